@@ -12,7 +12,9 @@ Threads may share a reader.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX
-from pyengine.errors import CorruptionError, FormatError, UsageError, require_extra
+from pyengine.errors import CorruptionError, FormatError, UsageError, disk_error, require_extra
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
@@ -102,7 +104,7 @@ class StoreReader:
     def queue_ids(self, topic: str) -> list[int]:
         """Return the topic's queues that have a file, sorted."""
         self._require_open()
-        is_topic = arguments.is_folder_name(arguments.text(topic, "topic")) and os.path.isdir(os.path.join(self._consume_queue, topic))
+        is_topic = arguments.is_folder_name(arguments.text(topic, "topic")) and _is_folder(os.path.join(self._consume_queue, topic))
         return self._queue_ids(topic) if is_topic else []
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
@@ -271,7 +273,7 @@ class StoreReader:
             return None
         place = topic, str(queue_id)
         folder = os.path.join(self._consume_queue, *place)
-        if not os.path.isdir(folder):
+        if not _is_folder(folder):
             return None
         return self._queues.setdefault(
             (topic, queue_id),
@@ -359,6 +361,16 @@ class StoreReader:
     def _require_open(self) -> None:
         if not self._is_open:
             raise UsageError(f"this reader of {self.root} is closed")
+
+
+def _is_folder(path: str) -> bool:
+    """Whether it is a folder. DiskError if this process may not know it: a queue that cannot be read is not an absent one."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return False
+        raise disk_error(error, "read", path) from error
 
 
 def _has_files(folder: str) -> bool:

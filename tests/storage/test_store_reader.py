@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from fix_golden import CLEAN
 from fix_store_builder import SMALL, START_MS, StoreBuilder
-from pyengine.errors import CorruptionError, FormatError, NotAStoreError, StoreRefusedError, UsageError
+from pyengine.errors import CorruptionError, DiskError, FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_FILLER_SIZE
 from pyengine.formats.record import decode_record, string_hash
 from pyengine.results import GetStatus, ReadLevel
@@ -501,6 +502,25 @@ def test_topics_and_their_queues(builder):
     with open_store(builder.root) as store:
         assert store.topics() == {"a": [0], "b": [9, 10]}
         assert (store.queue_ids("b"), store.queue_ids("file"), store.queue_ids("none")) == ([9, 10], [], [])
+
+
+def test_a_queue_that_this_user_may_not_read_is_not_absent(builder, monkeypatch):
+    """A group that was told so would begin again at offset 0."""
+    builder.put("a")
+    found = os.stat
+
+    def refused(path, *rest, **named):
+        if f"{builder.paths.consume_queue}/" in os.fspath(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return found(path, *rest, **named)
+
+    with open_store(builder.root) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", refused)
+            for call in (lambda: store.queue_range("a", 0), lambda: store.get_message("a", 0, 0), lambda: store.queue_ids("a")):
+                with pytest.raises(DiskError, match="cannot read .*consumequeue/a.*: Permission denied"):
+                    call()
+        assert store.queue_range("a", 0) == (0, 1) and store.queue_range("a" * 300, 0) == (0, 0)
 
 
 def test_a_reader_follows_a_store_that_grows(builder):
