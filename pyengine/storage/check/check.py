@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import CorruptionError, EngineError, FormatError, StoreRefusedError, UsageError
+from pyengine.errors import CorruptionError, DiskError, EngineError, FormatError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
@@ -161,7 +161,7 @@ def _check_notes(root: Path, findings: Findings, watermark_damage: str, was_stop
     try:
         if read_cut(root) is not None:
             findings.warning("marker", "config/cut", None, "a cut of the log was decided on and is not finished; run `recover`")
-    except CorruptionError as error:
+    except (CorruptionError, DiskError) as error:
         _add_refusal(root, findings, "config/cut", error)
     failure = read_sync_failure(root)
     if failure is not None:

@@ -160,6 +160,13 @@ def test_a_cut_that_is_not_finished_is_found_by_check(build_store):
     assert not check(MessageStore(store.root, store.geometry)).findings
 
 
+def test_a_folder_in_the_notes_place_is_found_by_check(build_store):
+    store = whole_store(build_store, "folder", 12)
+    cut_path(store.root).mkdir()
+    (finding,) = check(MessageStore(store.root, store.geometry)).findings
+    assert finding.severity is Severity.ERROR and "cannot read config/cut: Is a directory" in finding.text
+
+
 def test_a_damaged_note_is_told_and_changes_nothing(build_store):
     store = whole_store(build_store, "damaged")
     intend_cut(store.root, Cut(store.records[5].start, store.end, WHY))
