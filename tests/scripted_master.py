@@ -16,7 +16,7 @@ OURS = "ours"
 
 
 def frame_bounds(start: int, end: int, batch_bytes: int, segment_bytes: int) -> Iterator[Header]:
-    """How [start, end) is cut into frames: none longer than `batch_bytes`, none across a segment's border."""
+    """How [start, end) is cut into frames: none longer than `batch_bytes`, none across a segment's boundary."""
     while start < end:
         stop = min(end, start + batch_bytes, start - start % segment_bytes + segment_bytes)
         yield Header(start, stop - start)

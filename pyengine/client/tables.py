@@ -267,11 +267,11 @@ class _Filling:
         """Fill the tables up to `end`, below which the log is durable."""
         begin = self.offset
         while self.offset < end:
-            border = self._piece(self.offset, end)
-            if border == self.offset:  # only a part of the next record is durable
+            boundary = self._piece(self.offset, end)
+            if boundary == self.offset:  # only a part of the next record is durable
                 break
-            self._note(replace(self._state, offset=border))
-            progress(border - begin, end - begin)
+            self._note(replace(self._state, offset=boundary))
+            progress(boundary - begin, end - begin)
         self._hold.renew()
 
     def follow(self, over: threading.Event, interval_s: float, progress: Callable[[int, int | None], None]) -> None:
@@ -309,7 +309,7 @@ class _Filling:
         limit = min(base + self._segment_bytes, end)
         stop = min(limit, at + self._piece_bytes)
         found = walk(view, base, at, stop, check_crc=True, limit=limit)
-        border = base + self._segment_bytes if found.reason == "blank" else found.end_offset
+        boundary = base + self._segment_bytes if found.reason == "blank" else found.end_offset
         batches = list(self._scanner.scan(view, base, at, min(stop, found.end_offset), limit)) if found.messages else []
         if self._store.min_physical_offset > base:
             raise self._missed(at, self._store.min_physical_offset)
@@ -324,11 +324,11 @@ class _Filling:
             if begin > at:
                 rows = rows.filter(pc.greater_equal(rows["physicalOffset"], begin))
             if rows.num_rows:
-                self._sink.append(topic, rows, begin, border)
+                self._sink.append(topic, rows, begin, boundary)
                 self.commits += 1
                 self.messages[topic] = self.messages.get(topic, 0) + rows.num_rows
                 self._hold.renew()
-        return border
+        return boundary
 
     def _crc_before(self, offset: int) -> int | None:
         """Return the CRC-32 of the last bytes below `offset`; None if they were deleted."""

@@ -92,9 +92,9 @@ def rate(samples: Sequence[Sample], field: str, window_s: int) -> float | None:
     if len(samples) < 2:
         return None
     last = samples[-1]
-    border_ns = last.at_ns - window_s * 1_000_000_000
+    window_start_ns = last.at_ns - window_s * 1_000_000_000
     # The interval of samples is only about a second: take the nearest one to the start of the window.
-    before = min(samples[:-1], key=lambda sample: abs(sample.at_ns - border_ns))
+    before = min(samples[:-1], key=lambda sample: abs(sample.at_ns - window_start_ns))
     grown: float = getattr(last, field) - getattr(before, field)
     return grown * 1e9 / (last.at_ns - before.at_ns)
 
@@ -106,8 +106,8 @@ def rates(samples: Sequence[Sample], field: str) -> dict[int, float | None]:
 
 def recent_counts(now: Sequence[int], snapshots: Sequence[Snapshot], field: str, now_ns: int) -> list[int]:
     """Return the counts of the last minute (or up to ten seconds more) by bucket; all counts in a younger engine."""
-    border_ns = now_ns - RECENT_S * 1_000_000_000
-    before = next((getattr(one, field) for one in reversed(snapshots) if one.at_ns <= border_ns), None)
+    window_start_ns = now_ns - RECENT_S * 1_000_000_000
+    before = next((getattr(one, field) for one in reversed(snapshots) if one.at_ns <= window_start_ns), None)
     return list(now) if before is None else [count - was for count, was in zip(now, before, strict=True)]
 
 

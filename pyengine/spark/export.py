@@ -597,5 +597,5 @@ def escaped(value: str) -> str:
 
 def _runs(keys: numpy.ndarray) -> Iterator[tuple[int, int]]:
     """Yield [begin, end) of runs of equal keys."""
-    borders = [0, *((keys[1:] != keys[:-1]).nonzero()[0] + 1).tolist(), len(keys)]
-    return itertools.pairwise(borders)
+    boundaries = [0, *((keys[1:] != keys[:-1]).nonzero()[0] + 1).tolist(), len(keys)]
+    return itertools.pairwise(boundaries)

@@ -342,8 +342,8 @@ def windows(segment: Segment, entries: numpy.ndarray, limit: int) -> Iterator[tu
         sizes[at] = _size_at(segment, int(offsets[at]), limit, int(sizes[at]))
     ends = offsets + numpy.maximum(sizes, _RECORD_BYTES_MIN)
     is_apart = (offsets[1:] < offsets[:-1]) | (offsets[1:] - ends[:-1] > GAP_BYTES)
-    borders = [0, *(numpy.flatnonzero(is_apart) + 1).tolist(), len(entries)]
-    for begin, stop in itertools.pairwise(borders):
+    boundaries = [0, *(numpy.flatnonzero(is_apart) + 1).tolist(), len(entries)]
+    for begin, stop in itertools.pairwise(boundaries):
         reach = numpy.maximum.accumulate(ends[begin:stop])
         at = begin
         while at < stop:

@@ -423,7 +423,7 @@ def missing_entries(store: OpenStore, extents: QueueExtents, limit: int) -> list
 
 
 def _lost_before(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int) -> Iterator[_Record]:
-    """Yield the messages before a queue that begins at a file's border, if the file before it is lost.
+    """Yield the messages before a queue that begins at a file's boundary, if the file before it is lost.
 
     Reads the log up to the message of the queue's first entry.
     """
@@ -446,7 +446,7 @@ def _lost_before(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, Qu
 def _lost_after(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int) -> Iterator[_Record]:
     """Yield the messages after the queues' last entries.
 
-    Reads the log from the last entry's message on if a queue ends at a file's border, and always its newest SCAN_BYTES, or
+    Reads the log from the last entry's message on if a queue ends at a file's boundary, and always its newest SCAN_BYTES, or
     LOST_QUEUE_BYTES if a queue lacks all entries; FETCH_BYTES over a file system. A topic without a folder that topics.json does not
     name was deleted.
     """

@@ -64,8 +64,8 @@ def runs_of_segments(entries: numpy.ndarray, segment_bytes: int) -> Iterator[tup
     """Yield (segment's start, begin, end) of runs of entries for records of one segment."""
     offsets = entries["physicalOffset"].astype(numpy.int64)
     segments = offsets - offsets % segment_bytes
-    borders = [0, *(numpy.flatnonzero(numpy.diff(segments)) + 1).tolist(), len(offsets)]
-    for begin, end in itertools.pairwise(borders):
+    boundaries = [0, *(numpy.flatnonzero(numpy.diff(segments)) + 1).tolist(), len(offsets)]
+    for begin, end in itertools.pairwise(boundaries):
         yield int(segments[begin]), begin, end
 
 

@@ -526,11 +526,11 @@ def walk_pieces(
             return
 
 
-def _walk_ahead(segment: SegmentWalk, border: int, piece: Piece, found: dict[int, WalkResult]) -> threading.Thread | None:
-    """Walk a piece in a thread, from its first record after `border` as guessed, and enter guess -> result; None without a thread."""
+def _walk_ahead(segment: SegmentWalk, boundary: int, piece: Piece, found: dict[int, WalkResult]) -> threading.Thread | None:
+    """Walk a piece in a thread, from its first record after `boundary` as guessed, and enter guess -> result; None without a thread."""
 
     def walk_from_guess() -> None:
-        guess = sync(segment.view, segment.base_offset, border, min(piece[0], border + GUESS_BYTES), limit=segment.limit)
+        guess = sync(segment.view, segment.base_offset, boundary, min(piece[0], boundary + GUESS_BYTES), limit=segment.limit)
         if guess is not None:
             found[guess] = segment.walk(guess, piece)
 

@@ -330,7 +330,7 @@ def zero_the_last_segments_first_record(root):
 @pytest.mark.parametrize("lose", [lose_the_last_segment, zero_the_last_segments_first_record])
 @pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "rocketmq"])
 def test_a_log_that_has_lost_its_end_never_replaces_the_backup_that_has_it(watermarked, tmp_path, lose, is_ours):
-    root, dest, border = watermarked, Folder(tmp_path / "dest"), 3 * SEGMENT
+    root, dest, boundary = watermarked, Folder(tmp_path / "dest"), 3 * SEGMENT
     if not is_ours:
         shutil.rmtree(root / "config")
     first = backup_store(root, dest, **SIZES)
@@ -339,15 +339,15 @@ def test_a_log_that_has_lost_its_end_never_replaces_the_backup_that_has_it(water
     with pytest.raises(CorruptionError, match="nothing of backup 1 in .* was changed. `pyengine check .*` makes a store of that") as told:
         backup_store(root, dest, **SIZES)
     is_seen_whole = is_ours and lose is zero_the_last_segments_first_record  # its watermark says where to read on
-    assert (f"is damaged at {border}" if is_seen_whole else "its end is lost or damaged") in str(told.value)
+    assert (f"is damaged at {boundary}" if is_seen_whole else "its end is lost or damaged") in str(told.value)
     assert {name: (tmp_path / "dest" / name).read_bytes() for name in dest.sizes()} == before
     assert restore_store(dest, tmp_path / "new").exit_code == 0
     with pyengine.open_store(tmp_path / "new", **SIZES) as store:
         assert store.max_physical_offset("committed") == first.end_offset
     left = backup_store(root, Folder(tmp_path / "left"), **SIZES)
     if is_ours:
-        assert (left.exit_code, left.damage) == (3, (border,)) and f"damaged at {border}" in left.sentence
-        assert left.end_offset == (first.end_offset if is_seen_whole else border)
+        assert (left.exit_code, left.damage) == (3, (boundary,)) and f"damaged at {boundary}" in left.sentence
+        assert left.end_offset == (first.end_offset if is_seen_whole else boundary)
         assert run("recover", root, "--accept-loss").code in (0, 4)
         assert backup_store(root, dest, **SIZES).exit_code == 0
 

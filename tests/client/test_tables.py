@@ -176,7 +176,7 @@ def test_kills_after_random_commits_lose_and_double_nothing(engine, tmp_path, rn
                               text=True, env=environment(PYENGINE_FAILPOINT=armed), timeout=patience(120))
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         killed += done.returncode != 0
-        put(engine.root, "orders", 10, first=1000 + 10 * number)  # the next run's pieces have other borders
+        put(engine.root, "orders", 10, first=1000 + 10 * number)  # the next run's pieces have other boundaries
     assert killed == len(steps)
     write_tables(engine.root, tmp_path / "lake", to)
     assert_equal(tmp_path / "lake", to, engine.root, "orders", "other")

@@ -133,7 +133,7 @@ def test_what_was_not_confirmed_stays_unseen_although_recovery_has_dispatched_it
     assert seen(root) == 3
     with brought_up(root, **MASTER) as memory:
         assert position(memory, "confirm") == ends[0] + beyond
-        assert position(memory, "reput_from") == ([0, *ends])[visible], "at the border of a record"
+        assert position(memory, "reput_from") == ([0, *ends])[visible], "at the boundary of a record"
         assert position(memory, "wrote") == ends[2]
         assert seen(root) == visible
         native.store_position(memory.control.reput_from, ends[2])

@@ -41,7 +41,7 @@ class Growing:
         return b"".join(bytes(each) for each in self.log.segments)[: self.log.end - self.log.first_offset]
 
     @property
-    def borders(self):
+    def boundaries(self):
         return ({message.physical_offset for message in self.log.messages} | {self.log.end, 1}
                 | {message.physical_offset + message.size_bytes for message in self.log.messages}
                 | set(range(0, self.log.end, SEGMENT)))
@@ -120,7 +120,7 @@ def test_records_that_come_singly_are_each_reported_and_a_bad_one_is_not(make_en
             spoil.append(number)
         grow(master, source, rng.randrange(1, 6))
         eventually(lambda: master.last_report == master.end, "what came is reported at once", 60)
-    assert set(reports := [report for each in master.reports for report in each]) <= source.borders
+    assert set(reports := [report for each in master.reports for report in each]) <= source.boundaries
     assert len(set(reports)) > number and not spoil
     wait_equal(slave, master)
     assert_whole(slave)
@@ -175,7 +175,7 @@ def test_it_follows_through_cuts_corruption_and_kills(make_engine, scripted, rng
     wait_equal(slave, master)
     for connection in master.reports:
         assert connection == sorted(connection), "a report went back"
-        assert set(connection) <= source.borders, "a report that is not a border between records"
+        assert set(connection) <= source.boundaries, "a report that is not a boundary between records"
     assert_whole(slave)
     assert ReplicationStateFile(slave.root).read().state.confirm == master.end
 
@@ -228,17 +228,17 @@ def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_fu
 def test_ahead_of_its_master_it_says_so_and_cuts_what_was_confirmed_only_when_that_is_allowed(make_engine, scripted, rng):
     seed = rng.random()
     source, other = Growing(seed), Growing(seed)
-    border = len(other.more(150))
+    boundary = len(other.more(150))
     other.rng = rng  # from here on it is another log
     master = scripted(source.more(200), ROCKETMQ)
     slave = slave_of(make_engine, master)
     slave.start()
     wait_equal(slave, master)
     whole = bytes(master.content)
-    assert whole[:border] == other.content
+    assert whole[:boundary] == other.content
     master.content[:] = other.content
     master.drop()
-    eventually(lambda: f"ends at {border}" in slave.log() and "promote this slave" in slave.log(), "it says what is wrong")
+    eventually(lambda: f"ends at {boundary}" in slave.log() and "promote this slave" in slave.log(), "it says what is wrong")
     with slave.memory() as memory:
         assert native.load_position(memory.control.wrote) == len(whole) and not native.load(memory.control.replicator, "linked")
     assert slave.stop()
@@ -248,7 +248,7 @@ def test_ahead_of_its_master_it_says_so_and_cuts_what_was_confirmed_only_when_th
     slave.start(ha_cut="any")
     wait_equal(slave, master)
     (kept,) = [path for path in (slave.root / "quarantine").iterdir() if path.suffix != ".json"]
-    assert kept.read_bytes().rstrip(b"\0") == whole[border:].rstrip(b"\0")
+    assert kept.read_bytes().rstrip(b"\0") == whole[boundary:].rstrip(b"\0")
     grow(master, other, 50)
     wait_equal(slave, master)
     assert_whole(slave)

@@ -398,7 +398,7 @@ def test_queues_that_no_topic_can_have_are_not_looked_for():
 
 
 def test_how_far_back_the_log_is_looked_at(builder, monkeypatch):
-    """From the last entry on where a queue ends at a file's border, a large part for a queue that has nothing left, else a smaller one."""
+    """It begins at the last entry if the queue ends at a file's boundary; it is long for a queue without entries, else short."""
     for _ in range(30):
         builder.put("late", bytes(300))
     monkeypatch.setattr(presence, "SCAN_BYTES", 0)

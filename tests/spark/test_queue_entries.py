@@ -128,7 +128,7 @@ def flip_entry(builder: StoreBuilder, number: int, bit: int) -> None:
 @pytest.mark.parametrize("system", usual(["auto", "arrow"], ["auto"], pytest.mark.ci))
 @pytest.mark.parametrize("is_ours", [True, False], ids=["watermark", "rocketmq"])
 def test_no_bit_of_an_entry_ends_or_shortens_a_queue_in_silence(builder, is_ours, system, rng, request):
-    """Not in its first, its last, and neighbours of a file's border either; beyond the log, negative, or another place in it."""
+    """Not in its first, its last, and neighbours of a file's boundary either; beyond the log, negative, or another place in it."""
     if is_ours:
         write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
     bits = [0, 1, 20, 63 - 13, 64, 95] if not request.config.run_long else [*OFFSET_BITS, *SIZE_BITS]
@@ -166,7 +166,7 @@ def test_with_fail_on_data_loss_false_damage_is_still_an_error_and_a_last_entry_
 
 @pytest.mark.parametrize(("first", "count"), [(12, 5), (3, 9), (10, 9)])
 def test_a_hole_in_a_queue_is_no_end_of_it(builder, first, count):
-    """Neighbours that lost their bytes, over a file's border and as all that a file has."""
+    """Neighbours that lost their bytes, over a file's boundary and as all that a file has."""
     for number in range(first, first + count):
         builder.write_entry(TOPIC, 1, number, 0, 0, 0)
     wanted = [number for number in range(20) if not first <= number < first + count]

@@ -85,7 +85,7 @@ def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
         assert rows(tmp_path, [part], columns="physicalOffset", fileSystem=RANGED) == [
             (offset,) for offset in offsets if part.start <= offset < part.end and offset < part.limit]
         assert max(length for *_, length in reads.all) <= 64 << 10
-        assert reads.bytes_of("") <= part.log_bytes + (16 << 10), "a partition reads itself, and looks over its border"
+        assert reads.bytes_of("") <= part.log_bytes + (16 << 10), "a partition reads itself, and looks over its boundary"
         spans = sorted((at, at + length) for _, at, length in reads.all)
         assert sum(max(0, a_end - b) for (_, a_end), (b, _) in itertools.pairwise(spans)) <= 4 << 10
 

@@ -50,9 +50,9 @@ def test_the_outcome_is_that_of_one_walk(seed, step, changes, check_crc):
         assert joined(data, pieces_of(data, step), processors, check_crc=check_crc, check_offset=True) == expected
 
 
-def test_a_body_that_looks_like_a_record_at_the_border_is_not_taken_for_one():
-    border = BASE + 1000
-    inner_at = border + 10
+def test_a_body_that_looks_like_a_record_at_the_boundary_is_not_taken_for_one():
+    boundary = BASE + 1000
+    inner_at = boundary + 10
     inner = encode_record(topic="T", body=b"inner", physical_offset=inner_at, store_timestamp_ms=1)
     head = len(encode_record(topic="T", body=b"", physical_offset=BASE, store_timestamp_ms=1)) - len("T") - 3
     outer = encode_record(topic="T", body=bytes(inner_at - BASE - head) + inner + inner.replace(
@@ -61,8 +61,8 @@ def test_a_body_that_looks_like_a_record_at_the_border_is_not_taken_for_one():
     assert outer.index(inner) == inner_at - BASE
     following = encode_record(topic="T", body=b"next", physical_offset=BASE + len(outer), store_timestamp_ms=2)
     data = outer + following + bytes(400)
-    assert walk_ahead.sync(data, BASE, border, BASE + len(data)) == inner_at, "the guess is deceived"
-    ahead = [(border, False), (BASE + len(data), False)]
+    assert walk_ahead.sync(data, BASE, boundary, BASE + len(data)) == inner_at, "the guess is deceived"
+    ahead = [(boundary, False), (BASE + len(data), False)]
     assert joined(data, ahead, 2, check_crc=True, check_offset=True)[:4] == (
         BASE + len(outer + following), "zeroes", 2, 2)
 

@@ -132,9 +132,9 @@ def compare_piece(logs: Logs, at: Places, stop: int) -> PieceFound:
         if here == there and (reached := _equal_to(logs, here, stop, found)) > here:
             here = there = reached
             continue
-        border = min(stop, min(here, there) + _SLICE_BYTES)
-        ours, here = _records(logs, 0, here, border, found)
-        theirs, there = _records(logs, 1, there, border, found)
+        boundary = min(stop, min(here, there) + _SLICE_BYTES)
+        ours, here = _records(logs, 0, here, boundary, found)
+        theirs, there = _records(logs, 1, there, boundary, found)
         _compare_records(logs, ours, theirs, found)
     found.end = here, there
     return found
@@ -177,8 +177,8 @@ def guess_record(log: LogSegments, first: int, within: int) -> int | None:
 def _pieces(start: int, end: int, logs: Logs, piece_bytes: int) -> Iterator[Piece]:
     """Divide [start, end) at every segment boundary of either log, into pieces of at most `piece_bytes`."""
     while start < end:
-        borders = [start - start % log.size_bytes + log.size_bytes for log in logs]
-        stop = min(end, start + piece_bytes, *borders)
+        boundaries = [start - start % log.size_bytes + log.size_bytes for log in logs]
+        stop = min(end, start + piece_bytes, *boundaries)
         yield start, stop
         start = stop
 
@@ -211,24 +211,24 @@ def _equal_to(logs: Logs, at: int, stop: int, found: PieceFound) -> int:
     return reached
 
 
-def _records(logs: Logs, side: int, at: int, border: int, found: PieceFound) -> tuple[dict[int, int], int]:
-    """Return (offset -> size of the records of one log from `at` on that begin before `border`, the start of the next one)."""
+def _records(logs: Logs, side: int, at: int, boundary: int, found: PieceFound) -> tuple[dict[int, int], int]:
+    """Return (offset -> size of the records of one log from `at` on that begin before `boundary`, the start of the next one)."""
     log, records = logs[side], {}
-    while at < border:
+    while at < boundary:
         segment = log.view_at(at)
         if segment is None:  # the segment is missing
             found.damaged[side].append(at)
             at = at - at % log.size_bytes + log.size_bytes
             continue
         base, limit, view = segment
-        walked = walk(view, base, at, min(border, limit), limit=limit, check_crc=False, check_offset=False)
+        walked = walk(view, base, at, min(boundary, limit), limit=limit, check_crc=False, check_offset=False)
         for queue in touched_queues(view, base, at, walked.end_offset).queues:
             counts, name = found.topic(queue.topic), logs._fields[side]
             setattr(counts, name, getattr(counts, name) + queue.count)
         while at < walked.end_offset:
             records[at] = total_size(view, at - base)
             at += records[at]
-        if at >= border:
+        if at >= boundary:
             break
         following = None
         if walked.reason != CaseLabel.BLANK and limit - at >= BEGIN.size:

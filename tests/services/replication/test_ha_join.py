@@ -50,12 +50,12 @@ def content_of(log):
     return b"".join(bytes(each) for each in log.segments)[: log.end - log.first_offset]
 
 
-def borders_of(log):
+def boundaries_of(log):
     return [message.physical_offset for message in log.messages]
 
 
 def diverged(log, at, seed=99, records=30):
-    """Another log that is equal up to the border `at` and goes on differently."""
+    """Another log that is equal up to the boundary `at` and goes on differently."""
     other = LogBuilder(SEGMENT, log.first_offset)
     other.segments = [bytearray(each) for each in log.segments[: (at - log.first_offset) // SEGMENT + 1]]
     other.used = at % SEGMENT
@@ -135,7 +135,7 @@ def test_a_new_slave_with_segments_of_another_size_is_refused(tmp_path, masters)
 @pytest.mark.parametrize("behind", [0, 1, 20, 50])
 def test_a_beginning_of_the_masters_log_stays_as_it_is(tmp_path, masters, manner, behind):
     log = log_of(1, 60)
-    end = [*borders_of(log), log.end][-1 - behind]
+    end = [*boundaries_of(log), log.end][-1 - behind]
     (tmp_path / "commitlog").mkdir()
     for number, data in enumerate(content_of(log)[at : at + SEGMENT] for at in range(0, end, SEGMENT)):
         (tmp_path / "commitlog" / segment_name(number * SEGMENT)).write_bytes(data.ljust(SEGMENT, b"\0"))
@@ -149,12 +149,12 @@ def test_the_log_is_cut_where_it_parts_from_the_masters(tmp_path, masters, manne
     log = log_of(1, 60)
     log.write(tmp_path)
     for number in (1, 2, 17, 40, 58, 59):
-        border = borders_of(log)[number]
-        other = diverged(log, border)
-        common = next(at for at in range(border, min(log.end, other.end))
+        boundary = boundaries_of(log)[number]
+        other = diverged(log, boundary)
+        common = next(at for at in range(boundary, min(log.end, other.end))
                       if content_of(log)[at] != content_of(other)[at])
         found = joined(tmp_path, log, masters(content_of(other), manner), ha_compare_bytes=compare_bytes)
-        assert found.cut_at == border, (number, common)
+        assert found.cut_at == boundary, (number, common)
         assert "other bytes" in found.notes[0] or "ends at" in found.notes[0]
 
 
@@ -162,7 +162,7 @@ def test_the_log_is_cut_where_it_parts_from_the_masters(tmp_path, masters, manne
 @pytest.mark.parametrize("compare_bytes", [0, 700, 1 << 20])
 def test_the_log_is_cut_where_the_masters_ends(tmp_path, masters, manner, compare_bytes):
     log = log_of(1, 60)
-    ends = [borders_of(log)[number] for number in (1, 2, 30, 50, 59)] + [SEGMENT, 2 * SEGMENT]
+    ends = [boundaries_of(log)[number] for number in (1, 2, 30, 50, 59)] + [SEGMENT, 2 * SEGMENT]
     for end in ends:
         found = joined(tmp_path, log, masters(content_of(log)[:end], manner), ha_compare_bytes=compare_bytes)
         assert found.cut_at == end
@@ -201,20 +201,20 @@ def test_a_slave_far_below_a_master_that_has_moved_on_is_refused(tmp_path, maste
 
 def test_what_was_confirmed_is_not_cut_unless_it_is_allowed(tmp_path, masters):
     log = log_of(1, 60)
-    border = borders_of(log)[30]
+    boundary = boundaries_of(log)[30]
     log.write(tmp_path)
     (tmp_path / "config").mkdir()
-    master = masters(content_of(log)[:border], OURS)
-    for confirm, refused in ((border, False), (borders_of(log)[31], True), (1 << 40, True), (0, False)):
+    master = masters(content_of(log)[:boundary], OURS)
+    for confirm, refused in ((boundary, False), (boundaries_of(log)[31], True), (1 << 40, True), (0, False)):
         ReplicationStateFile(tmp_path).write(ReplicationState("SYNC_MASTER", confirm))
         if refused:
             with pytest.raises(JoinRefusedError, match="ha_cut=any"):
                 joined(tmp_path, log, master)
         else:
-            assert joined(tmp_path, log, master).cut_at == border
-        assert joined(tmp_path, log, master, ha_cut="any").cut_at == border
+            assert joined(tmp_path, log, master).cut_at == boundary
+        assert joined(tmp_path, log, master, ha_cut="any").cut_at == boundary
     with pytest.raises(JoinRefusedError, match="ha_cut=any"):  # the note is older than what a dead engine's memory says
-        join(MessageStore(tmp_path), config_of(tmp_path, master), 0, log.end, remembered=borders_of(log)[31])
+        join(MessageStore(tmp_path), config_of(tmp_path, master), 0, log.end, remembered=boundaries_of(log)[31])
 
 
 @pytest.mark.parametrize("fenced_by", [0, 1])
@@ -247,7 +247,7 @@ def test_an_unreadable_note_of_what_was_confirmed_forbids_every_cut(tmp_path, ma
     (tmp_path / "config").mkdir()
     ReplicationStateFile(tmp_path).path.write_bytes(b"{")
     with pytest.raises(JoinRefusedError, match="ha_cut=any"):
-        joined(tmp_path, log, masters(content_of(log)[: borders_of(log)[30]], OURS))
+        joined(tmp_path, log, masters(content_of(log)[: boundaries_of(log)[30]], OURS))
 
 
 def test_a_store_with_a_log_starts_without_its_master(tmp_path, masters):

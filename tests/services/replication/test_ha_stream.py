@@ -80,11 +80,11 @@ def test_whole_records_come_out_of_any_frames_and_cuts(tmp_path, rng, frame_byte
     stream = new_stream(tmp_path)
     runs = collected(stream, cut_anywhere(rng, framed(content, 0, frame_bytes), longest_cut))
     assert b"".join(run for _, run in runs) == content
-    borders = {at for message in log.messages for at in (message.physical_offset, message.physical_offset + message.size_bytes)}
+    boundaries = {at for message in log.messages for at in (message.physical_offset, message.physical_offset + message.size_bytes)}
     at = 0
     for offset, run in runs:
-        assert offset == at and (offset in borders or offset % SEGMENT == 0)
-        assert offset // SEGMENT == (offset + len(run) - 1) // SEGMENT, "a run crosses a border"
+        assert offset == at and (offset in boundaries or offset % SEGMENT == 0)
+        assert offset // SEGMENT == (offset + len(run) - 1) // SEGMENT, "a run crosses a boundary"
         at += len(run)
     assert at == log.end and stream.position == log.end and stream.is_between_records
 
@@ -106,19 +106,19 @@ def test_a_run_that_was_appended_before_anyone_looked_for_it_is_dropped_and_the_
     """As C does, which gives records to the writer itself and leaves the answer, when it is late, to Python."""
     log = make_log(rng)
     content = bytes_of(log)
-    border = log.messages[20].physical_offset
+    boundary = log.messages[20].physical_offset
     stream = new_stream(tmp_path)
-    stream.take(0, memoryview(content)[:border])
-    stream.take(border, memoryview(content)[border : border + 5])
-    stream.drop(border)
-    assert stream.own_end == border and stream.whole() is None
-    stream.take(border + 5, memoryview(content)[border + 5 :])
+    stream.take(0, memoryview(content)[:boundary])
+    stream.take(boundary, memoryview(content)[boundary : boundary + 5])
+    stream.drop(boundary)
+    assert stream.own_end == boundary and stream.whole() is None
+    stream.take(boundary + 5, memoryview(content)[boundary + 5 :])
     rest = b""
     while run := stream.whole():
-        assert run.offset == border + len(rest)
+        assert run.offset == boundary + len(rest)
         rest += bytes(run.records)
         stream.drop(run.end)
-    assert rest == content[border:]
+    assert rest == content[boundary:]
 
 
 def test_filler_after_a_blank_is_kept_byte_for_byte(tmp_path, rng):
@@ -206,7 +206,7 @@ def test_one_different_byte_is_found_wherever_it_is(tmp_path, rng):
     assert fillers > 0
 
 
-def test_the_border_below_any_offset(tmp_path, rng):
+def test_the_boundary_below_any_offset(tmp_path, rng):
     log = make_log(rng, 50)
     log.write(tmp_path)
     own = LocalLog(tmp_path, SEGMENT)

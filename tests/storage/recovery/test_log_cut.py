@@ -53,7 +53,7 @@ def log_bytes(store, start, end):
 
 
 @pytest.mark.parametrize("number", [3, 11, 20, 38, 39])
-def test_the_log_ends_at_the_border_and_everything_follows(build_store, number):
+def test_the_log_ends_at_the_boundary_and_everything_follows(build_store, number):
     store = whole_store(build_store, "cut")
     at = store.records[number].start
     gone = {start: log_bytes(store, start, stop).rstrip(b"\0") for start, stop in pieces(store, at)}
