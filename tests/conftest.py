@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import needs
-from waiting import patience
+from waiting import scaled_timeout_s
 
 # Where this is set, each process of each run would compile all test files anew: 15 s of CPU each time.
 sys.dont_write_bytecode = False
@@ -83,7 +83,7 @@ def pytest_runtest_protocol(item: pytest.Item):
     marker = item.get_closest_marker("timeout")
     timeout_s = marker.args[0] if marker else float(item.config.getini("timeout") or 0)
     if timeout_s:
-        item.add_marker(pytest.mark.timeout(patience(timeout_s)), append=False)
+        item.add_marker(pytest.mark.timeout(scaled_timeout_s(timeout_s)), append=False)
     return (yield)
 
 

@@ -19,7 +19,7 @@ import trustme
 from fix_engine import SMALL, RunningEngine
 from pyengine.gateway import codes
 from pyengine.gateway.wire import Frame, decode_frame, encode_frame
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 _PORTS = re.compile(r"name server at 127\.0\.0\.1:(\d+), broker \S+ at 127\.0\.0\.1:(\d+)")
 _numbers = itertools.count(1)
@@ -79,7 +79,7 @@ class Client:
 
     def receive(self, timeout_s: float = 30.0) -> Frame:
         """The next frame; EOFError when the gateway has closed the connection."""
-        deadline_s = time.monotonic() + (timeout_s if timeout_s < 1 else patience(timeout_s))
+        deadline_s = time.monotonic() + (timeout_s if timeout_s < 1 else scaled_timeout_s(timeout_s))
         return decode_frame(self._exactly(struct.unpack(">i", self._exactly(4, deadline_s))[0], deadline_s))
 
     def _exactly(self, size: int, deadline_s: float) -> bytes:

@@ -20,7 +20,7 @@ from pyengine.native import writer as writer_native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.waiting import Latch
 from pyengine.native.writer import format_queue_table, queue_table_bytes, view_queue_table
-from waiting import patience
+from waiting import scaled_timeout_s
 
 HOST = encode_host("127.0.0.1:10911")
 RING_BYTES = 64 * 1024
@@ -190,12 +190,12 @@ def submit(producer, kind: int, topic: bytes, properties: bytes, first: bytes, s
            **fields) -> int:
     """Publish an entry; its sequence number."""
     head = header(kind, payload_bytes=len(first) + len(second), topic=topic, properties=properties, **fields)
-    why = producer.submit(head, topic, properties, first, second, monotonic_ns() + int(patience(timeout_s) * 1e9))
+    why = producer.submit(head, topic, properties, first, second, monotonic_ns() + int(scaled_timeout_s(timeout_s) * 1e9))
     assert why == 0
     return producer.sequence
 
 
 def answer_of(producer, sequence: int) -> tuple:
-    why, answer = producer.wait_acked(sequence, monotonic_ns() + int(patience(5) * 1e9))
+    why, answer = producer.wait_acked(sequence, monotonic_ns() + int(scaled_timeout_s(5) * 1e9))
     assert why == 0
     return answer

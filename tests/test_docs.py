@@ -19,7 +19,7 @@ from pyengine.cli.main import main
 from pyengine.cli.reference import with_layout
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
-from waiting import patience
+from waiting import scaled_timeout_s
 
 NOT_OURS = {".git", ".venv", "build", "target", "node_modules", ".pytest_cache"}
 
@@ -201,7 +201,7 @@ class Reader:
         """The block's stdout; it must end well."""
         program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
         done = subprocess.run([*program, block.text], cwd=self.folder, env=self.environment, capture_output=True,
-                              text=True, timeout=patience(240))
+                              text=True, timeout=scaled_timeout_s(240))
         assert done.returncode == 0, f"{block.page}: {block.first_line}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -212,7 +212,7 @@ class Reader:
             try:
                 shown = "".join(process.stdout.readline() for _ in range(lines))
                 process.terminate()
-                assert process.wait(patience(60)) == 0
+                assert process.wait(scaled_timeout_s(60)) == 0
             finally:
                 process.kill()
         return shown

@@ -12,7 +12,7 @@ import pyengine
 import pyengine.spark
 from fix_cli import SOURCES
 from test_docs import Block, reader, text_of  # noqa: F401
-from waiting import patience
+from waiting import scaled_timeout_s
 
 PAGES = sorted(path.name.removesuffix(".in") for path in (SOURCES / "docs" / "api").glob("*.md.in"))
 WITH_SPARK = pytest.param("spark.md", marks=[pytest.mark.java, pytest.mark.spark])
@@ -21,7 +21,7 @@ WITH_SPARK = pytest.param("spark.md", marks=[pytest.mark.java, pytest.mark.spark
 @pytest.mark.griffe
 def test_the_pages_are_made_from_the_docstrings_of_today():
     done = subprocess.run([sys.executable, SOURCES / "scripts" / "api_reference.py", "--check"], capture_output=True,
-                          text=True, timeout=patience(120), check=False)
+                          text=True, timeout=scaled_timeout_s(120), check=False)
     assert done.returncode == 0, f"run scripts/api_reference.py: {done.stdout}{done.stderr}"
 
 

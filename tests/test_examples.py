@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fix_cli import SOURCES, environment
-from waiting import patience
+from waiting import scaled_timeout_s
 
 EXAMPLES = sorted((SOURCES / "examples").glob("*.py"))
 
@@ -16,7 +16,7 @@ EXAMPLES = sorted((SOURCES / "examples").glob("*.py"))
 def run_example(name: str, *arguments: object) -> str:
     """stdout of an example; it must end well."""
     done = subprocess.run([sys.executable, str(SOURCES / "examples" / name), *map(str, arguments)], env=environment(),
-                          capture_output=True, text=True, timeout=patience(240))
+                          capture_output=True, text=True, timeout=scaled_timeout_s(240))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from waiting import patience
+from waiting import scaled_timeout_s
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("csrc", "pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue", "tests", "scripts", "docs", "setup.py",
@@ -82,7 +82,7 @@ class SanitizedTree:
         }
         return subprocess.run(
             [sys.executable, *arguments], cwd=self.folder, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=patience(timeout_s))
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=scaled_timeout_s(timeout_s))
 
     def take_reports(self) -> str:
         """What the sanitizers wrote since the last call."""
@@ -107,7 +107,7 @@ def tree(tmp_path_factory) -> SanitizedTree:
     site = SITE.format(library=libraries[1], path=os.fsencode(reports / "undefined"))
     (folder / "sitecustomize.py").write_text(site)
     built = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, text=True, timeout=patience(240),
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, text=True, timeout=scaled_timeout_s(240),
         env={**os.environ, "PYENGINE_SANITIZE": "address"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert built.returncode == 0, built.stdout
     return SanitizedTree(folder, reports, libraries)

@@ -1,4 +1,4 @@
-"""Tests wait for conditions, never for a time; and how long they wait at most grows with the load of the machine."""
+"""Waits for conditions; the timeouts grow with the load of the machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 SLOWDOWN_MAX = 10.0
 
 
-def patience(seconds: float) -> float:
-    """A deadline that was chosen on a machine of its own, for this one as loaded as it is now: never shorter, at most ten times."""
-    return seconds * min(SLOWDOWN_MAX, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
+def scaled_timeout_s(timeout_s: float) -> float:
+    """Return the timeout for the machine's present load: 1 to SLOWDOWN_MAX times `timeout_s`, which suits an idle machine."""
+    return timeout_s * min(SLOWDOWN_MAX, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
 
 
 def eventually(condition, what: str, timeout_s: float = 30.0):
-    """Wait for a condition, with a deadline (see `patience`); its value."""
-    timeout_s = patience(timeout_s)
+    """Wait until `condition()` is true and return its value; AssertionError after the scaled timeout."""
+    timeout_s = scaled_timeout_s(timeout_s)
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = condition()

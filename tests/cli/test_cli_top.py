@@ -22,7 +22,7 @@ from pyengine.cli.top import Sample, Watcher, between
 from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native import store_stats
-from waiting import patience
+from waiting import scaled_timeout_s
 
 ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
@@ -136,7 +136,7 @@ class Terminal:
 
     def read_until(self, done) -> str:
         """What was drawn, once `done` says it is enough."""
-        deadline_s = time.monotonic() + patience(60)
+        deadline_s = time.monotonic() + scaled_timeout_s(60)
         while not done():
             assert time.monotonic() < deadline_s, self.text
             if select.select([self.master], [], [], 0.1)[0]:

@@ -25,7 +25,7 @@ from pyengine.results import PutError, PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 HALF, OP, DISCARDED = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 GROUP = "CID_RMQ_SYS_TRANS"
@@ -433,7 +433,7 @@ with pyengine.connect(sys.argv[1]) as producer, producer.transaction(group="shop
         transaction.put("orders", body, queue_id=1)
     os.kill(os.getpid(), 9)
 """
-    ran = subprocess.run([sys.executable, "-c", dying, engine.path], env=environment(), timeout=patience(120), check=False)
+    ran = subprocess.run([sys.executable, "-c", dying, engine.path], env=environment(), timeout=scaled_timeout_s(120), check=False)
     assert ran.returncode == -signal.SIGKILL
     assert len(messages(engine, HALF)) == 3
     asked = []

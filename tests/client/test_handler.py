@@ -16,7 +16,7 @@ from fix_cli import environment
 from pyengine.client import handler as handler_module
 from pyengine.client.retries import dlq_topic, retry_topic
 from pyengine.errors import EngineUnavailableError, UsageError
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 QUEUES = 4
 
@@ -105,7 +105,7 @@ def test_as_many_as_concurrency_says_are_handled_at_once(engine, names, running)
     seen = []
 
     def handle(message):
-        together.wait(patience(60))  # each waits for two others
+        together.wait(scaled_timeout_s(60))  # each waits for two others
         seen.append(message.body)
 
     running(handle, concurrency=3)
@@ -234,7 +234,7 @@ def test_tasks_handle_messages_and_failed_ones_come_again(engine, names):
                 raise ValueError("not yet")
 
         await asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, handle, concurrency=5, stop=stop, from_="first"),
-                               patience(60))
+                               scaled_timeout_s(60))
 
     asyncio.run(main())
     assert set(tries.values()) == {2} and len(tries) == 20 and 1 < most[1] <= 5 and lag(engine, *names) == 0
@@ -256,7 +256,7 @@ def test_a_cancelled_call_leaves_what_runs_to_the_next_one(engine, names):
                 raise
 
         task = asyncio.ensure_future(pyengine.run_consumer_async(engine.path, *names, handle, from_="first"))
-        await asyncio.wait_for(begun.wait(), patience(60))
+        await asyncio.wait_for(begun.wait(), scaled_timeout_s(60))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -314,7 +314,7 @@ def test_a_signal_lets_the_handler_end_and_stores_offsets(engine, names, tmp_pat
 
         process.stdin.write(b"\n")
         process.stdin.close()
-        assert process.wait(timeout=patience(60)) == 0
+        assert process.wait(timeout=scaled_timeout_s(60)) == 0
     finally:
         process.kill()
         process.wait()

@@ -19,7 +19,7 @@ from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.formats.record import Message, decode_properties
 from pyengine.results import PutError, PutStatus
 from pyengine.storage.config_table import TopicConfigs
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ consumer = pyengine.consume(sys.argv[1], sys.argv[2], group=sys.argv[3], from_="
 consumer.ack = lambda message: os.kill(os.getpid(), 9)
 consumer.retry(*consumer.pull(timeout_s=60))
 """
-    ran = subprocess.run([sys.executable, "-c", dying, engine.path, *names], env=environment(), timeout=patience(120), check=False)
+    ran = subprocess.run([sys.executable, "-c", dying, engine.path, *names], env=environment(), timeout=scaled_timeout_s(120), check=False)
     assert ran.returncode == -signal.SIGKILL
     found = pull(consume(), 2)
     assert [one.body for one in found] == [b"x", b"x"] and sorted(one.reconsume_times for one in found) == [0, 1]
@@ -276,7 +276,7 @@ def test_retries_count_in_the_total_lag_and_are_paused_with_all(engine, names, c
 
 def test_the_store_still_passes_its_check(engine, names, consume):
     """After all the others of this module on the same engine: records, queues and index agree."""
-    ran = subprocess.run([sys.executable, "-m", "pyengine", "check", str(engine.path)], env=environment(), timeout=patience(120),
+    ran = subprocess.run([sys.executable, "-m", "pyengine", "check", str(engine.path)], env=environment(), timeout=scaled_timeout_s(120),
                          capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

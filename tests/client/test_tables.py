@@ -20,7 +20,7 @@ from pyengine.errors import CorruptionError, StoreBusyError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.storage.backup_files import Folder, locked_folder
 from pyengine.storage.log_holds import read_log_holds
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -173,7 +173,7 @@ def test_kills_after_random_commits_lose_and_double_nothing(engine, tmp_path, rn
         put(engine.root, "other", 60, first=60 * number)
         armed = f"{step}:{rng.randrange(1, 4)}:kill"
         done = subprocess.run([sys.executable, "-P", "-c", program, str(engine.root), str(tmp_path / "lake")], capture_output=True,
-                              text=True, env=environment(PYENGINE_FAILPOINT=armed), timeout=patience(120))
+                              text=True, env=environment(PYENGINE_FAILPOINT=armed), timeout=scaled_timeout_s(120))
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         killed += done.returncode != 0
         put(engine.root, "orders", 10, first=1000 + 10 * number)  # the next run's pieces have other boundaries

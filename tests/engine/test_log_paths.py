@@ -13,7 +13,7 @@ from fix_cli import run
 from fix_engine import MODES
 from pyengine.engine_config import Geometry
 from pyengine.storage.commit_log import list_log
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 SEGMENT = 65536
 SMALL = {"mapped_file_size_commit_log_bytes": SEGMENT, "mapped_file_size_consume_queue_bytes": 6000,
@@ -97,7 +97,7 @@ def test_the_real_store_reads_the_spread_log(make_engine, tmp_path, judge):
         "mappedFileSizeCommitLog": geometry.mapped_file_size_commit_log_bytes, "mappedFileSizeConsumeQueue": 6000,
         "maxHashSlotNum": 1000, "maxIndexNum": 4000, "storePathCommitLog": f"{copies / 'log-a'},{copies / 'log-b'}",
     }
-    theirs = judge.verify(engine.root, settings).result(timeout=patience(200))
+    theirs = judge.verify(engine.root, settings).result(timeout=scaled_timeout_s(200))
     assert (theirs["loadOk"], theirs["path"]) == (True, "normal")
     assert len(theirs["messages"]) == MESSAGES
     inspected = run("inspect", engine.root, "--json").document

@@ -22,7 +22,7 @@ from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native.flush import monotonic_ns
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 HOUR_NS = 3_600_000_000_000
 HELD_NS = 200_000_000  # twice what counts as a wait (the_wait)
@@ -39,7 +39,7 @@ def told(root) -> why.Why:
 
 def stays_held() -> None:
     """Return after HELD_NS, or later on a loaded machine, where the writer gets a put late."""
-    held_ns, began_ns = patience(HELD_NS), monotonic_ns()
+    held_ns, began_ns = scaled_timeout_s(HELD_NS), monotonic_ns()
     eventually(lambda: monotonic_ns() - began_ns >= held_ns, "it was held for long enough")
 
 

@@ -40,7 +40,7 @@ from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
-from waiting import patience
+from waiting import scaled_timeout_s
 
 Files = Mapping[str, bytes]
 Truth = Mapping[tuple[str, int, int], Message]
@@ -48,7 +48,7 @@ Truth = Mapping[tuple[str, int, int], Message]
 UNCOVERED = {"flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host", "reconsume_times",
              "prepared_transaction_offset", "raw_properties"}
 PAGE_BYTES = 512
-TIMEOUT_S = patience(20.0)
+TIMEOUT_S = scaled_timeout_s(20.0)
 NASTY = (0, 1, -1, 7, 8, 19, 20, 21, 90, 91, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, -0x80000000,
          0x7FFFFFF0, 1 << 24)
 

@@ -45,7 +45,7 @@ from pyengine.cli.torture import HangError, kill, processes_of, remove_memory, s
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.results import PutStatus
-from waiting import patience
+from waiting import scaled_timeout_s
 
 SETTINGS = {
     "mapped_file_size_commit_log_bytes": 64 << 10,
@@ -65,7 +65,7 @@ FOR_EVER = 1 << 40
 SHORT = -1
 TOPICS = ("disk-a", "disk-b")
 LATE_TOPIC = "disk-late"
-TIMEOUT_S = patience(30.0)
+TIMEOUT_S = scaled_timeout_s(30.0)
 MANY_SHARE = 0.2
 TRAFFIC_S = 1.5     # so long a call is waited for that does not come (--traffic)
 BEHIND = 5          # puts after the call has failed

@@ -23,7 +23,7 @@ from faults.mounts import mounted_below, with_own_mounts
 from faults.mutants import FORGETS_TIMED_SYNC, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, Mutant, environment
 from pyengine.cli.replay import MODES
 from pyengine.formats.paths import segment_name
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 STATES = 10
 ENOUGH = 60
@@ -94,7 +94,7 @@ def test_a_broken_engine_is_caught_on_the_disk(program, broken_build, tmp_path, 
 @pytest.mark.parametrize("broken", ["", "no-sync"])
 def test_the_script_says_what_it_did_to_the_disk(rng, broken):
     command = [SCRIPT, "--block", "--states", "60", "--seed", str(rng.randrange(1 << 32)), "--no-peer", "--json"]
-    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=patience(280),
+    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=scaled_timeout_s(280),
                           env=os.environ | {"PYTHON": sys.executable})
     print(done.stderr)
     summary = json.loads(done.stdout)

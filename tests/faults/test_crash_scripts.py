@@ -24,7 +24,7 @@ from fix_golden import usual
 from pyengine.cli.torture import processes_of
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 # Script, what makes it short, how often the long form goes round.
@@ -128,7 +128,7 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
         try:
             eventually(lambda: len(engine()) > 6, "an engine under producers")
             script.send_signal(end)
-            _, words = script.communicate(timeout=patience(60))
+            _, words = script.communicate(timeout=scaled_timeout_s(60))
         finally:
             script.terminate()  # it would go on for very many rounds
     assert script.returncode == 130 and "interrupted; kept: " in words and "Traceback" not in words
@@ -193,7 +193,7 @@ def test_ctrl_c_in_the_middle_of_a_round_ends_a_script_with_all_that_it_began(tm
             assert script.poll() is None, log.read_text()
             began_s = time.monotonic()
             os.killpg(script.pid, signal.SIGINT)  # as a terminal does
-            assert script.wait(patience(60)) in (130, -signal.SIGINT), log.read_text()  # to a shell both are 130
+            assert script.wait(scaled_timeout_s(60)) in (130, -signal.SIGINT), log.read_text()  # to a shell both are 130
             print(f"{name}: ended {time.monotonic() - began_s:.2f} s after Ctrl-C")
         finally:
             script.terminate()

@@ -26,7 +26,7 @@ from faults.mutants import (
 )
 from faults.power_cut import build_shim
 from fix_golden import usual
-from waiting import patience
+from waiting import scaled_timeout_s
 
 STATES = 30
 ACKS_LONG = 1200
@@ -125,7 +125,7 @@ def test_help_takes_no_disk(tmp_path):
 @pytest.mark.parametrize("broken", ["", "no-sync"])
 def test_the_script_says_what_it_did(rng, broken):
     command = [SCRIPT, "--rounds", "1", "--states", "120", "--seed", str(rng.randrange(1 << 32)), "--no-peer", "--json"]
-    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=patience(280))
+    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=scaled_timeout_s(280))
     print(done.stderr)
     summary = json.loads(done.stdout)
     assert (done.returncode, bool(summary["lost"])) == ((1, True) if broken else (0, False))

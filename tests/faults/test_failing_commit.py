@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from faults.failing_calls import build_shim, preload
-from waiting import patience
+from waiting import scaled_timeout_s
 
 SOURCES = str(Path(__file__).parents[2])
 CALLS = ("open", "write", "pwrite", "fsync", "rename", "link", "unlink", "mkdir")
@@ -51,7 +51,7 @@ def test_whatever_call_of_a_commit_fails_the_offset_is_the_old_or_the_new_one_an
     store = tmp_path / "store"
     (store / "config").mkdir(parents=True)
     done = subprocess.run([sys.executable, "-c", COMMITTER, str(store), json.dumps(cases)], capture_output=True, text=True,
-                          timeout=patience(300), env=os.environ | preload(build_shim(tmp_path)) | {"PYTHONPATH": SOURCES})
+                          timeout=scaled_timeout_s(300), env=os.environ | preload(build_shim(tmp_path)) | {"PYTHONPATH": SOURCES})
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     bad = [row for row in rows for _, _, _, _, said, before, found, number, again, notes in [row]

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from faults.mutants import CHECKOUT, SEEN_BY_KILLS, SWITCHED, TABLE, Mutant, Tree, environment
-from waiting import patience
+from waiting import scaled_timeout_s
 
 KILLED = [mutant for mutant in TABLE.values() if mutant.killed_by and mutant not in SWITCHED]
 
@@ -86,7 +86,7 @@ def rounds(broken_build, mutant, tmp_path, rng, *options: str) -> subprocess.Com
     command = [sys.executable, "-P", "-m", "crash.kills", "writer", "--mode", "async", "--seed", str(rng.randrange(1 << 32)),
                "--no-peer", *options]
     done = subprocess.run(command, cwd=tmp_path, env=environment(broken_build, mutant) | {"TMPDIR": str(tmp_path)},
-                          capture_output=True, text=True, timeout=patience(280))
+                          capture_output=True, text=True, timeout=scaled_timeout_s(280))
     print(done.stdout, done.stderr[-2000:])
     return done
 

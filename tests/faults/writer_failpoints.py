@@ -27,11 +27,11 @@ from pyengine.native import writer as writer_native
 from pyengine.native.failpoint import Board
 from pyengine.native.failpoints import FAILPOINTS, PUTS, Failpoint
 from pyengine.native.session import MANY, PUT, pack_many
-from waiting import patience
+from waiting import scaled_timeout_s
 
 WAVES = 3
 ENTRIES = 3  # of each producer in each wave
-TIMEOUT_S = patience(20.0)
+TIMEOUT_S = scaled_timeout_s(20.0)
 STEP_S = 0.0003
 RIG_FILES = ("csrc/writer.c", "csrc/take_entry.c", "csrc/undo.h", "csrc/log_tail.c", "csrc/record.c", "csrc/queue_table.c", "csrc/latch.c")
 NOBODY_ELSE = ("latch_taken",)  # a writer alone wakes no other worker

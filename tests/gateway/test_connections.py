@@ -12,7 +12,7 @@ import pytest
 from pyengine.gateway import codes
 from pyengine.gateway.connections import FIELD_BYTES, REQUEST_BYTES, REQUESTS_MAX, Answer, Connections, Limits, Request
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame
-from waiting import patience
+from waiting import scaled_timeout_s
 
 ECHO, LATER, NEVER, LARGE, FAILS, SLOW = 1, 2, 3, 4, 5, 6
 
@@ -65,8 +65,8 @@ class Peer:
         self.writer.write(encode_frame(Frame(code, {}, body, opaque, flag)))
 
     async def receive(self) -> Frame:
-        size = struct.unpack(">i", await asyncio.wait_for(self.reader.readexactly(4), patience(30)))[0]
-        return decode_frame(await asyncio.wait_for(self.reader.readexactly(size), patience(30)))
+        size = struct.unpack(">i", await asyncio.wait_for(self.reader.readexactly(4), scaled_timeout_s(30)))[0]
+        return decode_frame(await asyncio.wait_for(self.reader.readexactly(size), scaled_timeout_s(30)))
 
     async def ask(self, code: int, body: bytes = b"") -> Frame:
         self.send(code, body)
@@ -74,7 +74,7 @@ class Peer:
 
     async def is_closed(self) -> bool:
         with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(self.reader.read(), patience(30))
+            await asyncio.wait_for(self.reader.read(), scaled_timeout_s(30))
         return True
 
 
@@ -194,13 +194,13 @@ def test_a_connection_for_which_too_much_waits_is_closed():
         deaf.writer.transport.pause_reading()
         for number in range(30):
             deaf.send(NEVER, opaque=number)
-        async with asyncio.timeout(patience(30)):
+        async with asyncio.timeout(scaled_timeout_s(30)):
             while len(rig.kept) < 30:
                 await asyncio.sleep(0.001)
         for request in rig.kept:
             request.reply(Answer(body=bytes(1 << 20)))
         assert any("does not read" in text for text in rig.said)
-        async with asyncio.timeout(patience(30)):
+        async with asyncio.timeout(scaled_timeout_s(30)):
             while rig.connections.open:
                 await asyncio.sleep(0.001)
         assert rig.connections.held_bytes == 0
@@ -215,7 +215,7 @@ def test_bytes_of_all_connections_together_are_bounded():
         half = encode_frame(Frame(ECHO, {}, bytes(900_000)))[:-1]
         for peer in large:
             peer.writer.write(half)
-        async with asyncio.timeout(patience(30)):
+        async with asyncio.timeout(scaled_timeout_s(30)):
             while not rig.said:
                 await asyncio.sleep(0.001)
         assert (await small.ask(ECHO, b"on")).body == b"on"
@@ -231,7 +231,7 @@ def test_a_connection_has_so_many_requests_under_way_and_then_goes_on():
         for number in range(REQUESTS_MAX + 100):
             peer.send(NEVER, opaque=number)
         peer.send(ECHO, b"last", 9999)
-        async with asyncio.timeout(patience(30)):
+        async with asyncio.timeout(scaled_timeout_s(30)):
             while len(rig.kept) < REQUESTS_MAX:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0)
@@ -257,7 +257,7 @@ def test_many_small_requests_of_one_client_do_not_hold_up_another():
 
 
 async def until(holds) -> None:
-    async with asyncio.timeout(patience(30)):
+    async with asyncio.timeout(scaled_timeout_s(30)):
         while not holds():
             await asyncio.sleep(0.001)
 
@@ -299,7 +299,7 @@ def test_numbers_of_a_header_are_checked():
     async def steps(rig: Rig) -> None:
         peer = await rig.connect()
         peer.writer.write(encode_frame(Frame(NEVER, {"a": "12", "b": "-3", "c": "x", "d": "99999999999", "e": "1_0", "f": "\u0661"})))
-        async with asyncio.timeout(patience(30)):
+        async with asyncio.timeout(scaled_timeout_s(30)):
             while not rig.kept:
                 await asyncio.sleep(0.001)
         request = rig.kept[0]

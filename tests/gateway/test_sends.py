@@ -25,7 +25,7 @@ from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.durable_writes import write_config
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 
 def stored(served, topic, queue_id, offset):
@@ -257,7 +257,7 @@ def test_while_the_disk_is_full_sends_are_refused_with_the_cause_and_nothing_is_
 
 
 def test_a_send_that_is_not_flushed_in_time_says_so_and_is_stored(tmp_path, topic):
-    served = start_served(tmp_path / "store", flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=int(patience(300)),
+    served = start_served(tmp_path / "store", flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=int(scaled_timeout_s(300)),
                           put_timeout_ms=3_600_000)
     try:
         client = served.broker()

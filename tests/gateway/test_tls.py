@@ -18,7 +18,7 @@ from pyengine.gateway import tls as tls_module
 from pyengine.gateway.connections import Answer, Connections, Limits
 from pyengine.gateway.tls import TlsHandler
 from pyengine.gateway.wire import Frame, decode_frame, encode_frame
-from waiting import patience
+from waiting import scaled_timeout_s
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def door_rig(tmp_path, mode="permissive", **limits):
 
 
 async def until(condition):
-    async with asyncio.timeout(patience(30)):
+    async with asyncio.timeout(scaled_timeout_s(30)):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from interop.judge import JVM_FLAGS, build
-from waiting import patience
+from waiting import scaled_timeout_s
 
 SOURCES = Path(__file__).parent / "broker"
 _LOGBACK = """<configuration><appender name="file" class="ch.qos.logback.core.FileAppender"><file>{}</file><encoder>
@@ -59,7 +59,7 @@ class RealBroker:
 
     def _wait_for_port(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        deadline_s = time.monotonic() + patience(90)
+        deadline_s = time.monotonic() + scaled_timeout_s(90)
         while True:
             try:
                 socket.create_connection((host, int(port)), 5).close()
@@ -74,7 +74,7 @@ class RealBroker:
         """Stop both in order: the broker writes what it has, and removes its `abort`."""
         for process in reversed(self._processes):
             process.send_signal(signal.SIGTERM)
-            process.wait(patience(90))
+            process.wait(scaled_timeout_s(90))
         self._processes.clear()
 
     def kill(self) -> None:

@@ -14,7 +14,7 @@ from fix_cli import run
 from fix_golden import compare_inspect
 from pyengine.client.backup import backup_store, restore_store
 from pyengine.storage.backup_files import Folder
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -53,7 +53,7 @@ class Putting:
 
 def judged(judge, root, acked, **looser):
     """The real store opens it from its beginning, has all that was acknowledged, and reads what we read."""
-    found = judge.verify(root, SIZES).result(timeout=patience(240))
+    found = judge.verify(root, SIZES).result(timeout=scaled_timeout_s(240))
     assert found["loadOk"] and found["facts"]["minPhy"] == 0
     assert sum("phy" in one for one in found["messages"]) >= acked
     if looser:

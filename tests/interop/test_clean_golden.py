@@ -17,7 +17,7 @@ from fix_engine import wait_noted
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
 from pyengine.cli.replay import MODES, engine_for, load_manifest, replay_puts, settings_of
-from waiting import patience
+from waiting import scaled_timeout_s
 
 RECIPE = "cleaned"
 OLD_S = 80 * 3600
@@ -70,6 +70,6 @@ def test_readers_and_check_agree(cleaned):
 @pytest.mark.maven
 def test_the_real_store_opens_it_and_reads_what_it_reads_from_its_own(cleaned, judge):
     root, _ = cleaned
-    found = judge.verify(root, load_manifest(GOLDEN / f"{RECIPE}.json.gz").config).result(timeout=patience(240))
+    found = judge.verify(root, load_manifest(GOLDEN / f"{RECIPE}.json.gz").config).result(timeout=scaled_timeout_s(240))
     assert (found["loadOk"], found["path"]) == (True, "normal")
     assert compare_inspect(found, load_verify(RECIPE), ignore=("byTime",)) == []

@@ -11,7 +11,7 @@ from fix_cli import run
 from fix_golden import compare_inspect
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -45,7 +45,7 @@ def test_the_real_store_opens_what_a_killed_cleaner_left(make_engine, judge, rng
     assert run("recover", engine.root).code == 0
     checked = run("check", engine.root, "--json")
     assert (checked.code, checked.document["findings"]) == (0, []), checked.document
-    found = judge.verify(engine.root, SIZES).result(timeout=patience(240))
+    found = judge.verify(engine.root, SIZES).result(timeout=scaled_timeout_s(240))
     assert found["loadOk"] and found["facts"]["minPhy"] > 0
     ours = run("inspect", engine.root, "--json").document
     assert compare_inspect(ours, found, ignore=("byTime", "messages")) == []

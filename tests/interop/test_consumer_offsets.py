@@ -6,7 +6,7 @@ import pytest
 
 import pyengine
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -17,7 +17,7 @@ def test_rocketmq_reads_our_file_and_we_read_the_one_it_writes_over_it(judge, tm
     offsets.commit("%RETRY%billing", "billing", {0: 9})
     path = tmp_path / "config" / "consumerOffset.json"
     ours = path.read_bytes()
-    told = judge.offsets(path, commit={"orders@billing": {"7": 5}, "orders@audit": {"3": 1}}).result(timeout=patience(240))
+    told = judge.offsets(path, commit={"orders@billing": {"7": 5}, "orders@audit": {"3": 1}}).result(timeout=scaled_timeout_s(240))
     assert told == {"loaded": True, "offsetTable": {
         "orders@billing": {"0": 123, "7": 1 << 40}, "%RETRY%billing@billing": {"0": 9}}}
     assert path.read_bytes() != ours and path.with_name(path.name + ".bak").read_bytes() == ours
@@ -26,7 +26,7 @@ def test_rocketmq_reads_our_file_and_we_read_the_one_it_writes_over_it(judge, tm
     assert offsets.groups() == {("orders", "billing"): {0: 123, 7: 5}, ("orders", "audit"): {3: 1},
                                 ("%RETRY%billing", "billing"): {0: 9}}
     offsets.commit("orders", "audit", {3: 2})
-    again = judge.offsets(path).result(timeout=patience(240))
+    again = judge.offsets(path).result(timeout=scaled_timeout_s(240))
     assert again["offsetTable"]["orders@audit"] == {"3": 2} and again["offsetTable"]["orders@billing"]["7"] == 5
 
 
@@ -44,8 +44,8 @@ def test_the_real_store_opens_one_that_groups_have_consumed(judge, make_engine):
     assert engine.stop()
     told = judge.verify(engine.root, {
         "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 6000, "maxHashSlotNum": 1000, "maxIndexNum": 4000,
-    }).result(timeout=patience(240))
+    }).result(timeout=scaled_timeout_s(240))
     assert told["loadOk"] and told["path"] == "normal"
     assert sum(queue["topic"] == "orders" for queue in told["facts"]["queues"]) == 2 and len(told["messages"]) == 100
     path = engine.root / "config" / "consumerOffset.json"
-    assert judge.offsets(path).result(timeout=patience(240))["offsetTable"] == {"orders@billing": {"0": 50, "1": 50}}
+    assert judge.offsets(path).result(timeout=scaled_timeout_s(240))["offsetTable"] == {"orders@billing": {"0": 50, "1": 50}}

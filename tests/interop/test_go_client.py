@@ -12,7 +12,7 @@ from fix_cli import SOURCES
 from fix_gateway import put_certificate, put_private, start_served
 from interop.judge import cache_folder
 from pyengine import open_store
-from waiting import patience
+from waiting import scaled_timeout_s
 
 PROGRAM = SOURCES / "examples" / "clients" / "go"
 
@@ -32,7 +32,7 @@ def build(folder, *arguments):
     built = folder / "example"
     environ = os.environ | {"GOCACHE": str(cache_folder() / "go-build"), "GOFLAGS": "-buildvcs=false"}
     done = subprocess.run(["go", "build", "-o", built, *arguments, "."], cwd=PROGRAM, env=environ, capture_output=True, text=True,
-                          timeout=patience(600))
+                          timeout=scaled_timeout_s(600))
     assert done.returncode == 0, done.stderr
     return built
 
@@ -50,8 +50,8 @@ def program_with_tls(tmp_path_factory):
 
 def run(program, served, *arguments, secret: str = "", limit_s: float = 120):
     return subprocess.run(
-        [program, "-namesrv", f"127.0.0.1:{served.ports[0]}", "-count", "20", "-limit", f"{patience(limit_s):.0f}s", *arguments],
-        env=os.environ | {"ROCKETMQ_SECRET_KEY": secret}, capture_output=True, text=True, timeout=patience(240))
+        [program, "-namesrv", f"127.0.0.1:{served.ports[0]}", "-count", "20", "-limit", f"{scaled_timeout_s(limit_s):.0f}s", *arguments],
+        env=os.environ | {"ROCKETMQ_SECRET_KEY": secret}, capture_output=True, text=True, timeout=scaled_timeout_s(240))
 
 
 def check_all_came(shown):

@@ -22,7 +22,7 @@ from pyengine.native import control as native
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -48,11 +48,11 @@ class Master:
         return f"127.0.0.1:{self.port}"
 
     def open(self) -> None:
-        self.judge.ha_open(self.root, self.settings).result(timeout=patience(240))
+        self.judge.ha_open(self.root, self.settings).result(timeout=scaled_timeout_s(240))
         self.is_open = True
 
     def put(self, count: int, seed: int = 1, body_bytes: int = 300) -> dict:
-        return self.judge.ha_put(self.root, count, body_bytes=body_bytes, seed=seed).result(timeout=patience(240))
+        return self.judge.ha_put(self.root, count, body_bytes=body_bytes, seed=seed).result(timeout=scaled_timeout_s(240))
 
     def end(self) -> int:
         return self.judge.ha_look(self.root)["maxPhy"]
@@ -138,7 +138,7 @@ def test_a_real_sync_master_gets_its_puts_acknowledged_and_a_stopped_slave_resum
     slave.start()
     assert wait_equal(slave, master) > 3 * SEGMENT
     assert_whole(slave, messages=701)
-    facts = judge.verify(slave.root, SIZES).result(timeout=patience(240))
+    facts = judge.verify(slave.root, SIZES).result(timeout=scaled_timeout_s(240))
     assert facts["loadOk"] and facts["facts"]["maxPhy"] == master.end()
 
 

@@ -18,7 +18,7 @@ from interop.judge import Judge, JudgeFailure
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.results import PutStatus
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -37,7 +37,7 @@ class Slave:
         self.open()
 
     def open(self) -> None:
-        self.judge.ha_open(self.root, SLAVE, self.address).result(timeout=patience(240))
+        self.judge.ha_open(self.root, SLAVE, self.address).result(timeout=scaled_timeout_s(240))
 
     def end(self) -> int:
         return self.judge.ha_look(self.root)["maxPhy"]

@@ -16,7 +16,7 @@ from fix_judge import available
 from interop.clients import FLAGS
 from interop.judge import build
 from pyengine import open_store
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.ci, pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]
 
@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")  # of the client's logs
     command = [needs.java_command(), *FLAGS, f"-Duser.home={home}", "-cp", f"{target / 'orders.jar'}{os.pathsep}{target / 'lib' / '*'}"]
     return lambda port: subprocess.run([*command, "Orders", "20", f"127.0.0.1:{port}"], capture_output=True, text=True,
-                                       timeout=patience(120))
+                                       timeout=scaled_timeout_s(120))
 
 
 def test_the_java_client_puts_and_consumes(run, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from fix_golden import HALTED, RECIPES, compare_inspect, load_manifest, load_verify, unpack
 from interop.judge import put_row
 from pyengine.cli.replay import decode_put
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -24,7 +24,7 @@ def verified(judge, tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_judge_reads_what_the_golden_answers_hold(verified, recipe):
-    mine, golden = verified[recipe].result(timeout=patience(240)), load_verify(recipe)
+    mine, golden = verified[recipe].result(timeout=scaled_timeout_s(240)), load_verify(recipe)
     assert (mine["loadOk"], mine["path"]) == (golden["loadOk"], golden["path"])
     if golden["loadOk"]:
         assert compare_inspect(mine, golden) == []
@@ -43,7 +43,7 @@ def test_the_judge_notices_a_changed_body_byte(judge, tmp_path):
         byte = file.read(1)[0]
         file.seek(record["phy"] + 100)
         file.write(bytes([byte ^ 1]))
-    found = judge.verify(root, load_manifest("basic")["config"]).result(timeout=patience(240))
+    found = judge.verify(root, load_manifest("basic")["config"]).result(timeout=scaled_timeout_s(240))
     differences = compare_inspect(found, golden, ignore=("byTime",))
     # A checksum that no longer fits ends the log there, so this message and all after it are gone.
     assert differences
@@ -54,7 +54,7 @@ def test_the_judge_notices_a_changed_body_byte(judge, tmp_path):
 def test_the_judge_writes_what_a_manifest_says(judge, tmp_path, recipe):
     manifest = load_manifest(recipe)
     puts = [decode_put(number, row) for number, row in enumerate(manifest["puts"])]
-    wrote = judge.write(tmp_path / "store", manifest["config"], [put_row(put) for put in puts]).result(timeout=patience(240))
+    wrote = judge.write(tmp_path / "store", manifest["config"], [put_row(put) for put in puts]).result(timeout=scaled_timeout_s(240))
     assert [put["status"] for put in wrote["puts"]] == [put["status"] for put in manifest["puts"]]
     assert wrote["records"] == manifest["records"]
     queues = {(queue["topic"], queue["queueId"]): queue["entries"] for queue in wrote["facts"]["queues"]}
@@ -66,7 +66,7 @@ def test_the_judge_goes_on_with_a_store(judge, tmp_path):
     root = unpack("basic", tmp_path)
     manifest = load_manifest("basic")
     put = decode_put(0, manifest["puts"][0])
-    wrote = judge.write(root, manifest["config"], [put_row(put, with_clock=False)] * 3).result(timeout=patience(240))
+    wrote = judge.write(root, manifest["config"], [put_row(put, with_clock=False)] * 3).result(timeout=scaled_timeout_s(240))
     assert [row["status"] for row in wrote["puts"]] == ["PUT_OK"] * 3
     assert wrote["puts"][0]["phy"] == manifest["facts"]["maxPhy"]
     assert len(wrote["records"]) == len(manifest["records"]) + 3

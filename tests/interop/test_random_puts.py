@@ -8,7 +8,7 @@ import pytest
 
 from interop.judge import put_row
 from interop.random_puts import EDGES, expecting, random_puts, random_settings
-from waiting import patience
+from waiting import scaled_timeout_s
 
 
 def test_equal_seeds_make_equal_puts():
@@ -22,7 +22,7 @@ def test_the_real_store_takes_them_all(judge, tmp_path, rng):
     settings = random_settings(rng)
     segment_bytes = int(settings["mappedFileSizeCommitLog"])
     puts = random_puts(rng, 300, segment_bytes)
-    wrote = judge.write(tmp_path / "store", settings, [put_row(put) for put in puts]).result(timeout=patience(240))
+    wrote = judge.write(tmp_path / "store", settings, [put_row(put) for put in puts]).result(timeout=scaled_timeout_s(240))
     assert {(put["status"], put["append"]) for put in wrote["puts"]} == {("PUT_OK", "PUT_OK")}
     left_free = {segment_bytes - (r["phy"] + r["size"]) % segment_bytes for r in wrote["records"] if not r.get("blank")}
     assert {edge for edge in EDGES if edge >= 8} & left_free, "no record was placed at the edge"

@@ -21,7 +21,7 @@ from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
 from pyengine.cli.replay import MODES, Manifest, ReplayReport, engine_for, load_manifest, replay_puts, settings_of
 from pyengine.cli.torture import EngineWatch, kill_all
-from waiting import patience
+from waiting import scaled_timeout_s
 
 RECIPES = (
     "basic", "roll", "tx", "batch", "ipv6", "bigmsg", "pool", "pool-roll", "syncflush", "multi-index", "keyclash",
@@ -163,7 +163,7 @@ def test_the_real_store_opens_it_and_reads_every_message(all_replayed, judge):
     asked = {recipe: judge.verify(made.root, made.manifest.config) for recipe, made in all_replayed.items()}
     differences = {}
     for recipe, answer in asked.items():
-        found, made = answer.result(timeout=patience(240)), all_replayed[recipe]
+        found, made = answer.result(timeout=scaled_timeout_s(240)), all_replayed[recipe]
         assert found["loadOk"], f"{recipe}: {found}"
         assert len(found["records"]) == len(made.manifest.document["records"])
         ours = run("inspect", made.root, "--json").document
@@ -183,7 +183,7 @@ def test_the_real_store_goes_on_with_it(replays, mode, end, judge, tmp_path):
     shutil.copytree(made.root, tmp_path / "store")
     put = made.manifest.puts[0]
     wrote = judge.write(tmp_path / "store", made.manifest.config, [put_row(put, with_clock=False)] * 2).result(
-        timeout=patience(240))
+        timeout=scaled_timeout_s(240))
     assert [row["status"] for row in wrote["puts"]] == ["PUT_OK", "PUT_OK"]
     assert wrote["puts"][0]["phy"] == made.manifest.document["facts"]["maxPhy"]
     entries = next(q["entries"] for q in made.manifest.document["facts"]["queues"] if (q["topic"], q["queueId"])

@@ -13,7 +13,7 @@ from interop.compare_stores import index_differences, log_differences, queue_dif
 from interop.judge import put_row
 from interop.random_puts import expecting, random_puts, random_settings
 from pyengine.cli.replay import MODES, Manifest, engine_for, replay_puts, settings_of
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -29,7 +29,7 @@ def test_equal_puts_make_equal_stores(judge, tmp_path, seed, turn):
     puts = random_puts(rng, PUTS, segment_bytes)
     theirs = tmp_path / "theirs"
     print(f"seed {seed} settings {settings}")
-    wrote = judge.write(theirs, settings, [put_row(put) for put in puts]).result(timeout=patience(240))
+    wrote = judge.write(theirs, settings, [put_row(put) for put in puts]).result(timeout=scaled_timeout_s(240))
     known = tuple(expecting(put, answer) for put, answer in zip(puts, wrote["puts"], strict=True))
     manifest = Manifest(Path("random"), settings, known, {})
 
@@ -43,7 +43,7 @@ def test_equal_puts_make_equal_stores(judge, tmp_path, seed, turn):
         assert index_differences(ours, theirs) == []
         read[mode] = judge.verify(ours, settings)
     for mode, answer in read.items():
-        found = answer.result(timeout=patience(240))
+        found = answer.result(timeout=scaled_timeout_s(240))
         assert found["records"] == wrote["records"]
         assert found["messages"] == wrote["messages"]
         assert compare_inspect(run("inspect", tmp_path / mode, "--json").document, found, ignore=("byTime",)) == []

@@ -9,7 +9,7 @@ import pytest
 from formats.test_sql_filter import DOES_NOT_MATCH, MATCHES, ORDER, REFUSED
 from pyengine.errors import UsageError
 from pyengine.formats.sql_filter import SqlFilter
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -55,7 +55,7 @@ def test_conditions_are_answered_as_rocketmq_answers_them(judge, rng):
     for _ in range(1500):
         text = random_condition(rng)
         texts.append(spoilt(rng, text) if rng.random() < 0.25 else text)
-    theirs = judge.filter([(sql, sets) for sql in texts]).result(timeout=patience(120))["verdicts"]
+    theirs = judge.filter([(sql, sets) for sql in texts]).result(timeout=scaled_timeout_s(120))["verdicts"]
     different = [(sql, mine, his) for sql, his in zip(texts, theirs, strict=True) if (mine := verdicts(sql, sets)) != his]
     assert different == []
     assert any(each is None for each in theirs) and any(each and True in each for each in theirs)

@@ -21,7 +21,7 @@ from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native.session import MANY, PUT, pack_many
 from pyengine.native.writer import get_queue_offset
-from waiting import patience
+from waiting import scaled_timeout_s
 
 SLOTS = (0, 70, 600)  # so far apart that passes choose among sessions
 PRODUCERS = len(SLOTS)
@@ -100,7 +100,7 @@ def run(kills: int, chance: random.Random, folder: Path | None = None) -> dict:
         pids.insert(0, writer_process(rig))
         codes = [os.waitstatus_to_exitcode(os.waitpid(pids.pop(), 0)[1]) for _ in producers]
         assert codes == [0] * PRODUCERS
-        deadline = time.monotonic() + patience(20)
+        deadline = time.monotonic() + scaled_timeout_s(20)
         views = [view for _, view in rig.sessions.values()]
         while any(view.acked != producer_sequence(view) for view in views):
             assert time.monotonic() < deadline, "the last writer did not finish"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from waiting import patience
+from waiting import scaled_timeout_s
 
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = CHECKOUT / "scripts" / "drills.sh"
@@ -20,7 +20,7 @@ FOR_ROOT = ("full-disk", "hung-disk")
 
 def run(scratch: Path, *arguments: str, script: Path = SCRIPT, **more: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHON": sys.executable, "TMPDIR": str(scratch)} | more
-    return subprocess.run([script, *arguments], capture_output=True, text=True, env=environment, timeout=patience(280))
+    return subprocess.run([script, *arguments], capture_output=True, text=True, env=environment, timeout=scaled_timeout_s(280))
 
 
 def took(scratch: Path, name: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from waiting import patience
+from waiting import scaled_timeout_s
 
 STEPS = Path(__file__).parents[2] / "scripts" / "quickstart_steps"
 
@@ -19,7 +19,7 @@ STEPS = Path(__file__).parents[2] / "scripts" / "quickstart_steps"
 def run_quickstart(*arguments: object) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYENGINE_")}
     return subprocess.run([sys.executable, STEPS / "main.py", *map(str, arguments)], capture_output=True, text=True,
-                          env=environ, timeout=patience(240))
+                          env=environ, timeout=scaled_timeout_s(240))
 
 
 @pytest.mark.ci

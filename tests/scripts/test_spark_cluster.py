@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
@@ -41,7 +41,7 @@ def ours(folder: Path) -> list[psutil.Process]:
 def test_a_command_runs_beside_it_on_loopback_and_nothing_stays(tmp_path):
     folder = tmp_path / "cluster with space"
     done = subprocess.run([SCRIPT, "--workers", "1", "--memory", "512m", "--folder", folder, sys.executable, "-c", LISTENING],
-                          env=environment(), capture_output=True, text=True, timeout=patience(300), stdin=subprocess.DEVNULL)
+                          env=environment(), capture_output=True, text=True, timeout=scaled_timeout_s(300), stdin=subprocess.DEVNULL)
     assert done.returncode == 7, done.stderr
     listening, url = done.stdout.splitlines()
     daemons = [addresses for addresses in json.loads(listening) if addresses]
@@ -76,5 +76,5 @@ def test_a_daemon_that_does_not_start_ends_the_others(tmp_path):
 
 
 def refused(*words: object, code: int, sentence: str) -> None:
-    done = subprocess.run([SCRIPT, *words, "true"], env=environment(), capture_output=True, text=True, timeout=patience(300))
+    done = subprocess.run([SCRIPT, *words, "true"], env=environment(), capture_output=True, text=True, timeout=scaled_timeout_s(300))
     assert done.returncode == code and sentence in done.stderr

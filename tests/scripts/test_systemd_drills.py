@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from crash.systemd_drills import DRILLS
-from waiting import eventually, patience
+from waiting import eventually, scaled_timeout_s
 
 SOURCES = Path(__file__).parents[2]
 SCRIPT = SOURCES / "scripts" / "systemd_drills.sh"
@@ -27,7 +27,7 @@ def environment(scratch: Path, **more: str) -> dict[str, str]:
 
 def run_drills(scratch: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True, env=environment(scratch, **more),
-                          timeout=patience(1700))
+                          timeout=scaled_timeout_s(1700))
 
 
 def held(scratch: Path, names: tuple[str, ...], seed: int, *more: str) -> str:
@@ -86,7 +86,7 @@ def test_a_run_that_is_interrupted_leaves_no_guest_and_no_folder(tmp_path, numbe
             eventually(lambda: b"ended: replaced" in log.read_bytes(), "a drill is under way", timeout_s=120)
             assert guest()
             script.send_signal(number)
-            assert script.wait(patience(60)) == 130, log.read_text()
+            assert script.wait(scaled_timeout_s(60)) == 130, log.read_text()
         finally:
             script.terminate()
     eventually(lambda: not guest(), "no process of it lives")
@@ -115,7 +115,7 @@ def test_a_checkout_that_units_cannot_see_is_refused_before_anything_is_booted(t
     with tempfile.TemporaryDirectory(dir=below) as checkout:
         shutil.copytree(SCRIPT.parent, f"{checkout}/scripts", ignore=shutil.ignore_patterns("__pycache__"))
         done = subprocess.run([f"{checkout}/scripts/{SCRIPT.name}", "--drill", "term"], capture_output=True, text=True,
-                              timeout=patience(60), env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+                              timeout=scaled_timeout_s(60), env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert done.returncode == 2 and f"the units cannot see {checkout} (PrivateTmp=yes)" in done.stderr
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fix_golden import unpack
 from spark import oracle
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -56,7 +56,7 @@ def test_two_executors_read_the_same_rows_and_share_the_work(tmp_path):
     package = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": package, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run([sys.executable, str(program), str(root), str(tmp_path / "out")], env=environment,
-                          capture_output=True, text=True, timeout=patience(300), stdin=subprocess.DEVNULL)
+                          capture_output=True, text=True, timeout=scaled_timeout_s(300), stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     messages = oracle.log_messages(root)

@@ -18,7 +18,7 @@ from pyengine.storage import consume_queue, index_file
 from pyengine.storage import dispatcher as dispatcher_module
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.index_file import next_index_number
-from waiting import patience
+from waiting import scaled_timeout_s
 
 SEGMENT = 1 << 20
 GEOMETRY = Geometry(
@@ -101,7 +101,7 @@ def test_kills_at_random_moments(tmp_path, rng):
             area.reput_from = position
 
     kills = mid_put = 0
-    deadline = time.monotonic() + patience(DEADLINE_S)
+    deadline = time.monotonic() + scaled_timeout_s(DEADLINE_S)
     while area.reput_from < builder.end:
         assert time.monotonic() < deadline, f"stuck at {area.reput_from}"
         batch, publish_every = rng.choice([700, 3000, 20_000]), rng.choice([1, 5])
@@ -170,7 +170,7 @@ def test_kills_between_the_steps_of_making_files(step, tmp_path, rng):
             area.reput_from = log.dispatch(dispatcher, area.reput_from)
 
     deaths = 0
-    deadline = time.monotonic() + patience(DEADLINE_S)
+    deadline = time.monotonic() + scaled_timeout_s(DEADLINE_S)
     while area.reput_from < builder.end and deaths < 2:
         assert time.monotonic() < deadline
         _, status = os.waitpid(in_child(life), 0)

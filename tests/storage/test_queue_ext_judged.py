@@ -12,7 +12,7 @@ from pyengine.cli.replay import load_manifest as load_puts
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -31,7 +31,7 @@ def judged(request, judge, tmp_path_factory):
         with engine_for(root, settings_of(puts, "async")) as producer:
             assert replay_puts(puts, producer).differences == []
         assert (root / "commitlog" / ("0" * 20)).read_bytes() == (theirs / "commitlog" / ("0" * 20)).read_bytes()
-    return root, judge.verify(root, config).result(timeout=patience(240))
+    return root, judge.verify(root, config).result(timeout=scaled_timeout_s(240))
 
 
 def test_the_real_store_opens_it_and_finds_what_the_broker_wrote(judged):

@@ -11,7 +11,7 @@ from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -44,7 +44,7 @@ def judged(judge, tmp_path_factory):
 @pytest.mark.parametrize("name", ASKED)
 def test_the_real_store_reads_the_rebuilt_store_as_before(judged, name):
     root, future = judged[name]
-    theirs = future.result(timeout=patience(240))
+    theirs = future.result(timeout=scaled_timeout_s(240))
     assert (theirs["loadOk"], theirs["path"]) == (True, "normal")
     assert compare_inspect(inspect(root, load_manifest(name)["config"]), theirs) == []
     # The times of lost files are those of their last messages: look-ups by time may find a nearer message than before.

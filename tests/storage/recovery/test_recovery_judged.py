@@ -8,7 +8,7 @@ from fix_golden import HALTED, compare_inspect, load_manifest, load_verify, size
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.recover import recover
-from waiting import patience
+from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
@@ -31,7 +31,7 @@ def judged(judge, tmp_path_factory):
 @pytest.mark.parametrize("name", DAMAGED)
 def test_the_real_store_reads_the_recovered_store_as_we_do(judged, name):
     root, future = judged[name]
-    theirs = future.result(timeout=patience(240))
+    theirs = future.result(timeout=scaled_timeout_s(240))
     assert (theirs["loadOk"], theirs["path"]) == (True, "normal")
     assert theirs["facts"]["maxPhy"] == load_verify(name)["facts"]["maxPhy"]
     assert compare_inspect(inspect(root, load_manifest(name)["config"]), theirs) == []
