@@ -2,7 +2,7 @@
 
 usage: python bench/recorder.py [--pairs N] [--quick] [--only TEXT] [--folder DIR] [--json FILE] [--page]
 
-Two engines stand on stores of their own, new ones for every PAIRS_OF_ENGINES pairs, since two engines differ by chance for as long as
+Two engines run on stores of their own, new ones for every PAIRS_OF_ENGINES pairs, since two engines differ by chance for as long as
 they live. The workers of both are started anew; the recorder's name is removed from one before, so that its workers go on without it.
 Each pair puts as many messages into both, the first of them by turns. Its ratio is with / without: of the writer's CPU
 time for a message, of that of all processes of the engine, and of the messages a second. The table has the median of all pairs and

@@ -1,6 +1,6 @@
-"""How the tests run: needs, forms, seeds, fixtures, and the table of what was left out.
+"""Pytest's hooks for all tests: options, needs, seeds, timeouts, and the table of tests that were left out.
 
-Fixtures live in tests/fix_<topic>.py; each is loaded as a plugin. Needs stand in needs.py.
+Fixtures live in tests/fix_<topic>.py; each is loaded as a plugin. Needs are in needs.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import needs
 from waiting import scaled_timeout_s
 
-# Where this is set, each process of each run would compile all test files anew: 15 s of CPU each time.
+# If PYTHONDONTWRITEBYTECODE is set, each process of each run would compile all test files: 15 s of CPU each time.
 sys.dont_write_bytecode = False
 
 pytest_plugins = sorted(path.stem for path in Path(__file__).parent.glob("fix_*.py"))
@@ -54,7 +54,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> str:
-    """The seed of this test: of the run and of the test's own name, so that one test alone repeats."""
+    """The seed of this test, of the run's seed and the test's name, so that the test alone has the same seed."""
     return f"{request.config.test_seed}:{request.node.nodeid}"
 
 
@@ -79,7 +79,7 @@ def why_left_out(item: pytest.Item) -> tuple[str, str] | None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """Before pytest-timeout looks: a test may take as long as the load of the machine makes it take."""
+    """Scale the test's timeout by the load of the machine before pytest-timeout reads it."""
     marker = item.get_closest_marker("timeout")
     timeout_s = marker.args[0] if marker else float(item.config.getini("timeout") or 0)
     if timeout_s:

@@ -20,7 +20,7 @@ def group(nodeid: str) -> str:
 
 
 def place(nodeid: str) -> int:
-    """Where it stands in the run."""
+    """Its index in the run."""
     return next((number for number, start in enumerate(LONGEST_FIRST) if nodeid.startswith(start)), len(LONGEST_FIRST))
 
 

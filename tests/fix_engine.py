@@ -45,7 +45,7 @@ SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume
 
 
 class RunningEngine:
-    """One store and whatever engine runs on it."""
+    """One store, and the engine that runs on it."""
 
     def __init__(self, root: Path, settings: dict[str, object]) -> None:
         self.root = root
@@ -88,7 +88,7 @@ class RunningEngine:
         return pid
 
     def suspend(self, kind: str) -> int:
-        """SIGSTOP to a process that stands still when this returns; its pid."""
+        """Send SIGSTOP and wait until the process is stopped; return its pid."""
         pid = self.kill(kind, signal.SIGSTOP)
         eventually(lambda: is_stopped(pid), f"{kind} has stopped")
         return pid

@@ -30,7 +30,7 @@ SMALL = Geometry(
 
 @dataclass(frozen=True)
 class BuiltRecord:
-    """One record as it stands in the log."""
+    """One record as it is in the log."""
 
     start: int
     data: bytes

@@ -79,5 +79,5 @@ class Load:
         assert not self._thread.is_alive() and not self.errors, self.errors
 
     def missing_in(self, log: bytes, start: int) -> list[int]:
-        """Offsets of confirmed messages whose body does not stand where the answer said, in a log's bytes from `start` on."""
+        """Offsets of confirmed messages whose body is not where the answer said, in a log's bytes from `start` on."""
         return [at for at, end, body in self.confirmed if at >= start and body not in log[at - start:end - start]]

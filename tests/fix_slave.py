@@ -1,4 +1,4 @@
-"""A slave reduced to its side of the wire: says where it stands, keeps what it hears; and the secret of a pair."""
+"""A slave reduced to its side of the wire: it reports its offset and keeps what it receives; and the secret of a pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Spark session for the whole run; it takes some seconds to start. And jobs without any."""
+"""Fixtures for Spark: one session for the whole run, and jobs that run without a session."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fix_engine import SMALL
 
 
 def spark_version() -> tuple[int, int]:
-    """Of the package: docs/spark.md tells what each cannot do."""
+    """The installed version, major and minor."""
     major, minor = version("pyspark").split(".")[:2]
     return int(major), int(minor)
 
 
 @pytest.fixture(scope="session")
 def spark():
-    """Tests that use it carry the marker spark. The format is found by itself, not registered."""
+    """Tests that use it carry the marker spark. Spark finds the format by its name."""
     from pyspark.sql import SparkSession
 
     from pyengine.spark.spark_session import session
@@ -57,8 +57,7 @@ def sink_store(tmp_path_factory):
 
 @pytest.fixture
 def no_work_folder_stays():
-    """For a test with executors of their own: the pip package's workers write into `work` beside the package, wherever they are
-    told to."""
+    """Remove what executor processes write into `work` beside the package; they ignore every setting of that folder."""
     import pyspark
 
     work = Path(pyspark.__file__).parent / "work"

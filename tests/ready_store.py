@@ -12,7 +12,7 @@ SEGMENT = 65536
 
 
 def ready_segments(owner: Owner, count: int) -> None:
-    """Let `count` segments stand ready."""
+    """Allocate `count` segments ahead."""
     native.store(owner.control.writer, "wanted_end", count * SEGMENT)
     allocator = AllocateMappedFileService(owner.context(EngineConfig()))
     while native.load(owner.control.allocator, "ready_end") < count * SEGMENT:

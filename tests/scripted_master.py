@@ -28,7 +28,7 @@ class ScriptedMaster:
 
     `manner`: RocketMQ answers any first report, with heartbeats alone where it has nothing; this
     engine names its end or its beginning and closes. Neither answers an offer of seals; `offers` counts them. `reports` are all
-    that came, by connection that reported; `connections` stand now. Before each
+    that came, by connection that reported; `connections` are open now. Before each
     frame `script(master, sock, offset, body)` may send something else instead (then it returns True).
     """
 
@@ -126,7 +126,7 @@ class ScriptedMaster:
                 select.select([connected], [], [], self.heartbeat_s / 4)
 
     def drop(self) -> None:
-        """Close the connections that stand; the next one is served as ever."""
+        """Close the open connections; the next one is served as before."""
         self._drops += 1
 
     def close(self) -> None:

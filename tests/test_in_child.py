@@ -12,7 +12,7 @@ from in_child import InChild, Unjudged
 
 
 def crash() -> None:
-    faulthandler.disable()  # or its report would stand in the middle of a run that is green
+    faulthandler.disable()  # or a passing run would contain its report
     ctypes.string_at(0)
 
 

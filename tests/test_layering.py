@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("pyengine", "pyspark_pyengine", "pyspark_pyengine_queue")
 FOLDERS = {**{name: name for name in PACKAGES}, "workers": "pyengine.workers"}  # pyengine/workers is a link to workers/
 
-# From left to right. A name is a package (with all below it) or one module that stands on its own.
+# From left to right. A name is a package (with all below it) or a single module.
 LAYERS = (
     ("pyengine.errors", "pyengine.arguments", "pyengine.events", "pyengine.settings", "pyengine._front"),
     ("pyengine.formats", "pyengine.results", "pyengine.engine_config"),
@@ -127,7 +127,7 @@ def layer_of(module: str) -> int:
     places = [
         at for at, names in enumerate(LAYERS) for name in names if module == name or module.startswith(name + ".")
     ]
-    assert len(places) == 1, f"{module} stands in {len(places)} layers: give it one in LAYERS"
+    assert len(places) == 1, f"{module} is in {len(places)} layers: give it one in LAYERS"
     return places[0]
 
 

@@ -322,7 +322,7 @@ def test_a_reader_has_nothing_of_the_store_writable(engine):
 
 
 def test_what_a_reader_scribbles_deletes_nothing(make_engine, rng):
-    """What the cleaner notes about itself stands where readers can write: any bytes there, and it deletes nothing."""
+    """Readers can write where the cleaner notes its progress: whatever they write there, it deletes nothing."""
     engine = make_engine(clean_resource_interval_ms=1)
     engine.start()
     with pyengine.connect(engine.root) as producer:

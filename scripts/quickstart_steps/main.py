@@ -84,7 +84,7 @@ def store_folder(asked: Path | None) -> Iterator[Path]:
 
 
 def command(name: str, store: Path, *options: str, may_fail: bool = False) -> None:
-    """A command as a user would type it, and what it prints."""
+    """Print a command as a user would type it, and run it."""
     print("$ " + shlex.join(["pyengine", name, str(store), *options]), flush=True)
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine", name, str(store), *options], env=environment())
     if done.returncode and not may_fail:
@@ -92,13 +92,13 @@ def command(name: str, store: Path, *options: str, may_fail: bool = False) -> No
 
 
 def environment() -> dict[str, str]:
-    """That of the commands: they find this checkout wherever they are started."""
+    """Return the environment of the commands, in which they import this checkout."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def put_everything(asked: argparse.Namespace, store: Path, jobs: list, total_bytes: int) -> tuple[Report, Kill]:
-    """All jobs through the producers, with one worker killed on the way; the final report."""
+    """Put all jobs and kill one worker half-way; return the final report and the kill."""
     kill = Kill(asked.kill, lambda: engine_status(store, {}))
     errors = store.parent / f"{store.name}.producers.log"
     print(f"\n{asked.producers} producers, a process each; at {KILL_AT:.0%} the {asked.kill} gets SIGKILL")
@@ -188,7 +188,7 @@ def progress(store: Path, total_bytes: int) -> Iterator[Lines | Bars]:
 
 
 def compare(put: Counts, found: Counts, kill: Kill) -> int:
-    """Both results side by side; 0 if they are the same."""
+    """Print both results side by side; return 0 if they are equal."""
     topics = sorted(put.keys() | found.keys(), key=lambda topic: -put[topic].messages if topic in put else 0)
     word = WORD.decode().strip()
     rows, different = [], []

@@ -82,7 +82,7 @@ def test_a_store_that_was_not_stopped_in_order_is_recovered_first(engine):
 
 
 def test_a_rebuild_that_was_cut_short_keeps_its_log(engine):
-    """Its queues stand in the quarantine: of what is deleted now they could never be made again."""
+    """Its queues are in the quarantine, and could not be rebuilt from messages that are deleted now."""
     engine.stop()
 
     class Cut(Exception):

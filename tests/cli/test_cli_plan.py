@@ -78,7 +78,7 @@ def measured(tmp_path_factory):
         processes = [supervisor, *supervisor.children(recursive=True)]
         seen["descriptors"] = max(one.num_fds() for one in processes)
         seen["processes"] = sum(one.memory_full_info().uss for one in processes)
-        eventually(lambda: sum(1 for _ in (root / "commitlog").iterdir()) >= 6, "a segment stands ready")
+        eventually(lambda: sum(1 for _ in (root / "commitlog").iterdir()) >= 6, "a segment is allocated ahead")
         for part in ("commitlog", "consumequeue", "index"):
             seen[part] = sum(os.stat(os.path.join(folder, name)).st_blocks * 512
                              for folder, _, names in os.walk(root / part) for name in names)

@@ -1,4 +1,4 @@
-"""`pyengine recover`: outcome, exit codes, and stores that are not to be touched."""
+"""`pyengine recover`: its outcome, its exit codes, and stores that it refuses or leaves unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_recover_then_inspect_is_what_the_real_store_reads(golden, recipe, code)
     assert run("status", store.root, "--json").document["unclean"] is False
 
 
-def test_recover_for_people_tells_what_it_did(golden):
+def test_the_text_output_says_what_recover_did(golden):
     store = golden("abnormal-garbled")
     ran = run("recover", store.root)
     assert ran.code == 4 and "Recovered by the abnormal path" in ran.stdout
@@ -116,8 +116,8 @@ def test_without_permission_nothing_happens(golden):
 
 
 @pytest.mark.parametrize("some_committed", [True, False])
-def test_what_only_stood_in_the_pool_is_drained_after_everything_was_killed(make_parts, some_committed):
-    """The committer dies first, puts go on into the pool, then all is killed: every acknowledged body comes back."""
+def test_pool_bytes_are_drained_after_all_processes_were_killed(make_parts, some_committed):
+    """The committer is killed first, puts fill the pool, then all processes are killed: every acknowledged body is recovered."""
     parts = make_parts(mode=native.MODE_POOL, pool_buffers=3)
     owner = parts.owner
     bodies = [b"%03d in the pool" % number for number in range(50)]
@@ -131,7 +131,7 @@ def test_what_only_stood_in_the_pool_is_drained_after_everything_was_killed(make
         for body in bodies:
             assert producer.put("T", body).ok
         wrote, committed = (native.load_position(getattr(parts.control, name)) for name in ("wrote", "committed"))
-        assert committed < wrote, "something must be undrained"
+        assert committed < wrote, "the pool must hold bytes that are not committed"
         parts.kill(native.WRITER)
         parts.kill(native.FLUSHER)
         parts.kill(native.ALLOCATOR)
@@ -156,7 +156,7 @@ def test_what_only_stood_in_the_pool_is_drained_after_everything_was_killed(make
 
 
 @pytest.mark.parametrize("what", ["epoch", "copy", "lock"])
-def test_memory_of_another_life_is_not_believed(make_parts, what):
+def test_shared_memory_of_another_epoch_or_copy_is_discarded(make_parts, what):
     """Undrained bytes of another epoch, or from before another program opened the store, do not come back."""
     parts = make_parts(mode=native.MODE_POOL, pool_buffers=3)
     owner = parts.owner

@@ -1,4 +1,4 @@
-"""Puts through real workers: what comes back, what stands in the log, what a dead worker costs."""
+"""Puts through real workers: their results, their records in the log, and what a dead worker changes."""
 
 from __future__ import annotations
 

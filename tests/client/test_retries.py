@@ -1,4 +1,4 @@
-"""What a message becomes that is given back, and its way through the retry topic to the dead letters."""
+"""Messages that are given back: their record in the retry topic, their redelivery, and dead letters."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_the_topic_and_the_retries_come_in_turn(engine, names, consume):
     assert sum(kinds) == 10 and kinds[0] is not kinds[1]
 
 
-def test_what_comes_again_is_told_from_a_message_at_the_same_offset(engine, names, consume):
+def test_a_retried_message_is_distinct_from_a_message_at_the_same_offset(engine, names, consume):
     put(engine, names[0], b"a", b"b")
     consumer = consume()
     a, b = pull(consumer, 2)

@@ -1,4 +1,4 @@
-"""Prepared messages and their ends through the public API: what stands in the log, what readers see, retries, RocketMQ."""
+"""Prepared messages and their ends through the public API: records, readers, repeated ends, and RocketMQ's view."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kinds_by_key(root, key: str) -> list[int]:
 
 
 def settle(root) -> None:
-    """Until everything written is in queues and index, what is in pool buffers too, which no reader's level tells of."""
+    """Wait until all records are in queues and index, also those that are in pool buffers now."""
     with pyengine.open_store(root) as store, EngineMemory.of(root) as memory:
         eventually(lambda: store.dispatched_offset("committed") == native.load_position(memory.control.wrote), "dispatched")
 
@@ -47,7 +47,7 @@ def settle(root) -> None:
 @pytest.mark.java
 @pytest.mark.maven
 @pytest.mark.timeout(300)
-def test_what_each_kind_leaves_in_log_queue_and_index(engine, judge):
+def test_each_kind_of_end_has_its_records_queue_entries_and_keys(engine, judge):
     with pyengine.connect(engine.root) as producer:
         put = {"queue_id": 2, "tags": "t", "keys": "k", "properties": {"a": "b"}, "flag": 3, "group": "g"}
         first = producer.put_prepared("orders", b"to be committed", **put)
@@ -98,7 +98,7 @@ def test_ending_it_again_the_same_way_changes_nothing(engine):
     assert len(queue(engine.root)) == 1
 
 
-def test_what_cannot_be_ended_is_refused_with_a_sentence(make_engine):
+def test_an_end_of_another_message_is_refused_with_a_reason(make_engine):
     engine = make_engine()
     engine.start()
     with pyengine.connect(engine.root) as producer:
@@ -117,7 +117,7 @@ def test_what_cannot_be_ended_is_refused_with_a_sentence(make_engine):
             producer.put_prepared("orders", "text")
 
 
-def test_a_prepared_message_outlives_everything_and_is_committed_by_another_producer(make_engine):
+def test_a_prepared_message_survives_a_kill_of_all_and_another_producer_commits_it(make_engine):
     engine = make_engine("pool")
     engine.start()
     with pyengine.connect(engine.root) as producer:
@@ -130,7 +130,7 @@ def test_a_prepared_message_outlives_everything_and_is_committed_by_another_prod
     assert [message.body for message in queue(engine.root)] == [b"x" * 5000]
 
 
-def test_what_becomes_readable_while_it_is_looked_for_is_found(make_engine, monkeypatch):
+def test_a_message_that_becomes_readable_during_the_search_is_found(make_engine, monkeypatch):
     engine = make_engine("pool")
     engine.start()
     look, seen = LiveStoreReader.message, []
@@ -151,7 +151,7 @@ def test_what_becomes_readable_while_it_is_looked_for_is_found(make_engine, monk
     assert seen == [None]
 
 
-def test_what_is_still_in_a_pool_buffer_is_waited_for(make_engine):
+def test_an_end_waits_for_a_prepared_message_in_a_pool_buffer(make_engine):
     engine = make_engine("pool")
     engine.start()
     with pyengine.connect(engine.root) as producer:

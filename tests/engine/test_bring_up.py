@@ -184,7 +184,7 @@ def test_a_slave_becomes_a_master_by_promotion_alone(store, role):
 
 @pytest.mark.parametrize("spoilt", ["{", "", None])
 def test_no_store_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
-    """What stands in for the file is older: the store may have become a slave since."""
+    """The backup of the file is older: the store may have become a slave since."""
     root, ends = store
     file = ReplicationStateFile(root)
     file.write(ReplicationState("SYNC_MASTER", ends[2]))

@@ -228,7 +228,7 @@ def test_a_stopped_worker_is_resumed_to_finish(rig):
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
     os.kill(pid := native.load(line(made), "pid"), signal.SIGSTOP)
-    eventually(lambda: is_stopped(pid), "it stands still")
+    eventually(lambda: is_stopped(pid), "it is stopped")
     assert made.children.stop(made.pump, time.monotonic() + 60) == []
     assert native.load(line(made), "state") == native.WORKER_ABSENT and "SIGCONT" in made.reported[0]
 
@@ -238,7 +238,7 @@ def test_an_adopted_worker_that_is_stopped_is_resumed_and_its_silence_forgiven(r
     worker = made.owner.spawn("pyengine.workers.flusher")
     eventually(lambda: native.load(line(made), "state") == native.WORKER_READY, "it is up")
     os.kill(worker.pid, signal.SIGSTOP)
-    eventually(lambda: is_stopped(worker.pid), "it stands still")
+    eventually(lambda: is_stopped(worker.pid), "it is stopped")
     native.store(line(made), "heartbeat_ns", 1)
     made.children.start()
     made.go_until(lambda: native.load(line(made), "heartbeat_ns") > 1, "it goes round")

@@ -99,7 +99,7 @@ def test_a_supervisor_that_dies_while_it_names_the_memory_again_leaves_a_store_t
     assert engine.start()["state"] == "running"
     engine.stop()
     found = stored(engine)
-    assert found == bodies[:len(found)], "what stood in the pool alone is lost with its only process"
+    assert found == bodies[:len(found)], "what was in the pool alone is lost with its only process"
 
 
 @pytest.mark.ci

@@ -57,7 +57,7 @@ def make_dead(make_engine, tmp_path):
 
 
 def scribble(path, at: int, data: bytes) -> bytes:
-    """What stood there before."""
+    """The bytes that were there before."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         before = os.pread(descriptor, len(data), at)

@@ -1,4 +1,4 @@
-"""A slave engine and its master: byte-equal logs whatever breaks, and never a report of what is not there."""
+"""A slave engine and its master: equal logs after every fault, and no report beyond what the slave has."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def wait_equal(slave, master):
         with slave.memory() as memory:
             return min(native.load_position(memory.control.reput_from), native.load_position(memory.control.committed),
                        native.load_position(memory.control.confirm)) == master.end and master.last_report == master.end
-    eventually(reached, f"the slave has all up to {master.end} and said so", 60)
+    eventually(reached, f"the slave has all up to {master.end} and has reported it", 60)
     assert log_of(slave.root, master.end) == master.content
 
 
 def grow(master, source, records):
-    """New bytes at once, so that no frame ends where the old ones did."""
+    """Replace the master's content in one step, so that a frame may cross the old end."""
     master.content[:] = source.more(records)
 
 
@@ -94,7 +94,7 @@ def assert_whole(slave):
 
 
 @pytest.mark.parametrize("mode, ack_level", [("async", "written"), ("sync", "flushed")])
-def test_records_that_come_singly_are_each_reported_and_a_bad_one_is_not(make_engine, scripted, rng, mode, ack_level):
+def test_each_record_is_reported_and_a_damaged_one_is_not(make_engine, scripted, rng, mode, ack_level):
     source = Growing(rng.random())
     spoil = []
 
@@ -127,7 +127,7 @@ def test_records_that_come_singly_are_each_reported_and_a_bad_one_is_not(make_en
 
 
 @pytest.mark.parametrize("mode", ["async", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("sync", "pool"))])
-def test_it_follows_through_cuts_corruption_and_kills(make_engine, scripted, rng, mode):
+def test_a_slave_follows_through_closed_links_corruption_and_kills(make_engine, scripted, rng, mode):
     source = Growing(rng.random())
     breaks = {"left": 0, "corrupt": 0}
 
@@ -213,7 +213,7 @@ def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_fu
         os.kill(slave.pid("cleaner"), signal.SIGCONT)
         native.refuse_puts(control, native.REFUSE_DISK_FULL, on=False)
         wait_equal(slave, master)
-        assert len(master.reports) == 2, "the connection stood all the time (the first was of the start)"
+        assert len(master.reports) == 2, "the connection was never closed (the first one was the start's)"
 
         before = master.end
         native.freeze(control, native.FLUSHER, 5, "a disk that fails")
@@ -225,7 +225,7 @@ def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_fu
 
 
 @pytest.mark.long
-def test_ahead_of_its_master_it_says_so_and_cuts_what_was_confirmed_only_when_that_is_allowed(make_engine, scripted, rng):
+def test_a_slave_ahead_of_its_master_says_so_and_cuts_confirmed_records_only_with_ha_cut_any(make_engine, scripted, rng):
     seed = rng.random()
     source, other = Growing(seed), Growing(seed)
     boundary = len(other.more(150))
@@ -264,7 +264,7 @@ def test_a_new_slave_whose_master_is_away_does_not_start(make_engine, scripted):
 
 @pytest.mark.long
 @pytest.mark.parametrize("manner", [ROCKETMQ, OURS])
-def test_a_master_that_deletes_what_was_to_be_compared_is_followed_on(make_engine, scripted, rng, manner):
+def test_a_slave_follows_a_master_that_has_deleted_the_bytes_to_compare(make_engine, scripted, rng, manner):
     source = Growing(rng.random())
     master = scripted(source.more(520), manner)
     assert 1.1 * SEGMENT < master.end < 2 * SEGMENT
@@ -283,7 +283,7 @@ def test_a_master_that_deletes_what_was_to_be_compared_is_followed_on(make_engin
 
 
 @pytest.mark.long
-def test_a_new_slave_that_is_killed_when_it_has_its_first_segment_begins_there_again(make_engine, scripted, rng, monkeypatch):
+def test_a_new_slave_killed_after_its_first_segment_begins_there_again(make_engine, scripted, rng, monkeypatch):
     source = Growing(rng.random())
     master = scripted(source.more(700))
     origin = master.end - master.end % SEGMENT
@@ -303,7 +303,7 @@ def test_a_new_slave_that_is_killed_when_it_has_its_first_segment_begins_there_a
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["async", "sync", "pool"])
-def test_a_new_slave_that_is_killed_before_its_first_byte_begins_where_it_was_to_begin(make_engine, scripted, rng, mode):
+def test_a_new_slave_killed_before_its_first_byte_keeps_its_origin(make_engine, scripted, rng, mode):
     source = Growing(rng.random())
 
     def heartbeats_only(master, connected, offset, body):

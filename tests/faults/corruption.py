@@ -86,7 +86,7 @@ def flip(files: Files, name: str, bit: int) -> Damage:
 
 
 def every_flip(files: Files, rng: random.Random) -> Iterator[Damage]:
-    """In any order, so that what a time limit leaves out stands nowhere in particular."""
+    """In random order, so that a time limit leaves out a random part."""
     places = [(name, bit) for name, content in files.items() for bit in range(8 * len(content))]
     rng.shuffle(places)
     return (flip(files, name, bit) for name, bit in places)
@@ -373,7 +373,7 @@ def sweep(damages: Iterable[Damage], judge: Callable[[Damage], str | None], *, u
           bad_max: int = 20, timeout_s: float = TIMEOUT_S) -> Outcome:
     """Judges them one by one in a forked child; one that crashes or hangs is followed by another child.
 
-    Every child makes the damages anew from where it stands, so `damages` must be the same in each: it is iterated in
+    Every child makes the damages anew from its position, so `damages` must be the same in each: it is iterated in
     the child. Ends early behind `until_s` seconds or `bad_max` findings.
     """
     began_s = time.monotonic()

@@ -7,7 +7,7 @@ it (mapped_pages.py), and which file the cleaner was about to delete (`tell_remo
                 there up to where it ends. It begins where a segment does, at none whose predecessor was not being
                 deleted, and no segment is missing in the middle, neither in the tree nor after its recovery
     whole       `pyengine check` finds no error
-    delayed     an acknowledged message stands in the queue of its level; if delayOffset.json has passed over it, its
+    delayed     an acknowledged message is in the queue of its level; if delayOffset.json has passed over it, its
                 delivered copy is in the log; the note never lies behind the queue's end
     afterwards  what a recovery, a cut, a rebuild or a salvage has kept is `flushed` once it has returned (after_kill.py); a log
                 that was cut ends there then, and what lay behind the cut may be gone from when it was decided
@@ -209,16 +209,16 @@ def _groups(tree: Path, mode: str, promised: Promised, before: SmallFiles) -> li
     with pyengine.open_store(tree) as reader:
         ends = {queue_id: reader.queue_range(TOPIC, queue_id)[1] for queue_id in reader.topics().get(TOPIC, [])}
     for group, offsets in promised.committed.items():
-        stood = before.groups[group]
-        wrong += [f"LOST: group {group} has committed {offset} in queue {queue_id}, and the file says {stood.get(queue_id)}"
-                  for queue_id, offset in offsets.items() if stood.get(queue_id, -1) < offset]
-    for group, stood in before.groups.items():
+        stored = before.groups[group]
+        wrong += [f"LOST: group {group} has committed {offset} in queue {queue_id}, and the file says {stored.get(queue_id)}"
+                  for queue_id, offset in offsets.items() if stored.get(queue_id, -1) < offset]
+    for group, stored in before.groups.items():
         asked = promised.asked[group]
-        wrong += [f"group {group} stands at {offset} in queue {queue_id}, further than the {asked.get(queue_id, 0)} it asked for"
-                  for queue_id, offset in stood.items() if offset > asked.get(queue_id, 0)]
-        wanted = {queue_id: min(offset, ends.get(queue_id, 0)) for queue_id, offset in stood.items()}
+        wrong += [f"group {group} is at {offset} in queue {queue_id}, further than the {asked.get(queue_id, 0)} it asked for"
+                  for queue_id, offset in stored.items() if offset > asked.get(queue_id, 0)]
+        wanted = {queue_id: min(offset, ends.get(queue_id, 0)) for queue_id, offset in stored.items()}
         if after.groups[group] != wanted:
-            wrong.append(f"group {group} stood at {stood}, the queues end at {ends}, and now it stands at {after.groups[group]}")
-        if wanted != stood and (mode == "sync" or group == FLUSHED):
-            wrong.append(f"LOST: group {group} has committed {stood}, and the queues end at {ends}")
+            wrong.append(f"group {group} was at {stored}, the queues end at {ends}, and now it is at {after.groups[group]}")
+        if wanted != stored and (mode == "sync" or group == FLUSHED):
+            wrong.append(f"LOST: group {group} has committed {stored}, and the queues end at {ends}")
     return wrong + after.said

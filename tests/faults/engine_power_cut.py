@@ -169,7 +169,7 @@ def has_done_enough(store: Path, acks: Path, company: Collection[str], enough: i
 
 
 def end_engine(store: Path) -> None:
-    """Kills it wherever it stands, and removes its memory."""
+    """Kills it at any instruction, and removes its memory."""
     kill_engine(store)
     remove_memory(store)
 

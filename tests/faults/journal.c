@@ -4,14 +4,14 @@
  * PYENGINE_JOURNAL_ACKS the file into which producers write what was acknowledged. power_cut.py reads the
  * journal and builds the folders that a power cut could have left.
  *
- * One record is one writev() to a file opened with O_APPEND, so records of all processes stand in one order.
+ * One record is one writev() to a file opened with O_APPEND, so records of all processes are in one order.
  * Data writes are written down before they are done and everything else after: a sync that another process
  * begins after a write can then never seem to have missed it (no false alarm; at worst a window of some
- * microseconds is judged too mildly). A sync is two records, and covers what stands before the first.
+ * microseconds is judged too mildly). A sync is two records, and covers the records before the first.
  * Stores through a mapping are no system calls. A file below one of the folders that PYENGINE_JOURNAL_MAPPED names
  * is therefore read before each sync of it, and its pages are written down as writes that the sync covers;
  * mapped_pages.py adds, between syncs, the pages that the kernel might have written back by itself. Both hold
- * the journal's lock meanwhile, so that an older page never stands behind a newer one.
+ * the journal's lock meanwhile, so that an older page never follows a newer one.
  *
  * record: u8 kind, u32 bytes of a, u32 bytes of b, u64 inode, u64 number; then a and b
  */

@@ -4,15 +4,15 @@
  *
  * For tests only, as root: logged_disk.py runs it below a loop device. It mounts itself on FOLDER, says `ready` on its
  * output and serves until FOLDER is unmounted or its parent ends. `disk` is IMAGE, which it changes; `acks` is what
- * producers appended to it, so that acknowledgements and writes stand in one order, in JOURNAL, in journal.c's records:
+ * producers appended to it, so that acknowledgements and writes are in one order, in JOURNAL, in journal.c's records:
  *
  *     F inode 1                    the disk, at the beginning
  *     W inode 1, offset; bytes     a write that reached the disk: in its cache from then on
- *     b, e inode 1, flush number   a flush has begun, has ended: it covers the writes that stand before its b
+ *     b, e inode 1, flush number   a flush has begun, has ended: it covers the writes before its b
  *     A; text                      appended to `acks`
  *
  * What is written to `fail` is a text: each write to the disk that holds it fails with EIO and changes nothing, until
- * another text stands there. A file's data can be told from the file system's own blocks in this way.
+ * another text is there. A file's data can be told from the file system's own blocks in this way.
  *
  * A write is written down before it is answered, an e before the flush is, an A before the append returns.
  * Each of THREADS blocks in read(/dev/fuse); a flush sleeps FLUSH_US without the lock, as a disk would, so that

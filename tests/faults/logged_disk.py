@@ -73,7 +73,7 @@ class LoggedDisk:
     server_pid: int
 
     def snapshot(self) -> bytes:
-        """The disk as it is at one moment. The server stands still meanwhile: a file system that goes on writing would
+        """The disk as it is at one moment. The server is stopped meanwhile: a file system that goes on writing would
         leave a picture that the disk never had, of old blocks and of a journal that does not repeat them any more."""
         os.kill(self.server_pid, signal.SIGSTOP)
         try:

@@ -107,7 +107,7 @@ def _interrupt(*_: object) -> None:
 
 @contextmanager
 def mount(descriptor: int, folder: Path, kind: str) -> Iterator[None]:
-    """The file system in that file stands on `folder` for this block; MountError if it cannot be mounted.
+    """Mount the file system in that file on `folder` for this block; MountError if it cannot be mounted.
 
     However the block ends: an interrupt within mount(2) is seen after it.
     """

@@ -28,7 +28,7 @@ from in_child import Unjudged
 
 SOURCE = Path(__file__).with_name("journal.c")
 SECTOR_BYTES = 512
-FOLDER = 0  # stands for a life where a name is a folder
+FOLDER = 0  # in place of a file's number: the name is a folder
 _HEAD = struct.Struct("=cIIQQ")
 
 

@@ -78,7 +78,7 @@ class BadProducerCase(Case):
 
 
 class TableCase(Case):
-    """The writer goes over to a larger queue table as soon as it stands."""
+    """The writer changes to a larger queue table as soon as it exists."""
 
     def __init__(self, mode: str, folder: Path, board: Board) -> None:
         super().__init__(mode, folder, board)

@@ -32,7 +32,7 @@ def test_an_offset_of_a_queue_that_was_never_committed_is_told(golden):
     (tree / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": {f"{TOPIC}@{FLUSHED}": {"0": 1, "1": 0}}}))
     wrong, _ = judge_tree("async", tree, promised({"group": FLUSHED, "asks": {"1": 0}}))
     assert [sentence for sentence in wrong if "asked for" in sentence] == [
-        f"group {FLUSHED} stands at 1 in queue 0, further than the 0 it asked for"]
+        f"group {FLUSHED} is at 1 in queue 0, further than the 0 it asked for"]
 
 
 def test_a_message_whose_place_in_the_log_is_not_known_counts_as_far_as_its_queue_reaches(golden):

@@ -1,7 +1,7 @@
 """A disk that fails under a real file system: after a failed sync nothing is believed that the disk does not hold.
 
 The kernel marks pages clean that it could not write. A reader that has them mapped keeps them in memory, so a
-recovery that reads well and syncs again with success proves nothing: what counts is what stands on the disk.
+recovery that reads well and syncs again with success proves nothing: what counts is what is on the disk.
 """
 
 from __future__ import annotations

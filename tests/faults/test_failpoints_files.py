@@ -92,7 +92,7 @@ def test_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path, name):
         write_config(path, content)
     killed_at(name, REPLACE, path.parent)
     assert path.read_bytes() == (b"new" if name in REPLACED else b"old")
-    path.unlink()  # what stands in for it, should it be bad
+    path.unlink()  # the backup, which a reader would use in its place
     assert ConfigFile(path, str).read().value in ("first", "old")
     sweep_unfinished(tmp_path)
     write_config(path, b"newest")

@@ -30,7 +30,7 @@ for number in range(1, %d):
 
 
 def table_after(count: int) -> dict[tuple[str, str], dict[int, int]]:
-    """What stands there after so many commits."""
+    """The offsets in the file after so many commits."""
     found: dict[tuple[str, str], dict[int, int]] = {}
     for number in range(1, count + 1):
         found.setdefault(("orders", ("billing", "audit")[number % 2]), {})[number % 5] = number

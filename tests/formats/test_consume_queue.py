@@ -1,4 +1,4 @@
-"""Where a record's further entries stand, and where they are looked for."""
+"""The positions of a record's further entries, and the files in which they are searched."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_a_tool_has_routes_tell_the_order_of_their_topic(served):
     assert route()["orderTopicConf"] == "broker-a:4"
     path.write_text('{"productEnvName":"center","orderMessageEnable":"true"}')
     assert update(b"orderMessageEnable=false\n") == (codes.SUCCESS, "") and "orderTopicConf" not in route()
-    assert json.loads(path.read_text()) == {"productEnvName": "center", "orderMessageEnable": "false"}, "what else stood in the file stays"
+    assert json.loads(path.read_text()) == {"productEnvName": "center", "orderMessageEnable": "false"}, "the other fields of the file stay"
 
 
 def test_a_table_that_cannot_be_read_now_is_read_at_the_next_look(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def stored(served, topic, queue_id, offset):
 
 @contextlib.contextmanager
 def held(served, kind):
-    """Inside, a worker stands still."""
+    """Stop a worker for this block."""
     served.engine.suspend(kind)
     try:
         yield

@@ -1,6 +1,6 @@
 """The published RocketMQ client 4.9.8 and its tools, unchanged: one JVM with clients that a test tells what to do.
 
-The Java half stands in clients/ and is built as the judge's is. Commands and answers are JSON lines.
+The Java half is in clients/ and is built as the judge's is. Commands and answers are JSON lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The published RocketMQ store 4.9.8 as judge: one JVM that opens every store of a test run.
 
-The Java half stands in judge/ and is built by Maven into a cache folder outside the checkout, named
+The Java half is in judge/ and is built by Maven into a cache folder outside the checkout, named
 by the content of its sources ($PYENGINE_CACHE, else the user's cache folder). Requests and answers
 are JSON lines over pipes; several stores are judged at once, because the real store sleeps whole
 seconds at start and stop. `verify` opens a copy, so the store under test is never touched.
@@ -30,7 +30,7 @@ ANSWER_TIMEOUT_S = 240
 
 # The store reaches into the JDK to unmap files; it cleans old files by force on a disk that is nearly full.
 JVM_FLAGS = (
-    # A store too large for the heap ends the judge, and says so where answers do not stand.
+    # A store too large for the heap ends the judge, and says so on another stream than its answers.
     "-XX:+ExitOnOutOfMemoryError",
     "-XX:+DisplayVMOutputToStderr",
     "-XX:+UseSerialGC",
@@ -149,7 +149,7 @@ class Judge:
     ) -> Future[dict[str, Any]]:
         """Puts into `store` itself as a master, creating it or going on with it, then stops in good order.
 
-        A put is a row as `put_row` makes it. With `clock` in the rows the store time stands where the
+        A put is a row as `put_row` makes it. With `clock` in the rows the store time is where the
         row says.
         """
         return self._ask("write", store, settings, puts=list(puts))

@@ -1,4 +1,4 @@
-"""Our slave follows a real RocketMQ master: byte for byte, acknowledged, through cuts, kills, restarts, and when the logs part."""
+"""A pyengine slave follows a real RocketMQ master, byte for byte: through faults, kills, restarts and diverged logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEGMENT = 65536
 SIZES = {"mappedFileSizeCommitLog": SEGMENT, "mappedFileSizeConsumeQueue": 6000, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
 OURS = {"mapped_file_size_commit_log_bytes": SEGMENT, "mapped_file_size_consume_queue_bytes": 6000, "max_hash_slot_num": 1000,
         "max_index_num": 4000, "broker_role": "SLAVE", "sync_from": "first"}
-# It says every 50 ms that it is there, so that an end is known at once.
+# The master sends a heartbeat each 50 ms, so that the slave notices the end of a link at once.
 QUICK = {"haSendHeartbeatInterval": 50}
 
 
@@ -96,7 +96,7 @@ def slave_of(make_engine, address, mode="async", **settings):
 
 
 def wait_equal(slave, master, timeout_s=60.0):
-    """Until the slave has, dispatched and acknowledged all of it; byte for byte."""
+    """Wait until the slave has stored, dispatched and reported the master's log; compare the bytes."""
     end = master.end()
 
     def reached():
@@ -158,7 +158,7 @@ def test_a_new_slave_begins_where_rocketmqs_does(make_engine, masters):
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["async", "sync", "pool"])
-def test_through_a_bad_network_and_kills_under_load(make_engine, masters, proxies, rng, mode):
+def test_a_slave_follows_through_a_bad_network_and_kills_under_load(make_engine, masters, proxies, rng, mode):
     master = masters()
     proxy = proxies(master.port, rng.randrange(1 << 30))
     slave = slave_of(make_engine, proxy.address, mode, ha_compare_bytes=100_000)
@@ -205,7 +205,7 @@ def test_through_a_bad_network_and_kills_under_load(make_engine, masters, proxie
 
 @pytest.mark.long
 def test_a_master_killed_under_load_loses_its_tail_and_the_slave_says_so(make_engine, masters, tmp_path, rng):
-    """A kill -9 loses nothing of the page cache, so the master's loss of a tail is made: its files of before are put back."""
+    """A kill -9 loses nothing of the page cache, so the test restores an older copy of the master's files."""
     with Judge(needs.java_command(), tmp_path) as other:
         master = masters(judge=other)
         slave = slave_of(make_engine, master.address)
@@ -232,7 +232,7 @@ def test_a_master_killed_under_load_loses_its_tail_and_the_slave_says_so(make_en
         master.put(200, seed=3)
         wait_equal(slave, master)
         assert slave.stop()
-        # The same while another log has grown there meanwhile.
+        # The same after another log has grown there.
         master.put(100, seed=4)
         slave.start()
         wait_equal(slave, master)
@@ -241,7 +241,7 @@ def test_a_master_killed_under_load_loses_its_tail_and_the_slave_says_so(make_en
 
 
 @pytest.mark.long
-def test_a_slave_that_diverged_goes_back_to_where_the_logs_part(make_engine, masters, rng):
+def test_a_slave_that_diverged_is_cut_to_the_last_common_record(make_engine, masters, rng):
     """An old master that took puts which no slave confirmed comes back as the slave of a real one."""
     import pyengine
 
@@ -268,7 +268,7 @@ def test_a_slave_that_diverged_goes_back_to_where_the_logs_part(make_engine, mas
 
 
 @pytest.mark.long
-def test_a_slave_below_the_masters_first_segment_is_refused_and_nothing_is_made_up(make_engine, masters, judge):
+def test_a_slave_below_the_masters_first_segment_is_refused_and_stays_unchanged(make_engine, masters, judge):
     master = masters()
     slave = slave_of(make_engine, master.address)
     slave.start()

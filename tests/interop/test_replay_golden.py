@@ -125,7 +125,7 @@ def undrained_at_the_kill(watch: EngineWatch) -> int:
 
 
 def ignored(made: Replayed) -> tuple[str, ...]:
-    """File times are those of the run. A killed engine leaves the segment that stood ready, so an empty log begins at 0."""
+    """File times are those of the run. A killed engine leaves the segment that was allocated ahead, so an empty log begins at 0."""
     left_ready = not made.manifest.puts and any((made.root / "commitlog").iterdir())
     return ("byTime", "positions") if left_ready else ("byTime",)
 
@@ -176,7 +176,7 @@ def test_the_real_store_opens_it_and_reads_every_message(all_replayed, judge):
 @pytest.mark.java
 @pytest.mark.maven
 def test_the_real_store_goes_on_with_it(replays, mode, end, judge, tmp_path):
-    """What RocketMQ appends to our store follows our last message, and stands in its queue."""
+    """What RocketMQ appends to our store follows our last message, and has an entry in its queue."""
     from interop.judge import put_row
 
     made = replays[mode, end, "basic"]

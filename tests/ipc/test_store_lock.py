@@ -172,7 +172,7 @@ def test_living_workers_of_a_dead_supervisor_are_adopted(root):
 
 
 def test_the_last_worker_that_ends_while_a_successor_looks_for_it_leaves_it_the_store(root, monkeypatch):
-    """All were killed a moment before: the last one's locks stand a little longer than its process."""
+    """All were killed a moment before: the last one's locks last a little longer than its process."""
     with StoreLock(root, create=True) as successor, StoreLock(root) as dying:
         assert dying.share()
         monkeypatch.setattr("pyengine.ipc.store_lock.time.sleep", lambda seconds: dying.close())

@@ -1,4 +1,4 @@
-"""What a worker says is in its way: whole, or what a dead one left of it."""
+"""The blocked reasons of workers: complete ones, and what a dead worker has left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_text_is_cut_between_characters():
     assert native.read_blocked_reason(block, native.WRITER) == "\u4e2d" * ((native.BLOCKED_REASON_BYTES - 1) // 3)
 
 
-def test_who_died_while_writing_is_read_all_the_same_and_followed_by_a_successor():
+def test_the_reason_of_a_worker_that_died_while_writing_can_be_read_and_replaced():
     block = native.private_blocked_reasons()
     native.write_blocked_reason(block, native.WRITER, "half of")
     block.worker[native.WRITER].changes += 1
@@ -35,7 +35,7 @@ def test_who_died_while_writing_is_read_all_the_same_and_followed_by_a_successor
     assert native.read_blocked_reason(block, native.WRITER) == "whole" and block.worker[native.WRITER].changes % 2 == 0
 
 
-def test_what_is_not_ours_is_refused_and_a_scribble_is_read_without_harm():
+def test_another_object_is_refused_and_overwritten_bytes_are_read_safely():
     block = native.private_blocked_reasons()
     for at in range(ffi.sizeof(block.worker)):
         ffi.cast("uint8_t *", block.worker)[at] = 0xFF

@@ -109,7 +109,7 @@ def test_damaged_records_get_the_oracle_s_case(record, changes, room, physical_o
 
 
 def test_every_byte_of_a_record_at_every_value_gets_the_oracle_s_case():
-    """Not one length, wherever it stands, makes the two differ."""
+    """No value of any length field makes the two differ."""
     for record in RECORDS[:3]:
         dice = random.Random(1)
         for at in range(len(record)):

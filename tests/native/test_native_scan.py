@@ -116,7 +116,7 @@ def test_every_split_covers_every_record_once():
 
 
 def test_sync_is_not_deceived_by_records_in_bodies():
-    """A body may hold a copied record; that names another offset than where it stands now."""
+    """A body may hold a copied record; it names another offset than the one it is at now."""
     inner = encode_record(topic="T", body=b"inner", physical_offset=BASE + 10_000)
     data = b""
     starts = []

@@ -1,4 +1,4 @@
-"""The table of queues: as many as it says, and all of them after it has grown."""
+"""The table of queues: its count, and the copy to a larger table."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_each_queue_is_counted_once_and_a_full_table_says_so():
     assert made.used == len(offsets) and get_queue_offset(made, "topic0", 0) == 99
 
 
-def test_a_larger_table_takes_over_every_slot():
+def test_a_larger_table_gets_every_slot():
     made, offsets = full(SLOTS)
     last = made.slot[SLOTS - 1]
-    if not last.key_bytes:  # no name happened to fall there: one of those that are there, moved
+    if not last.key_bytes:  # no name hashed to the last slot: move another one there
         full_slot = next(number for number in range(SLOTS) if made.slot[number].key_bytes)
         last[0] = made.slot[full_slot]
         made.slot[full_slot].key_bytes = 0

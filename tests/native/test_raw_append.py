@@ -146,7 +146,7 @@ def test_it_goes_on_after_a_killed_writer(rigs, tmp_path):
     pieces = entries(log, random.Random(2))
     for piece in pieces[:9]:
         submit_raw(slave, producer, log[piece], piece.start)
-    # The next one dies in its pass: the intent stands, half of the bytes too.
+    # The next one dies in its pass: the intent is stored, and half of the bytes.
     native, start = control_native, pieces[9].start
     control = slave.control
     native.store(control.writer, "intended_pass", control.slot_pass.value + 1)

@@ -1,4 +1,4 @@
-"""The writer's pass: what stands in the log, what the producers are told."""
+"""The writer's pass: the records in the log, and the answers to the producers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rig():
         each.close()
 
 
-def test_a_put_stands_in_the_log_as_the_formats_would_write_it(rig):
+def test_a_put_is_in_the_log_as_the_formats_would_write_it(rig):
     rig = rig()
     producer = rig.open_session()
     rig.start_writer()
@@ -125,7 +125,7 @@ def test_put_many_is_refused_whole_when_one_member_is_illegal(rig):
     assert answer_of(producer, after)[QUEUE_OFFSET] == 0
 
 
-def test_put_many_whose_lengths_do_not_add_up_costs_its_session(rig):
+def test_put_many_whose_lengths_do_not_add_up_closes_its_session(rig):
     rig = rig()
     liar, good = rig.open_session(0), rig.open_session(1)
     rig.start_writer()
@@ -208,7 +208,7 @@ def test_a_refusal_is_not_for_the_next_session_of_the_slot(rig):
 
 
 def test_a_side_object_serves_the_session_that_requested_it_only(rig):
-    """Otherwise a hostile producer reads the writer's memory beyond a short object that one session loads, by a long one of another."""
+    """Otherwise a hostile producer could read the writer's memory beyond another session's shorter side object."""
     rig = rig(segment_bytes=8 << 20, segments=2)
     short, long, forged = (rig.open_session(slot) for slot in range(3))
     rig.start_writer(ahead=2)
@@ -430,7 +430,7 @@ def test_sync_mode_writes_the_same_bytes_through_descriptors(rig, tmp_path):
     assert written == mapped.log[: mapped.wrote()]
 
 
-def test_a_refusal_in_sync_mode_wakes_who_sleeps_until_a_sync(rig, tmp_path):
+def test_a_refusal_in_sync_mode_wakes_producers_that_wait_for_a_sync(rig, tmp_path):
     rig = rig(segment_bytes=4096, mode=control_native.MODE_SYNC)
     rig.folder = tmp_path
     producer = rig.open_session()
@@ -537,8 +537,8 @@ def test_a_record_longer_than_what_is_gathered_by_default_is_synced_whole(rig, t
 
 
 @pytest.mark.parametrize("gather_bytes_min", [1, 600, 2000])
-def test_passes_that_are_gathered_leave_the_log_that_stored_ones_leave(rig, tmp_path, gather_bytes_min):
-    """Gathered and stored ones in turns, over segments, past blanks and beside what the last pass left of a page."""
+def test_gathered_passes_write_the_same_log_as_stored_passes(rig, tmp_path, gather_bytes_min):
+    """Gathered and stored passes in turns, across segments and blanks, and in the page where the last pass ended."""
     logs, written = [], []
     for name, least in (("stored", 0), ("gathered", gather_bytes_min)):
         chance = random.Random(7)
@@ -577,7 +577,7 @@ def test_a_large_body_of_a_side_object_is_gathered(rig, tmp_path):
     assert decode_record(rig.log, answer_of(producer, 1)[PHYSICAL]).body == body
 
 
-def test_the_place_of_an_answer_is_kept_as_long_as_its_claim(rig, monkeypatch):
+def test_the_slot_of_an_answer_is_kept_as_long_as_its_claim(rig, monkeypatch):
     monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
     rig = rig(segment_bytes=1 << 20)
     producer = rig.open_session()

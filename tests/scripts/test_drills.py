@@ -1,4 +1,4 @@
-"""scripts/drills.sh: the drills of docs/drills.md and of the pages that it links, run as they stand."""
+"""scripts/drills.sh: the drills of docs/drills.md and of the pages that it links, run without a change."""
 
 from __future__ import annotations
 

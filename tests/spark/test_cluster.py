@@ -1,4 +1,4 @@
-"""The source in executors that are processes of their own and share nothing with the driver but the files."""
+"""The source in executor processes that share only the files with the driver."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def queue_file(root, topic: str, queue_id: int):
 
 
 def change_entry(root, topic: str, queue_id: int, number: int, change) -> None:
-    """change(offset, size, tags) -> the entry that is to stand there; in the queue's first file."""
+    """change(offset, size, tags) -> the entry to write there, in the queue's first file."""
     path = queue_file(root, topic, queue_id)
     with open(path, "r+b") as file:
         file.seek(number * ENTRY.size)

@@ -1,4 +1,4 @@
-"""`pyengine-queue`: what the queues' files hold, counted and listed; the log is not opened."""
+"""`pyengine-queue` counts and lists the entries of the queues' files, without the log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def by_place(row: dict) -> tuple:
 
 
 @pytest.mark.parametrize("recipe", usual(sorted(set(CLEAN) - DAMAGED_END)))
-def test_both_views_hold_what_the_reader_finds(golden, recipe):
+def test_both_views_have_the_entries_that_the_reader_has(golden, recipe):
     root = golden(recipe).root
     wanted = listed(root)
     for least in (1, 3):
@@ -92,7 +92,7 @@ def test_a_queue_without_messages_is_a_row_and_has_no_entries(builder, least):
     assert len(read(builder.root, view="entries", minPartitions=least)) == 60
 
 
-def test_lags_of_a_group(builder):
+def test_the_lag_of_a_group_is_counted_from_its_offset_or_the_minimum(builder):
     offsets = ConsumerOffsets(builder.root)
     offsets.commit("A", "G", {0: 11, 1: 99})
     lags = {(row["topic"], row["partition"]): (row["committedOffset"], row["lag"])
@@ -146,7 +146,7 @@ def test_entries_of_messages_beyond_the_level_do_not_exist(builder):
         ({"vieww": "a"}, "unknown option 'vieww'"),
     ],
 )
-def test_what_is_wrong_is_said(options, sentence):
+def test_a_wrong_option_is_named(options, sentence):
     with pytest.raises(UsageError) as refused:
         read_view_options({"path": "/store", **options})
     assert sentence in str(refused.value)

@@ -26,7 +26,7 @@ def test_public_names_are_functions_in_any_order_of_use():
 
 
 def test_spark_3_is_refused_with_what_to_do(tmp_path):
-    """A stand-in for its package: what is asked of it is whether it has data sources in Python."""
+    """The stand-in for Spark's package has no data sources in Python."""
     package = tmp_path / "pyspark"
     (package / "sql").mkdir(parents=True)
     (package / "__init__.py").write_text('__version__ = "3.5.8"\n')

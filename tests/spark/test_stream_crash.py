@@ -60,7 +60,7 @@ class Driver:
 
 
 def batches(folder: Path, which: str) -> int:
-    """How many batches stand in a log of the checkpoint."""
+    """The number of batches in a log of the checkpoint."""
     try:
         return sum(name.isdecimal() for name in os.listdir(folder / "checkpoint" / which))
     except FileNotFoundError:

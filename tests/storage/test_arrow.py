@@ -185,7 +185,7 @@ def test_every_split_gives_every_row_once(rng):
 
 
 def test_no_byte_at_or_above_the_limit_is_looked_at(rng):
-    """What stands there is spoiled, and the rows below come out all the same."""
+    """The bytes there are damaged; the rows before them are read all the same."""
     builder, data = one_segment(rng, 12)
     for message in builder.messages:
         limit = message.physical_offset

@@ -1,4 +1,4 @@
-"""What a backup is made of: a manifest that tells of each flipped byte, and destinations that all do the same."""
+"""A backup's files: the manifest detects each flipped byte, and all kinds of destination behave alike."""
 
 from __future__ import annotations
 

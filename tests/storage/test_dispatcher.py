@@ -172,7 +172,7 @@ def test_delayed_messages_carry_their_delivery_time(tmp_path):
     cases = [("1", 1000), ("3", 10_000), ("18", 7_200_000), ("99", 7_200_000), ("+2", 5000)]
     for text, _ in cases:
         builder.append("SCHEDULE_TOPIC_XXXX", properties=f"DELAY\x01{text}\x02TAGS\x01tagA")
-    for text in ("0", "-1", "x", "1x", "99999999999"):  # no level: the tags' hash stands
+    for text in ("0", "-1", "x", "1x", "99999999999"):  # no level: the tags' hash is used
         builder.append("SCHEDULE_TOPIC_XXXX", properties=f"DELAY\x01{text}\x02TAGS\x01tagA")
     builder.append("other", properties="DELAY\x013\x02TAGS\x01tagA")
     root, log = store_with(tmp_path, builder)
@@ -310,7 +310,7 @@ def test_a_log_that_begins_later_gives_filler_and_an_earlier_part_fills_it_in(tm
 
 
 def test_a_start_that_was_cut_short_after_making_the_file_is_made_good(tmp_path):
-    """Only filler stands in the file, or not even that: there is no real entry yet."""
+    """The file has filler only, or nothing: no real entry yet."""
     for left_behind in (bytes(400), FILLER_BYTES * 7 + bytes(260), FILLER_BYTES * 20):
         builder = LogBuilder(SEGMENT, first_offset=SEGMENT)
         builder.append(queue_offset=27)

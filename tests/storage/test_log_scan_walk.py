@@ -1,4 +1,4 @@
-"""Two processors walk a range with the outcome of one, whatever stands in it."""
+"""A walk with two processors has the outcome of a walk with one, for any bytes."""
 
 from __future__ import annotations
 

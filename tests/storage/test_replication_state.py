@@ -1,4 +1,4 @@
-"""config/replication.json: the role and the confirmed position survive; for a bad file the one before stands in."""
+"""config/replication.json: the role and the confirmed position survive; for a damaged file the one before it is used."""
 
 from __future__ import annotations
 

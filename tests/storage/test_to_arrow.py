@@ -1,4 +1,4 @@
-"""The log as one Arrow stream, as other engines take it; and the page docs/arrow.md, run as it stands."""
+"""The log as one Arrow stream, as other engines take it; and the page docs/arrow.md, run without a change."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ eventually "... takes producers again" 'put_ok demo after-store'
 ok "... took the living workers over, without recovery" '[ "$(for kind in $KINDS; do pid "$kind" demo; done)" = "$workers" ] && [ "$(status_of demo "d[\"epoch\"]")" = "$epoch" ]'
 before=$(pid reputter demo)
 kill -STOP "$before"
-eventually "a worker that stands still is killed by the watchdog and replaced" "back reputter demo $before"
+eventually "a worker that is stopped is killed by the watchdog and replaced" "back reputter demo $before"
 ok "... the journal says why" 'journalctl -u "$(unit reputter demo)" | grep -qi "watchdog timeout"'
 for kind in store $KINDS; do systemctl kill -s KILL "$(unit "$kind" demo)"; done
 eventually "everything comes back after all were killed at once" 'all_active demo && put_ok demo after-all'

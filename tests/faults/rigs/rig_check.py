@@ -1,7 +1,7 @@
-"""The judge for outside fault rigs: `check(folder, highest acknowledged)` gives None or what is wrong.
+"""The check for other projects' fault rigs: `check(folder, highest acknowledged)` returns None or the failures.
 
 The folder is recovered in place, as the next start would do it, then read through its queues: offsets
-0 to the highest acknowledged must be there, whole and in the order in which they were put.
+0 to the highest acknowledged must be there, undamaged and in the order in which they were put.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check(folder: str, acked: int) -> str | None:
 
 
 def check_live(folder: str, acked: int) -> str | None:
-    """The same after kill -9, where shared memory lives on: `pyengine recover` drains and judges it first."""
+    """The same after kill -9: `pyengine recover` first drains the shared memory that remains."""
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", folder], capture_output=True, text=True,
                           timeout=120)
     if done.returncode not in (0, 2):

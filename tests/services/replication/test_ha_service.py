@@ -189,7 +189,7 @@ def test_with_two_replicas_the_second_best_counts(make_rig):
 
 
 def test_two_links_of_one_host_are_one_slave_where_two_are_asked_for(make_rig):
-    """The old link of a slave that came back may stand until it has been silent for 20 s."""
+    """The old link of a slave that came back may stay open until it has been silent for 20 s."""
     rig = make_rig({"min_in_sync_replicas": 2})
     rig.fill(5000)
     old, new = rig.slave(1), rig.slave(1)

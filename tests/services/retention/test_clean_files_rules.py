@@ -1,4 +1,4 @@
-"""What retention decides, row by row: no disk, no clock."""
+"""The decisions of retention as a table, without a disk or a clock."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_several_hours_can_be_given():
 
 
 @pytest.mark.parametrize("text", ["", ";", "24", "-1", "4h", "04,16", "٤"])
-def test_hours_that_are_none_are_refused_with_a_sentence(text):
+def test_a_value_that_is_no_hour_is_refused(text):
     with pytest.raises(ConfigError, match="as in '04'"):
         EngineConfig(delete_when=text)
 
 
-def test_with_enough_room_left_nothing_goes_before_its_age_and_no_put_is_refused():
+def test_with_enough_room_nothing_is_deleted_before_its_age_and_no_put_is_refused():
     roomy = [disk(99, 16 * GIB), disk(99, 16 * GIB)]
     assert decide(EngineConfig(), roomy, 12) == Decision("space", RESERVED_MS, batch_max=10)  # what is old enough goes all the same
     assert refusal(EngineConfig(), roomy) == (0, "")
@@ -106,7 +106,7 @@ def test_a_refusal_names_the_cause_and_the_cure(uses, bits, says):
     (101, [101], 100), (200, [200], 100), (350, [350, 350], 300),
     (350, [350, 120], 120), (350, [99, 350], 99),
 ])
-def test_the_last_segment_with_data_stays_and_what_is_still_needed(wrote, others, end):
+def test_the_last_segment_with_data_and_needed_segments_are_kept(wrote, others, end):
     assert deletable_end(100, wrote, *others) == end
 
 
@@ -123,11 +123,11 @@ OLD = Decision("time", RESERVED_MS)
     ([(0, 10**15)], 200, NOTHING, 0, 100, 0),                # its turn had come before, but it was held
     ([(0, 10**15)], 200, NOTHING, 0, 300, None),             # no such deletion was begun: garbage
 ])
-def test_only_ever_the_oldest_segment_goes(segments, end, decision, now_ms, removing_end, expected):
+def test_only_the_oldest_segment_is_deleted(segments, end, decision, now_ms, removing_end, expected):
     assert next_to_delete(segments, 100, end, decision, now_ms, removing_end) == expected
 
 
-def test_a_log_over_its_size_loses_its_oldest_whatever_their_age_and_the_disk():
+def test_a_log_over_log_retention_bytes_loses_its_oldest_segments_at_any_age():
     chosen = EngineConfig(log_retention_bytes=1000)
     assert decide(chosen, [disk(50)], 12, log_bytes=1000) == NOTHING
     assert decide(chosen, [disk(50)], 12, log_bytes=1001) == Decision("size", RESERVED_MS, at_once=True, batch_max=10)

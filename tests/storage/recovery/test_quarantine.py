@@ -1,4 +1,4 @@
-"""What leaves the log stands in quarantine first, once, with its note."""
+"""Bytes and files are copied to quarantine before they are removed from the log, once, with a note."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_bytes_are_copied_without_the_zeros_after_them(tmp_path):
     assert segment.read_bytes() == before
 
 
-def test_nothing_but_zeros_is_nothing_to_keep(tmp_path):
+def test_zeros_alone_are_not_copied(tmp_path):
     segment = make_segment(tmp_path)
     quarantine = Quarantine(tmp_path)
     quarantine.add_bytes(segment, 16384, 16384 + 115, 16384 + 4211, "a test")
@@ -66,7 +66,7 @@ def test_a_copy_that_a_crash_left_without_its_note_is_made_again(tmp_path):
     assert len(os.listdir(tmp_path / "quarantine")) == 2
 
 
-def test_a_file_is_moved_and_a_second_one_of_its_name_stands_beside_it(tmp_path):
+def test_a_file_is_moved_and_a_second_one_of_its_name_is_kept_too(tmp_path):
     for turn in range(2):
         segment = make_segment(tmp_path / str(turn))
         content = segment.read_bytes()
@@ -88,7 +88,7 @@ def test_a_folder_can_be_moved_too(tmp_path):
     assert (quarantine.pieces[0].path / "T" / "0" / SEGMENT).read_bytes() == b"x" * 20
 
 
-def test_across_file_systems_a_file_is_copied_before_it_goes(tmp_path, monkeypatch):
+def test_across_file_systems_a_file_is_copied_before_it_is_removed(tmp_path, monkeypatch):
     segment = make_segment(tmp_path)
     content = segment.read_bytes()
     real = os.rename
@@ -106,7 +106,7 @@ def test_across_file_systems_a_file_is_copied_before_it_goes(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_where_the_copy_fails_nothing_is_left_and_the_log_is_untouched(tmp_path, monkeypatch, code):
+def test_a_failed_copy_leaves_no_file_and_an_unchanged_log(tmp_path, monkeypatch, code):
     segment = make_segment(tmp_path)
     before = segment.read_bytes()
 

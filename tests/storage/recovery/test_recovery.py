@@ -153,7 +153,7 @@ def test_every_flipped_byte_above_the_watermark_costs_no_more_than_its_record_an
         assert report.state is RecoveryState.RECOVERED
         if report.end_offset == spoiled_from:
             assert_ends_at(store, report, spoiled_from)
-        # A flipped queue offset, say, is covered by no checksum: it is dispatched as it stands, and again to the same end.
+        # A flipped queue offset, say, is covered by no checksum: it is dispatched as it is, each time with the same result.
         settled = store.tree("checkpoint")
         assert recovered(store).end_offset == report.end_offset
         assert store.tree("checkpoint") == settled, at
@@ -506,7 +506,7 @@ def test_progress_only_grows_and_ends_at_its_total(build_store):
 
 
 def kept_in_quarantine(store):
-    """What stands there, without the notes: they hold the time."""
+    """The quarantined files, without the notes, which contain the time."""
     return sorted(path.read_bytes() for path in (store.root / "quarantine").glob("*") if path.suffix != ".json")
 
 

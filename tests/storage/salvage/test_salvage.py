@@ -1,4 +1,4 @@
-"""Salvage: every whole record of a damaged store stands in the new one, in order, and the old one is untouched."""
+"""Salvage: the new store has every whole record of the damaged one, in order; the damaged one is not changed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import org.apache.rocketmq.store.PutMessageResult;
  * Opens a store as a master and puts messages into it: a new store, or to go on where another engine stopped.
  *
  * <p>A put is a row of a manifest with its body in "body" (base64, null for none) and "batch" true for an encoded batch.
- * Where puts carry "clock" the store's clock stands at that value, so that the bytes depend on the puts alone.
+ * Where puts carry "clock" the store's clock has that value, so that the bytes depend on the puts alone.
  */
 final class Writing {
     static Row of(JSONObject request) throws Exception {
