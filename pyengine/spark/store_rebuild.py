@@ -261,7 +261,7 @@ class WorkersRebuild(RebuildWork):
         parts = self._parts
         if parts is None:
             return None
-        move_to_quarantine(store.root, marker)
+        move_to_quarantine(store, marker)
         self.note = self._make_files(store, options, parts)
         if self.note:
             return None
@@ -279,7 +279,7 @@ class WorkersRebuild(RebuildWork):
             if not note:
                 work.notes.extend(one.note for one in passed)
                 return True
-            move_to_quarantine(work.store.root, marker)  # the incomplete files
+            move_to_quarantine(work.store, marker)  # the incomplete files
         work.notes.append(note)
         return False
 

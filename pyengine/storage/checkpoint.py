@@ -270,9 +270,9 @@ class RebuildMarker:
     pieces: tuple[str, ...]
     is_made: bool = False
 
-    def moved_path(self, root: Path, piece: str) -> Path:
+    def moved_path(self, store: StorePaths, piece: str) -> Path:
         """Return the path of a piece after its move."""
-        return StorePaths(root).quarantine / self.folder / piece
+        return store.quarantine / self.folder / piece
 
 
 _RECOVERY: DurableRecord[RecoveryMarker] = DurableRecord(

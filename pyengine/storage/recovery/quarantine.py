@@ -53,8 +53,8 @@ class QuarantinedPiece:
 class Quarantine:
     """Keeps the pieces of one recovery in quarantine; `pieces` lists them in order. With `dry_run` it only lists them."""
 
-    def __init__(self, root: Root, *, dry_run: bool = False) -> None:
-        self._folder = StorePaths(root).quarantine
+    def __init__(self, store: StorePaths, *, dry_run: bool = False) -> None:
+        self._folder = store.quarantine
         self._dry_run = dry_run
         self.pieces: list[QuarantinedPiece] = []
 
@@ -152,26 +152,26 @@ class Quarantine:
             raise
 
 
-def move_to_quarantine(root: Path, marker: RebuildMarker) -> None:
+def move_to_quarantine(store: StorePaths, marker: RebuildMarker) -> None:
     """Move every piece of `marker`, durably. May be repeated: an incomplete new file in place of a moved piece is removed."""
     for piece in marker.pieces:
-        _move_piece(root, marker, piece)
+        _move_piece(store, marker, piece)
 
 
-def _move_piece(root: Path, marker: RebuildMarker, piece: str) -> None:
+def _move_piece(store: StorePaths, marker: RebuildMarker, piece: str) -> None:
     """Move `piece`, durably. If it was moved already, the file in its place is incomplete and is removed."""
-    source, target = root / piece, marker.moved_path(root, piece)
+    source, target = store.root / piece, marker.moved_path(store, piece)
     if not source.exists():
         return
-    is_topic = source.parent.parent == root
+    is_topic = source.parent.parent == store.root
     if is_topic and target.exists():  # queue by queue, since only some of them may have been moved
         for queue in list(source.iterdir()):
-            _move_piece(root, marker, f"{piece}/{queue.name}")
+            _move_piece(store, marker, f"{piece}/{queue.name}")
         source.rmdir()
     elif target.exists():
         shutil.rmtree(source)
     else:
-        noted = StorePaths(root).quarantine / marker.folder
+        noted = store.quarantine / marker.folder
         if not _note_path(noted).exists():
             write_note(noted, {"from": list(marker.pieces), "reason": "replaced by a rebuild from the log"})
         make_folders(target.parent)

@@ -320,7 +320,7 @@ def restore_queue_times(store: MessageStore, marker: RebuildMarker) -> None:
     for queue in list_queues(store):
         folder = queue.folder.relative_to(store.root)
         if any(str(piece) in marker.pieces for piece in (folder, *folder.parents)):
-            for path, time_ns in _times(queue, marker.moved_path(store.root, str(folder)), log):
+            for path, time_ns in _times(queue, marker.moved_path(store, str(folder)), log):
                 os.utime(path, ns=(time_ns, time_ns))
 
 

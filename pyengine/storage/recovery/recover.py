@@ -247,7 +247,7 @@ class _Recovery:
         log = LogView.of(segments, self._store.segment_bytes, reading.watermark).with_kept_mappings()
         if to_move is not None:
             self._on_step("move")
-            move_to_quarantine(self._store.root, to_move)
+            move_to_quarantine(self._store, to_move)
         queues = list_queues(self._store)
         if self._options.enable_consume_queue_ext:
             refuse_foreign_extensions(self._store)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyengine.errors import DiskError, DiskFullError
+from pyengine.formats.paths import StorePaths
 from pyengine.storage.recovery import quarantine as module
 from pyengine.storage.recovery.quarantine import Quarantine
 
@@ -26,7 +27,7 @@ def make_segment(root: Path) -> Path:
 def test_bytes_are_copied_without_the_zeros_after_them(tmp_path):
     segment = make_segment(tmp_path)
     before = segment.read_bytes()
-    quarantine = Quarantine(tmp_path)
+    quarantine = Quarantine(StorePaths(tmp_path))
     quarantine.add_bytes(segment, 16384, 16484, 16384 + len(before), "a test")
     (piece,) = quarantine.pieces
     assert piece.path.read_bytes() == b"removed-\0-bytes"
@@ -38,7 +39,7 @@ def test_bytes_are_copied_without_the_zeros_after_them(tmp_path):
 
 def test_zeros_alone_are_not_copied(tmp_path):
     segment = make_segment(tmp_path)
-    quarantine = Quarantine(tmp_path)
+    quarantine = Quarantine(StorePaths(tmp_path))
     quarantine.add_bytes(segment, 16384, 16384 + 115, 16384 + 4211, "a test")
     assert quarantine.pieces == []
     assert not (tmp_path / "quarantine").exists()
@@ -47,10 +48,10 @@ def test_zeros_alone_are_not_copied(tmp_path):
 def test_the_same_bytes_are_kept_once_and_other_bytes_beside_them(tmp_path):
     segment = make_segment(tmp_path)
     for _ in range(2):
-        Quarantine(tmp_path).add_bytes(segment, 16384, 16484, 16499, "a test")
+        Quarantine(StorePaths(tmp_path)).add_bytes(segment, 16384, 16484, 16499, "a test")
     assert len(os.listdir(tmp_path / "quarantine")) == 2
     segment.write_bytes(b"kept" * 25 + b"another-\0-piece" + bytes(4096))
-    quarantine = Quarantine(tmp_path)
+    quarantine = Quarantine(StorePaths(tmp_path))
     quarantine.add_bytes(segment, 16384, 16484, 16499, "a test")
     assert len(os.listdir(tmp_path / "quarantine")) == 4
     assert quarantine.pieces[0].path.read_bytes() == b"another-\0-piece"
@@ -60,7 +61,7 @@ def test_a_copy_that_a_crash_left_without_its_note_is_made_again(tmp_path):
     segment = make_segment(tmp_path)
     (tmp_path / "quarantine").mkdir()
     (tmp_path / "quarantine" / f"commitlog-{16484:020d}-15").write_bytes(b"half")
-    quarantine = Quarantine(tmp_path)
+    quarantine = Quarantine(StorePaths(tmp_path))
     quarantine.add_bytes(segment, 16384, 16484, 16499, "a test")
     assert quarantine.pieces[0].path.read_bytes() == b"removed-\0-bytes"
     assert len(os.listdir(tmp_path / "quarantine")) == 2
@@ -70,7 +71,7 @@ def test_a_file_is_moved_and_a_second_one_of_its_name_is_kept_too(tmp_path):
     for turn in range(2):
         segment = make_segment(tmp_path / str(turn))
         content = segment.read_bytes()
-        quarantine = Quarantine(tmp_path)
+        quarantine = Quarantine(StorePaths(tmp_path))
         quarantine.add_file(segment, 16384, "a test")
         assert not segment.exists()
         assert quarantine.pieces[0].path.read_bytes() == content
@@ -82,7 +83,7 @@ def test_a_folder_can_be_moved_too(tmp_path):
     folder = tmp_path / "consumequeue"
     (folder / "T" / "0").mkdir(parents=True)
     (folder / "T" / "0" / SEGMENT).write_bytes(b"x" * 20)
-    quarantine = Quarantine(tmp_path)
+    quarantine = Quarantine(StorePaths(tmp_path))
     quarantine.add_file(folder, 0, "the log is gone", kind="derived")
     assert not folder.exists()
     assert (quarantine.pieces[0].path / "T" / "0" / SEGMENT).read_bytes() == b"x" * 20
@@ -99,7 +100,7 @@ def test_across_file_systems_a_file_is_copied_before_it_is_removed(tmp_path, mon
         real(source, target)
 
     monkeypatch.setattr(module.os, "rename", rename)
-    quarantine = Quarantine(tmp_path)
+    quarantine = Quarantine(StorePaths(tmp_path))
     quarantine.add_file(segment, 16384, "a test")
     assert not segment.exists()
     assert quarantine.pieces[0].path.read_bytes() == content
@@ -114,7 +115,7 @@ def test_a_failed_copy_leaves_no_file_and_an_unchanged_log(tmp_path, monkeypatch
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(module.os, "fsync", fail)
-    quarantine = Quarantine(tmp_path)
+    quarantine = Quarantine(StorePaths(tmp_path))
     with pytest.raises(DiskFullError if code == errno.ENOSPC else DiskError):
         quarantine.add_bytes(segment, 16384, 16484, 16499, "a test")
     assert quarantine.pieces == []

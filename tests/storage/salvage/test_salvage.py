@@ -12,6 +12,7 @@ import pyengine
 from damage import flip
 from fix_golden import CLEAN
 from pyengine.errors import DiskError, DiskFullError, ExitCode, NotAStoreError, UsageError
+from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
 from pyengine.storage.check.check import check
@@ -252,7 +253,7 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
 @pytest.mark.parametrize("damage", [{"restoring_from": "x"}, {"restoring_from": [1]}, {"restored": "x"}, {"physical_offset": -5},
                                     {"physical_offset": 1 << 70}, {"physical_offset": (1 << 63) - 2}, {"size_bytes": -1}])
 def test_a_damaged_note_in_quarantine_costs_its_piece_at_most(stopped, tmp_path, damage):
-    Quarantine(stopped.root).add_bytes(stopped.segment(0), 0, 0, stopped.records[1].start, "a test")
+    Quarantine(StorePaths(stopped.root)).add_bytes(stopped.segment(0), 0, 0, stopped.records[1].start, "a test")
     (path,) = (stopped.root / "quarantine").glob("*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     (name,) = damage
