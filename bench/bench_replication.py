@@ -1,10 +1,10 @@
-"""How fast a slave catches up, and what a put waits for its slave: ours and the real RocketMQ store, in every pairing.
+"""Measure catch-up of a slave, and synchronous puts, for each pair of pyengine and the real RocketMQ store.
 
 usage: python bench/bench_replication.py [--quick] [--rounds N] [--pairs ours+ours,real+real] [--only catch-up|sync]
            [--folder DIR] [--json FILE]
 
-master+slave. The real store runs in JVMs of its own (tests/interop/judge, built by Maven at the first run, with the
-server compiler on); pairs take turns, so that each row and what it is held against were measured in the same minutes.
+A pair is master+slave. The real store runs in JVMs of its own (tests/interop/judge, built by Maven at the first run, with the
+server compiler on); pairs take turns, so that compared rows are measured in the same minutes.
 See bench/README.md.
 """
 
@@ -80,12 +80,12 @@ class Ours:
         return native.load_position(self._memory.control.wrote)
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its processes."""
+        """Return the CPU seconds of all its processes."""
         pids = {native.load(line, "pid") for line in self._memory.control.workers} - {0}
         return sum(cpu_seconds(pid) for pid in pids)
 
     def puts(self, count: int) -> dict[str, Any]:
-        """One at a time, each waited for; statuses, seconds, quantiles in us."""
+        """Put messages one after the other; return statuses, seconds, quantiles in us."""
         body, took, statuses, clock = os.urandom(BODY_BYTES), [], {}, time.perf_counter
         with pyengine.connect(self.store) as producer:
             began = now = clock()
@@ -143,7 +143,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def wait_until(what: str, condition) -> float:
-    """When it became true; SystemExit if it does not."""
+    """Wait for a condition; return the time at which it was true, SystemExit after TIMEOUT_S."""
     deadline = time.perf_counter() + TIMEOUT_S
     while not condition():
         if time.perf_counter() > deadline:
@@ -159,7 +159,7 @@ def free_port() -> int:
 
 
 def make_log(folder: Path, size_bytes: int) -> Path:
-    """A store with so much log, in one segment, stopped in order."""
+    """Make a stopped store with `size_bytes` of log in one segment."""
     store = folder / "made"
     bodies = [os.urandom(BODY_BYTES)] * 64
     with pyengine.Engine(store, **SIZES), pyengine.connect(store) as producer:
@@ -173,8 +173,10 @@ def make_log(folder: Path, size_bytes: int) -> Path:
 
 
 def catch_up(folder: Path, pair: str, made: Path) -> tuple[float, float]:
-    """From the slave's first byte to its last (up to 5 s of silence of a real one are no speed): MB a second, and CPU
-    seconds a GB of both sides, which a busy machine changes less."""
+    """Return MB per second and the CPU seconds per GB of both sides.
+
+    The time is from the slave's first byte to its last, since a real slave waits up to 5 s before the first one.
+    """
     master_kind, slave_kind = pair.split("+")
     port, place = free_port(), Path(tempfile.mkdtemp(dir=folder))
     subprocess.run(["cp", "-a", str(made), str(place / "master")], check=True)
@@ -189,7 +191,7 @@ def catch_up(folder: Path, pair: str, made: Path) -> tuple[float, float]:
         there, cpu = slave.end(), sum(side.cpu_s() for side in sides)
         last = wait_until(f"{pair}: the last byte", lambda: slave.end() >= end)
         cpu = sum(side.cpu_s() for side in sides) - cpu
-        if there >= end:  # all of it had come before the first look
+        if there >= end:  # the slave had all at the first poll
             return end / (first - began) / 1e6, float("nan")
         return (end - there) / (last - first) / 1e6, cpu / (end - there) * 1e9
     finally:
@@ -199,7 +201,7 @@ def catch_up(folder: Path, pair: str, made: Path) -> tuple[float, float]:
 
 
 class SyncPair:
-    """A SYNC_MASTER and its slave, up and warm."""
+    """A running SYNC_MASTER and its slave, after WARM_UP puts."""
 
     def __init__(self, folder: Path, pair: str) -> None:
         master_kind, slave_kind = pair.split("+")

@@ -1,10 +1,10 @@
-"""Hold the engine against other logs in the same run, in turns. See bench/README.md.
+"""Compare the engine with other logs, which take turns in one run. See bench/README.md.
 
 usage: python bench/bench_rivals.py [--quick] [--rounds N] [--share N] [--folder DIR] [--only TEXT] [--rivals NAME,...]
                                     [--json FILE] [--compare FILE]
 
 Needs Java 17 and Maven for RocketMQ, Chronicle Queue and Aeron Archive (rivals/, built at the first run), the package
-`lmdb` for LMDB; what is not there is left out and named.
+`lmdb` for LMDB; a log that is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SECONDS_MAX = 600.0
 
 @dataclass(frozen=True)
 class Work:
-    """What is put, by whom, and beside whom. `floor` and `aim`: our rate beside RocketMQ's."""
+    """One kind of load, and the logs that are compared. `floor` and `aim`: pyengine's rate relative to RocketMQ's."""
 
     name: str
     kind: str           # of producing.py
@@ -78,7 +78,7 @@ WORKS = (
 
 @dataclass
 class Turn:
-    """What one log did in one round. `busy_us`: CPU of all its processes for each message."""
+    """The result of one log in one round. `busy_us`: CPU time of all its processes for each message."""
 
     rate: float
     busy_us: float
@@ -97,12 +97,12 @@ class Outcome:
         return statistics.median(of(turn) for turn in self.turns[log])
 
     def ratio(self, rival: str) -> float:
-        """Median of our rate beside the rival's, round by round."""
+        """Return the median over the rounds of pyengine's rate relative to the rival's."""
         return statistics.median(ours.rate / its.rate for ours, its in zip(self.turns[OURS], self.turns[rival], strict=True))
 
 
 class Rivals:
-    """The logs that can be measured here."""
+    """Return the logs that are installed here."""
 
     def __init__(self, wanted: tuple[str, ...]) -> None:
         self.missing: dict[str, str] = {}
@@ -119,7 +119,7 @@ class Rivals:
         self.names = tuple(name for name in wanted if name not in self.missing)
 
     def turn(self, log: str, work: Work, messages: int, folder: Path) -> Turn:
-        """One turn of a rival in a process of its own."""
+        """Run one turn of a rival in a process of its own."""
         script = [sys.executable, str(HERE / "other_python.py")] if log in PYTHON_LOGS else self._command
         command = [*script, log, str(folder), str(work.size_bytes), str(work.producers), str(messages), *(["sync"] if work.sync else [])]
         (answer,) = run_together([command])
@@ -128,7 +128,7 @@ class Rivals:
 
 
 def our_turn(work: Work, messages: int, folder: Path) -> Turn:
-    """The engine and its producers, each a process."""
+    """Run one turn of the engine and its producer processes."""
     store = folder / "store"
     with pyengine.Engine(store, **SETTINGS | {"flush_disk_type": "SYNC_FLUSH" if work.sync else "ASYNC_FLUSH"}):
         before_s = engine_cpu_seconds(store)
@@ -141,7 +141,7 @@ def our_turn(work: Work, messages: int, folder: Path) -> Turn:
 
 
 def measure(work: Work, rivals: Rivals, rounds: int, share: int, folder: Path) -> Outcome:
-    """Each round all logs put as many messages, in turns; the order goes round."""
+    """Let all logs put the same number of messages in each round; the order rotates."""
     outcome = Outcome(work)
     logs = [OURS, *(name for name in work.rivals if name in rivals.names)]
     messages = max(work.messages // share, 256 * work.producers)
@@ -158,7 +158,7 @@ def measure(work: Work, rivals: Rivals, rounds: int, share: int, folder: Path) -
 
 
 def machine(folder: Path, load: float) -> dict[str, object]:
-    """What the figures depend on. `load`: before the run, which makes load of its own."""
+    """Return what the figures depend on; `load` is the load before the run."""
     kind = max((part for part in psutil.disk_partitions(all=True) if folder.is_relative_to(part.mountpoint)),
                key=lambda part: len(part.mountpoint)).fstype
     return {"cpus": os.cpu_count(), "python": sys.version.split()[0], "kernel": os.uname().release, "file_system": kind,
@@ -166,7 +166,7 @@ def machine(folder: Path, load: float) -> dict[str, object]:
 
 
 def earlier_outcomes(path: Path) -> dict[str, Outcome]:
-    """What a run kept with --json, by the name of the work."""
+    """Read the results of a run with --json, by the name of the work."""
     found = {}
     for one in json.loads(path.read_text())["outcomes"]:
         work = Work(**one["work"] | {"rivals": tuple(one["work"]["rivals"])})
@@ -175,7 +175,7 @@ def earlier_outcomes(path: Path) -> dict[str, Outcome]:
 
 
 def compared(now: Outcome, then: Outcome | None, rivals: Rivals) -> str:
-    """Our rate then, and for each log of both runs ours beside its, then and now: it moves less than the machine does."""
+    """Return pyengine's rate in the earlier run, and its ratio to each log of both runs, then and now."""
     if then is None:
         return ""
     both = [name for name in rivals.names if name in now.turns and name in then.turns]
@@ -185,7 +185,7 @@ def compared(now: Outcome, then: Outcome | None, rivals: Rivals) -> str:
 
 
 def show(outcomes: list[Outcome], rivals: Rivals, earlier: dict[str, Outcome] | None) -> None:
-    """One line for each work: our rate, then ours beside each rival's, then what it was in an earlier run."""
+    """Print a line for each work: pyengine's rate, its ratio to each rival's, and those of an earlier run."""
     from rich.console import Console
     from rich.table import Table
 

@@ -63,14 +63,14 @@ class Bench:
         return pyengine.Engine(path, **{**SETTINGS, **settings}), path
 
     def produce(self, store: Path, kind: str, size: int, producers: int = 1, count: int = 1) -> list[Produced]:
-        """Run producer processes side by side; what each of them did. What made their puts wait is kept for stalls()."""
+        """Run producer processes together; return the result of each. The causes of their waits are kept for stalls()."""
         waits = Waits(store)
         answers = produce(store, kind, size, self.seconds, count, producers)
         self._waited.setdefault((kind, size, producers, count), []).append(waits.why())
         return answers
 
     def stalls(self, kind: str, size: int, producers: int = 1, count: int = 1) -> dict[str, float]:
-        """Notes of what made the puts of those produce() wait, by cause, from the flight recorder; they are forgotten then."""
+        """Return and clear the notes of the flight recorder about waits in those produce(), by cause."""
         notes: dict[str, float] = {}
         for why in self._waited.pop((kind, size, producers, count), []):
             for cause in why.causes:
@@ -116,7 +116,7 @@ def bench_async_many(bench: Bench) -> None:
 
 
 def bench_sync(bench: Bench) -> None:
-    """Second by second in turns with the disk alone, since what the disk does changes from one second to the next."""
+    """Measure synced puts in turns of a second with the disk alone, whose speed changes from second to second."""
     engine, path = bench.store(flush_disk_type="SYNC_FLUSH")
     size = 1024
     seconds, bench.seconds = bench.seconds, 1.0
@@ -157,7 +157,7 @@ def bench_visible(bench: Bench) -> None:
 
 
 def bench_new_topics(bench: Bench) -> None:
-    """From the first put to a new topic until all of them can be read, and the orderly stop afterwards."""
+    """Measure the time from the first put to a new topic until all messages can be read, and the orderly stop."""
     topics = 10_000 if bench.rounds > 1 else 2_000
     rates, limits, stops = [], [], []
     for _ in range(bench.rounds):
@@ -178,7 +178,7 @@ def bench_new_topics(bench: Bench) -> None:
 
 
 def bench_recovery(bench: Bench) -> None:
-    """What `recover` does after kill -9 with and without what shared memory remembers, and after an orderly stop.
+    """Measure `recover` after kill -9 with and without the shared memory, and after an orderly stop.
 
     Of a log that was synced. One that was not is written over itself and synced (docs/recovery.md): beside a plain write and sync
     of as many bytes.
@@ -221,7 +221,7 @@ def bench_recovery(bench: Bench) -> None:
 
 
 def _wait_synced(path: Path) -> None:
-    """Until the durable watermark has all that was put, and queues and index have it, too."""
+    """Wait until all messages are durable and in queues and index."""
     wait_dispatched(path)
     end = engine_status(path, {})["positions"]["wrote"]
     while (watermark := read_watermark(path).watermark) is None or watermark.flushed < end:
@@ -229,7 +229,7 @@ def _wait_synced(path: Path) -> None:
 
 
 def bench_recovery_topics(bench: Bench) -> None:
-    """What `recover` takes for many queues of one message each, after kill -9 without what shared memory remembers."""
+    """Measure `recover` of many queues of one message each, after kill -9 and without the shared memory."""
     topics = 5_000 if bench.rounds > 1 else 1_000
     seconds, cpu_us = [], []
     for _ in range(bench.rounds):
@@ -250,7 +250,7 @@ def bench_recovery_topics(bench: Bench) -> None:
 
 
 def bench_reads(bench: Bench) -> None:
-    """What is in the page cache, by queue as Python objects whose body is read, and the whole log as Arrow columns."""
+    """Measure reads from the page cache: queues as Python objects with their bodies, the log as Arrow columns."""
     for size in (128, 1024):
         engine, path = bench.store()
         with engine:
@@ -269,7 +269,7 @@ def bench_reads(bench: Bench) -> None:
 
 
 def _pull_all(path: Path, count: int) -> tuple[float, float]:
-    """(messages a second, CPU us for each) of a consumer without a group."""
+    """Return (messages/s, CPU us for each message) of a consumer without a group."""
     with pyengine.consume(path, "bench", from_="first") as consumer:
         total, began_cpu_s, began_s = 0, time.process_time(), time.perf_counter()
         while found := consumer.pull(count, timeout_s=0):
@@ -280,7 +280,7 @@ def _pull_all(path: Path, count: int) -> tuple[float, float]:
 
 
 def _scan_all(path: Path, columns: list[str] | None) -> tuple[float, float]:
-    """(GB of log a second, GB per second of CPU)."""
+    """Return (GB of log per second, GB of log per CPU second)."""
     with pyengine.open_store(path) as reader:
         log_bytes = reader.max_physical_offset()
         began_cpu_s, began_s = time.process_time(), time.perf_counter()
@@ -290,7 +290,7 @@ def _scan_all(path: Path, columns: list[str] | None) -> tuple[float, float]:
 
 
 def _fill(path: Path, log_bytes: int, size: int = 1024) -> None:
-    """So many bytes of log, messages of one size, as fast as one producer puts them."""
+    """Put messages of one size until the log has so many bytes."""
     with pyengine.connect(path) as producer:
         bodies, end = [os.urandom(size)] * 256, 0
         while end < log_bytes:
@@ -308,7 +308,7 @@ def kill_all(path: Path) -> None:
 
 
 def recover(path: Path) -> tuple[dict, float, float]:
-    """(report, seconds, CPU seconds) of one `pyengine recover`."""
+    """Return (report, seconds, CPU seconds) of one `pyengine recover`."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     report = json.loads(subprocess.run([sys.executable, "-m", "pyengine", "recover", str(path), "--json"], check=True,
                                        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)}).stdout)
@@ -317,7 +317,7 @@ def recover(path: Path) -> tuple[dict, float, float]:
 
 
 def counting_cost_ns(passes: int, entries: int) -> float:
-    """What counting costs a put in ns, with `entries` puts in each pass."""
+    """Return the cost of the statistics for each put in ns, with `entries` puts in each pass."""
     stats, meter = store_stats.private(), ffi.new("struct ms_put_meter *")
     meter.stats = ffi.addressof(stats, "put")
     began_ns = time.monotonic_ns()
@@ -326,7 +326,7 @@ def counting_cost_ns(passes: int, entries: int) -> float:
 
 
 def bench_statistics(bench: Bench) -> None:
-    """What the writer pays to count one put, against what a put costs its producer."""
+    """Measure the cost of counting a put, and compare it with the producer's cost of a put."""
     counting = [counting_cost_ns(passes=5_000_000, entries=1) for _ in range(bench.rounds)]
     grouped = [counting_cost_ns(passes=50_000, entries=100) for _ in range(bench.rounds)]
     engine, path = bench.store()
@@ -363,7 +363,7 @@ def bench_workers(bench: Bench) -> None:
 
 
 def bench_memory(bench: Bench) -> None:
-    """Private bytes of each worker before and after a long run: none of them may grow with the messages."""
+    """Measure the private bytes of each worker before and after many puts: they must not grow with the messages."""
     messages = 10_000_000 if bench.rounds > 1 else 1_000_000
     warm_up = messages // 10
     engine, path = bench.store()
@@ -387,7 +387,7 @@ def bench_memory(bench: Bench) -> None:
 
 
 def put_messages(producer: pyengine.Producer, count: int) -> None:
-    """So many messages of 128 B with a key, over 64 queues of 4 topics."""
+    """Put `count` messages of 128 B with a key into 64 queues of 4 topics."""
     bodies = [os.urandom(128)] * 256
     for number in range(-(-count // len(bodies))):
         result = producer.put_many(f"bench-{number % 4}", bodies, queue_id=number // 4 % 16, keys="some-key")
@@ -396,12 +396,12 @@ def put_messages(producer: pyengine.Producer, count: int) -> None:
 
 
 def processes_of(path: Path) -> list[psutil.Process]:
-    """Every living process of the engine, the supervisor too."""
+    """Return all living processes of the engine, with the supervisor."""
     return [psutil.Process(pid) for pid in engine_pids(path)]
 
 
 def _writer_replaced_ms(path: Path) -> float:
-    """From the death of the writer to the acknowledgement of a put; at least 10 s after the last one, or the supervisor pauses."""
+    """Measure the time from the writer's death to an acknowledged put, at least 10 s after the last death: no restart pause."""
     writer = next(worker for worker in engine_status(path, {})["workers"] if worker["kind"] == "writer")
     time.sleep(max(0.0, psutil.Process(writer["pid"]).create_time() + HEALTHY_AFTER_S + 1 - time.time()))
     with pyengine.connect(path) as producer:
@@ -413,7 +413,7 @@ def _writer_replaced_ms(path: Path) -> float:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of its own: what it has written to and shares neither with a file nor, since a fork, with another process."""
+    """Return the process's private dirty bytes: neither a file's nor shared since a fork."""
     total, is_own = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         first, *rest = line.split()

@@ -157,7 +157,7 @@ class EngineConfig:
         "`pyengine promote` sets it.", group="replication")
     ha_allow_plain: str = setting(
         "", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret: slaves at these addresses "
-        "get the log and confirm it, and a slave believes a master there.", group="replication")
+        "get the log and confirm it, and a slave trusts a master there.", group="replication")
     ha_master_address: str = setting(
         "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
     slave_timeout_ms: int = setting(

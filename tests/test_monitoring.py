@@ -1,4 +1,4 @@
-"""The alerts and the dashboard of monitoring/: whole, and each alert with a case in which it fires and one in which it does not.
+"""The alerts and the dashboard of monitoring/: each alert has a case in which it fires and one in which it is silent.
 
 That they ask only for what `pyengine metrics` exports is in tests/cli/test_cli_metrics.py.
 """

@@ -438,7 +438,7 @@ def test_a_false_slave_confirms_what_it_was_sent_and_nothing_else(master):
         modest.report(1)
         until(service, modest, lambda: modest.end == writer.end, "it was sent the log")
         modest.report(writer.end)
-        until(service, modest, lambda: native.load_position(owner.control.confirm) == writer.end, "it is believed")
+        until(service, modest, lambda: native.load_position(owner.control.confirm) == writer.end, "the report is confirmed")
     assert {name: native.load_position(getattr(owner.control, name)) for name in before} == before
 
 

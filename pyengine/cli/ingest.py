@@ -94,7 +94,7 @@ def ingest(
         with AckedList(acked):  # a file that cannot be written is an error before the first batch
             pass
     whole = Job(str(store), topic, settings, queues, 0, format_, tags, [], None if acked is None else str(acked))
-    jobs, total_bytes = _share_out(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
+    jobs, total_bytes = _split_job(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
     started = time.monotonic()
     with byte_bar(f"ingest into {topic}", total_bytes) as show:
         tally = _produce_in_process(jobs[0], show) if len(jobs) == 1 else run_jobs(jobs, lambda now: show(now.read_bytes))
@@ -112,8 +112,8 @@ def _produce_in_process(job: Job, show: Callable[[int], None]) -> Tally:
         return produce(job, report)
 
 
-def _share_out(whole: Job, files: Sequence[Path], producers: int) -> tuple[list[Job], int | None]:
-    """Split `whole` into jobs, one for each producer that has work; return them and the bytes of all, None for standard input."""
+def _split_job(whole: Job, files: Sequence[Path], producers: int) -> tuple[list[Job], int | None]:
+    """Split `whole` into a job for each producer that has work; return the jobs and the total bytes, None for standard input."""
     if not files:
         return [whole], None
     sized = [(str(path), size_of(path)) for path in files]
@@ -186,33 +186,33 @@ def run_jobs(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
 
     If one fails, stop the others and raise its EngineError. No producer process remains in any case, also after Ctrl-C.
     """
-    crew: list[subprocess.Popen[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
     tallies = [Tally() for _ in jobs]
     done: set[int] = set()
     try:
         for job in jobs:
-            crew.append(_start(job))
+            processes.append(_start(job))
         with selectors.DefaultSelector() as selector:
-            for number, process in enumerate(crew):
+            for number, process in enumerate(processes):
                 selector.register(_stdout_of(process), selectors.EVENT_READ, number)
             while selector.get_map():
                 for key, _ in selector.select():
                     number = key.data
-                    line = _stdout_of(crew[number]).readline()
+                    line = _stdout_of(processes[number]).readline()
                     if line:
                         tallies[number], finished = _read(line)
                         done |= {number} if finished else set()
                         report(_sum(tallies))
                         continue
                     selector.unregister(key.fileobj)
-                    code = crew[number].wait()
+                    code = processes[number].wait()
                     if number not in done:
                         raise EngineError(
-                            f"a producer (pid {crew[number].pid}) ended without an answer, exit code {code}; "
+                            f"a producer (pid {processes[number].pid}) ended without an answer, exit code {code}; "
                             f"{tallies[number].messages:,} of its messages had been acknowledged")
         return _sum(tallies)
     finally:
-        for process in crew:
+        for process in processes:
             _stop(process)
 
 
@@ -518,8 +518,8 @@ class _Work:
         """Count what was acknowledged; for a refusal raise EngineError that names file and line."""
         is_unconfirmed = result.status in UNCONFIRMED
         if not result.ok and not is_unconfirmed:
-            fate = "" if result.indeterminate else " are not stored"  # else the reason says it
-            raise EngineError(f"{place}: the next {len(bodies)} line(s){fate}: {result.status.name}: {result.reason}")
+            not_stored = "" if result.indeterminate else " are not stored"  # the reason of an indeterminate result says it
+            raise EngineError(f"{place}: the next {len(bodies)} line(s){not_stored}: {result.status.name}: {result.reason}")
         if self.acked is not None:
             self.acked.add(result, bodies)
         self.tally.add(Tally(len(bodies), sum(map(len, bodies)), read_bytes, len(bodies) if is_unconfirmed else 0))

@@ -269,7 +269,7 @@ _TABLE = (
         scene=RECOVERY),
     *_steps("pyengine/storage/recovery/recover.py", "recover",
         _("recovery_queue_cut", "one queue is cut back to the log"),
-        _("recovery_index_deleted", "index files that could not be believed are gone", modes="async sync"),
+        _("recovery_index_deleted", "index files that recovery cannot trust are deleted", modes="async sync"),
         scene=RECOVERY),
     *_steps("pyengine/storage/recovery/dispatch.py", "recover",
         _("recovery_dispatched", "queues and index have everything, nothing of it is durable"),

@@ -36,7 +36,7 @@ def test_the_table_has_a_line_for_each(tmp_path, monkeypatch):
     assert "no put waited 5 ms or more" in done.stdout
 
 
-def test_what_is_no_directory_is_refused(tmp_path):
+def test_a_path_that_is_no_directory_is_refused(tmp_path):
     done = run("bench", tmp_path / "missing")
     assert done.code == 2 and "is not a directory" in done.stderr
 

@@ -33,6 +33,6 @@ def test_a_changed_body_is_told_and_the_exit_code_3(golden):
     assert human.code == 3 and "body differs; the body does not fit its checksum in OTHER" in human.stdout
 
 
-def test_what_is_no_store_is_refused(golden, tmp_path):
+def test_a_path_without_a_store_is_refused(golden, tmp_path):
     ran = run("diff", golden("basic").root, tmp_path / "nothing")
     assert ran.code == 2 and "does not exist" in ran.stderr

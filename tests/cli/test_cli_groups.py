@@ -93,7 +93,7 @@ def test_reset_of_one_queue_leaves_the_others(store):
     ["list", "--to", "first"],
     ["lose"],
 ])
-def test_what_makes_no_sense_is_a_usage_error(store, arguments):
+def test_wrong_options_are_a_usage_error(store, arguments):
     before = (store.root / "config" / "consumerOffset.json").read_bytes()
     assert groups(store, *arguments).code == 2
     assert (store.root / "config" / "consumerOffset.json").read_bytes() == before

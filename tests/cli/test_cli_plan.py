@@ -163,7 +163,7 @@ def test_it_shows_a_table_and_one_document(monkeypatch):
 
 @pytest.mark.parametrize("words", [("--size", "1KiB"), ("--rate", "5", "--size", "x"), ("--rate", "0", "--size", "1"),
                                    ("--rate", "1", "--size", "1", "--retention", "soon")])
-def test_what_is_missing_or_wrong_is_named(words):
+def test_a_missing_or_wrong_option_is_named(words):
     ran = run("plan", *words)
     assert ran.code == 2 and ran.stdout == "" and "Traceback" not in ran.stderr
 

@@ -127,7 +127,7 @@ def test_a_slave_whose_log_is_damaged_is_no_master_that_takes_puts(make_engine):
     assert run("stop", one.root).code in (0, 6)
 
 
-def test_what_could_not_run_as_a_master_is_left_as_it_is(make_engine):
+def test_a_store_that_could_not_run_as_a_master_is_unchanged(make_engine):
     one = make_engine(dispatch_at="replicated", **SLAVE)
     one.start()
     supervisor = one.pid("supervisor")

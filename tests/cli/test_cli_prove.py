@@ -90,7 +90,7 @@ def test_what_made_puts_wait_is_told_by_cause(tmp_path):
     assert proof.stalls["longest_ms"] >= 5
 
 
-def test_what_is_no_directory_is_refused(tmp_path):
+def test_a_path_that_is_no_directory_is_refused(tmp_path):
     done = run("prove", tmp_path / "missing")
     assert done.code == 2 and "is not a directory" in done.stderr
 

@@ -210,7 +210,7 @@ def test_two_restores_at_once_are_refused(cut):
 @pytest.mark.parametrize(("arguments", "says"), [
     (("list", "x"), "list takes no NAME"), (("show",), "show needs the name of a piece"), (("restore", "x"), "holds no x"),
 ])
-def test_what_is_wrong_is_said(cut, arguments, says):
+def test_wrong_arguments_are_named(cut, arguments, says):
     ran = run("quarantine", cut[0].root, *arguments)
     assert ran.code == 2 and says in ran.stderr
 

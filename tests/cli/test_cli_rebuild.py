@@ -53,7 +53,7 @@ def test_damage_below_what_was_durable_is_refused(golden):
 
 
 @pytest.mark.parametrize("words", [("--queue-id", "1"), ("--topic", "nobody")])
-def test_what_makes_no_sense_is_a_usage_error(golden, words):
+def test_wrong_options_are_a_usage_error(golden, words):
     assert run("rebuild", golden("basic").root, *words).code == 2
 
 

@@ -49,7 +49,7 @@ def test_sizes_are_those_of_the_records_that_the_queues_name(builder):
     (("delete", "orders", "--sizes"), "--sizes needs the action list"),
     (("create", "x", "--queues", "99999"), "give 1 to 65536"),
 ])
-def test_what_is_wrong_is_said(builder, arguments, says):
+def test_wrong_arguments_are_named(builder, arguments, says):
     done = run("topics", builder.root, *arguments)
     assert done.code == 2 and says in done.stderr
 

@@ -1,4 +1,4 @@
-"""Cutting files into ranges: every line once, whatever the cuts."""
+"""The division of files into ranges: each line is in one range."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_folders_stand_for_their_files_in_order(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "sentence"), [("gone", "does not exist"), ("empty", "holds no file")])
-def test_what_is_not_there_is_refused(tmp_path, name, sentence):
+def test_a_missing_path_is_refused(tmp_path, name, sentence):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=sentence):
         find_files([tmp_path / name], None)

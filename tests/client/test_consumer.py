@@ -251,7 +251,7 @@ def test_messages_of_one_millisecond_all_count(builder, consume):
 
 
 @pytest.mark.parametrize("start", ["end", -1, 1.5, None, datetime(2026, 1, 1)])
-def test_what_is_no_start_is_refused(builder, consume, start):
+def test_a_wrong_start_is_refused(builder, consume, start):
     with pytest.raises(UsageError):
         consume(from_=start)
 
@@ -744,7 +744,7 @@ def test_a_child_forked_while_another_thread_uses_it_is_told_so(builder, consume
     assert len(consumer.pull()) == 1
 
 
-def test_what_is_no_store_or_no_name_is_refused(builder, consume, tmp_path):
+def test_a_wrong_path_topic_or_group_is_refused(builder, consume, tmp_path):
     with pytest.raises(NotAStoreError):
         pyengine.consume(tmp_path / "nothing", "orders", group="billing")
     for group in ("", "a@b", "a/b", "x" * 200):

@@ -181,7 +181,7 @@ def test_an_end_while_a_message_waits_to_be_handled_again_leaves_it_to_the_next_
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_what_is_no_exception_ends_the_call(engine, names, running, concurrency):
+def test_a_base_exception_ends_the_call(engine, names, running, concurrency):
     put(engine, names[0], 1)
 
     def handle(message):

@@ -930,7 +930,7 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize("changes", NOT_PLAIN.values(), ids=[name.replace(" ", "-") for name in NOT_PLAIN])
-def test_what_is_no_plain_send_is_left_to_be_read(shared_parts, changes):
+def test_another_request_than_a_plain_send_is_left_in_the_buffer(shared_parts, changes):
     with shared_parts.producer() as producer:
         first, other = send_frame(1), send_frame(2, **changes)
         assert exchange(producer, made_sends(), first + other + first)[0] == len(first)

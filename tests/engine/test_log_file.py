@@ -1,4 +1,4 @@
-"""The engine's log while it runs: set aside when it is large, followed when it was moved."""
+"""The log file of a running engine: renamed when it is large, opened again when it was moved."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_new(path: Path) -> bool:
         return False
 
 
-def test_a_log_that_has_grown_large_is_set_aside_while_the_engine_runs(engine):
+def test_a_large_log_is_renamed_while_the_engine_runs(engine):
     path = engine.root / "engine.log"
     first = path.read_text()
     os.truncate(path, log_file.BYTES_MAX + 1)  # as if so much had been written
@@ -66,7 +66,7 @@ def test_a_log_that_has_grown_large_is_set_aside_while_the_engine_runs(engine):
 
 
 @pytest.mark.parametrize("how", ["moved", "moved away", "removed"])
-def test_a_log_that_somebody_else_moves_is_opened_anew(engine, how, tmp_path):
+def test_a_log_that_another_program_moves_is_opened_again(engine, how, tmp_path):
     path = engine.root / "engine.log"
     if how == "removed":
         path.unlink()
@@ -108,7 +108,7 @@ def run_program(root: Path, act: str = "", **streams: object) -> subprocess.Comp
     return subprocess.run([sys.executable, "-c", PROGRAM.format(act=act), str(root)], env=environment(), check=True, timeout=60, **streams)
 
 
-def test_stdout_follows_only_where_it_was_the_log_too(tmp_path):
+def test_stdout_is_redirected_only_if_it_was_the_log(tmp_path):
     with log_file.open_log(tmp_path) as log:
         run_program(tmp_path, stdout=log, stderr=log)
     assert (tmp_path / "engine.log").read_text() == "y\nz\n" and (tmp_path / "engine.log.1").read_text() == "x" * 100 + "\n"
@@ -117,19 +117,19 @@ def test_stdout_follows_only_where_it_was_the_log_too(tmp_path):
     assert done.stdout == b"y\n" and (tmp_path / "engine.log").read_text() == "z\n"
 
 
-def test_a_stderr_that_is_no_log_is_left_alone(tmp_path):
+def test_a_stderr_that_is_no_log_is_unchanged(tmp_path):
     done = run_program(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.stderr == b"x" * 100 + b"\nz\n" and not list(tmp_path.iterdir())
 
 
-def test_a_log_that_cannot_be_made_leaves_the_old_one(tmp_path):
+def test_the_old_log_is_used_if_a_new_one_cannot_be_created(tmp_path):
     act = "os.rename(Path(sys.argv[1]) / 'engine.log', Path(sys.argv[1]) / 'engine.log.2'); os.mkdir(Path(sys.argv[1]) / 'engine.log')"
     with log_file.open_log(tmp_path) as log:
         run_program(tmp_path, act, stdout=log, stderr=log)
     assert (tmp_path / "engine.log.2").read_text() == "x" * 100 + "\ny\nz\n"
 
 
-def test_the_service_manager_is_told_a_path_of_any_bytes(tmp_path, monkeypatch):
+def test_the_service_manager_gets_a_path_of_any_bytes(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -137,7 +137,7 @@ def test_the_service_manager_is_told_a_path_of_any_bytes(tmp_path, monkeypatch):
         assert manager.recv(1000) == b"STATUS=cannot open /store/\xff\nWATCHDOG=1"
 
 
-def test_a_process_without_a_free_descriptor_does_not_end_for_telling_its_manager(tmp_path, monkeypatch):
+def test_a_process_without_a_free_descriptor_survives_a_notification(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))

@@ -582,7 +582,7 @@ def test_a_foreign_lock_keeps_us_out_and_says_whose_it_is(make_engine):
     (lambda root: (root.mkdir(), (root / "commitlog").mkdir(), (root / "commitlog" / "stray.tmp").touch()),
      CorruptionError, "stray.tmp"),
 ])
-def test_what_is_no_store_is_refused_and_left_alone(make_engine, prepare, error, says):
+def test_a_path_that_cannot_be_a_store_is_refused_and_unchanged(make_engine, prepare, error, says):
     engine = make_engine()
     prepare(engine.root)
     with pytest.raises(error, match=says):

@@ -1,4 +1,4 @@
-"""A disk that fails under a real file system: after a failed sync nothing is believed that the disk does not hold.
+"""A disk that fails under a real file system: after a failed sync only what the disk has is used.
 
 The kernel marks pages clean that it could not write. A reader that has them mapped keeps them in memory, so a
 recovery that reads well and syncs again with success proves nothing: what counts is what is on the disk.

@@ -44,7 +44,7 @@ def test_what_the_list_says_of_a_step_can_be():
     ("new_file_linked", "write name:nth:kill"),
     ("commit_point:1:kill", "build with PYENGINE_BUILD_FAILPOINTS=1"),
 ])
-def test_what_cannot_be_armed_is_said(text, sentence):
+def test_a_failpoint_that_cannot_be_armed_is_an_error(text, sentence):
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine.native.failpoint"], cwd=ROOT, capture_output=True, text=True,
                           env=os.environ | {"PYENGINE_FAILPOINT": text, "PYTHONPATH": str(ROOT)}, timeout=60)
     assert done.returncode == 1 and sentence in done.stderr

@@ -66,7 +66,7 @@ class Named:
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "1/0", "a/b"])
-def test_what_is_no_share_is_refused(monkeypatch, capsys, text):
+def test_a_wrong_share_is_refused(monkeypatch, capsys, text):
     monkeypatch.setattr(sys, "argv", ["failpoints", "--share", text])
     with pytest.raises(SystemExit) as ended:
         main()

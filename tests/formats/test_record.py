@@ -132,7 +132,7 @@ def test_longest_topic_and_properties():
     ],
     ids=str,
 )
-def test_what_has_no_room_in_its_field_is_refused(wrong):
+def test_a_value_longer_than_its_field_is_refused(wrong):
     with pytest.raises(UsageError):
         encode_record(**({"topic": "T", "body": b""} | wrong))
 

@@ -145,7 +145,7 @@ def test_message_id_of_an_ipv4_and_an_ipv6_store_host():
 @pytest.mark.parametrize(
     "text", ["", "xyz", "C0A8000900002A9F00000000000000", "C0" * 17, "C0A8 000900002A9F0000000000000083", "C0" * 8 + "FF" * 8]
 )
-def test_what_is_no_message_id(text):
+def test_a_wrong_message_id_is_refused(text):
     with pytest.raises(FormatError):
         decode_message_id(text)
 
@@ -165,7 +165,7 @@ def test_a_host_is_its_address_and_port_in_bytes(text, data):
 
 
 @pytest.mark.parametrize("text", ["", ":1", "1.2.3:1", "1.2.3.4:", "1.2.3.4:x", "::1", "[1.2.3.4]:1", "host:1"])
-def test_what_is_no_host(text):
+def test_a_wrong_host_is_refused(text):
     with pytest.raises(UsageError):
         encode_host(text)
 
@@ -186,7 +186,7 @@ def test_config_text_inside_strings_is_left_alone():
 
 
 @pytest.mark.parametrize("text", ["", "{", "{3:12", "offsetTable"])
-def test_what_is_no_config_text(text):
+def test_a_wrong_config_text_is_refused(text):
     with pytest.raises(FormatError):
         decode_config(text)
 
@@ -205,6 +205,6 @@ def test_the_default_has_eighteen_delay_levels():
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "1x", "-1s"])
-def test_what_is_no_delay_table(text):
+def test_a_wrong_delay_table_is_refused(text):
     with pytest.raises(ConfigError):
         parse_delay_levels(text)

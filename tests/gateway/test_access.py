@@ -196,7 +196,7 @@ def test_white_addresses_are_written_as_in_rocketmq(text, yes, others):
 
 @pytest.mark.parametrize("text", ["10.0.0", "10.0.0.256", "10.0.0.-5", "10.0.0.9-3", "10.0.0.1-256", "10.0.*", "x", "10.0.{1}.2",
                                   "10.0.0{1}", "10.0.0.1,x", "2001:*::1", "2001:db8::1-fffff", "10.0.0.{1,300}", "1-2-3.0.0.1"])
-def test_what_is_no_address_is_refused(text):
+def test_a_wrong_address_is_refused(text):
     with pytest.raises(AccessError, match="is not an address"):
         Addresses(text)
 

@@ -1,4 +1,4 @@
-"""What one client may cost: each limit ends that client's connection and no other."""
+"""The limits of a client: a client beyond one loses its own connection only."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(limits: dict[str, object], steps) -> None:
     asyncio.run(whole())
 
 
-def test_requests_are_answered_in_their_form_and_by_number():
+def test_an_answer_has_the_encoding_and_number_of_its_request():
     async def steps(rig: Rig) -> None:
         peer = await rig.connect()
         peer.send(LATER, b"one", 11)
@@ -100,7 +100,7 @@ def test_requests_are_answered_in_their_form_and_by_number():
     run({}, steps)
 
 
-def test_a_code_that_is_not_served_is_said_so_and_a_failure_has_its_text():
+def test_an_unknown_code_and_a_failure_are_answered_with_an_error():
     async def steps(rig: Rig) -> None:
         peer = await rig.connect()
         answer = await peer.ask(999)
@@ -137,7 +137,7 @@ def test_bytes_that_are_no_frame_close_their_connection_only(data):
     run({"frame_bytes_max": 65_536}, steps)
 
 
-def test_a_silent_connection_is_closed_and_one_that_sends_half_a_frame_too():
+def test_a_connection_that_is_silent_or_sends_half_a_frame_is_closed():
     async def steps(rig: Rig) -> None:
         silent, half = await rig.connect(), await rig.connect()
         half.writer.write(encode_frame(Frame(ECHO))[:-1])
@@ -147,7 +147,7 @@ def test_a_silent_connection_is_closed_and_one_that_sends_half_a_frame_too():
     run({"idle_s": 0.3}, steps)
 
 
-def test_a_connection_too_many_is_closed():
+def test_a_connection_above_the_limit_is_closed():
     async def steps(rig: Rig) -> None:
         first, second = await rig.connect(), await rig.connect()
         assert (await first.ask(ECHO)).code == 0 and (await second.ask(ECHO)).code == 0
@@ -174,7 +174,7 @@ def test_one_address_may_not_take_all_connections():
     run({"connections_max": 4, "address_connections_max": 2}, steps)
 
 
-def test_a_client_that_does_not_read_is_not_listened_to():
+def test_the_gateway_reads_nothing_from_a_client_that_reads_no_answers():
     async def steps(rig: Rig) -> None:
         deaf = await rig.connect()
         deaf.writer.transport.pause_reading()
@@ -188,7 +188,7 @@ def test_a_client_that_does_not_read_is_not_listened_to():
     run({"connection_bytes_max": 1 << 30, "memory_bytes_max": 1 << 30}, steps)
 
 
-def test_a_connection_for_which_too_much_waits_is_closed():
+def test_a_connection_with_too_many_unread_answers_is_closed():
     async def steps(rig: Rig) -> None:
         deaf = await rig.connect()
         deaf.writer.transport.pause_reading()
@@ -225,7 +225,7 @@ def test_bytes_of_all_connections_together_are_bounded():
     run({"memory_bytes_max": 2 << 20}, steps)
 
 
-def test_a_connection_has_so_many_requests_under_way_and_then_goes_on():
+def test_a_connection_continues_after_its_limit_of_requests_in_progress():
     async def steps(rig: Rig) -> None:
         peer = await rig.connect()
         for number in range(REQUESTS_MAX + 100):
@@ -262,8 +262,8 @@ async def until(holds) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_what_a_client_asked_for_ends_with_it():
-    """Else it could ask, leave and come again, as often as there is memory."""
+def test_the_requests_of_a_client_end_with_its_connection():
+    """Otherwise a client could fill the memory by reconnecting after each request."""
     async def steps(rig: Rig) -> None:
         peer = await rig.connect()
         for _ in range(100):
@@ -279,7 +279,7 @@ def test_what_a_client_asked_for_ends_with_it():
 
 def test_one_way_requests_of_clients_that_have_left_are_done_and_counted():
     async def steps(rig: Rig) -> None:
-        for number in range(1, 10):  # each so small that it is not closed for the memory of others
+        for number in range(1, 10):  # so small that no connection is closed for memory
             peer = await rig.connect()
             peer.send(SLOW, bytes(60_000), flag=ONE_WAY)
             await until(lambda number=number: len(rig.connections.tasks) == number)
@@ -312,7 +312,7 @@ def test_numbers_of_a_header_are_checked():
     run({}, steps)
 
 
-def test_a_request_under_way_is_counted_with_what_it_takes_in_memory():
+def test_a_request_in_progress_counts_with_its_memory():
     async def whole():
         async with Rig() as rig:
             peer = await rig.connect()
@@ -327,7 +327,7 @@ def test_a_request_under_way_is_counted_with_what_it_takes_in_memory():
     asyncio.run(asyncio.wait_for(whole(), 60))
 
 
-def test_a_client_is_asked_and_one_that_is_silent_deaf_or_gone_is_not_waited_for():
+def test_a_request_to_a_client_that_does_not_answer_ends():
     async def steps(rig: Rig) -> None:
         peer = await rig.connect()
         assert (await peer.ask(ECHO)).code == 0

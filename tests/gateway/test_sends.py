@@ -119,7 +119,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("changes, body, code, remark", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED])
-def test_what_cannot_be_stored_is_answered_as_by_the_broker(served, topic, changes, body, code, remark):
+def test_a_refused_send_has_the_brokers_answer(served, topic, changes, body, code, remark):
     answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic) | changes, body)
     assert answer.code == code and remark in answer.remark
 

@@ -85,7 +85,7 @@ def test_links_are_not_followed(folder, tmp_path):
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)],
                          ids=["folder", "pipe", "socket"])
 @pytest.mark.parametrize("writable", [False, True])
-def test_what_is_no_file_is_refused_at_once_and_swept(folder, make, writable):
+def test_an_object_that_is_no_regular_file_is_refused_at_once_and_swept(folder, make, writable):
     folder.make()
     make(folder.path / "control")
     with pytest.raises(EngineUnavailableError, match="control is not a shared object|is empty"):

@@ -184,7 +184,7 @@ def damaged(log: bytes, kind: str) -> tuple[bytes, int]:
     "another place", "another place, said to be this one", "this place, said to be another", "half a record",
     "cut in its header", "zeros", "nothing", "a blank that is shorter than the segment", "a blank that says so itself",
     "a blank that is longer than the segment", "a blank in the middle", "a size beyond the segment", "a negative size"))
-def test_what_is_not_whole_records_of_its_place_is_refused_whole(rigs, tmp_path, kind):
+def test_bytes_that_are_not_whole_records_of_this_offset_are_refused(rigs, tmp_path, kind):
     log = filled_master(rigs, seed=11)
     slave, producer = slave_with_session(rigs, tmp_path)
     answer = submit_raw(slave, producer, *damaged(log, kind))

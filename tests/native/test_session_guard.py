@@ -39,7 +39,7 @@ os.ftruncate(file.fileno(), mmap.PAGESIZE)
 assert pointer[0] == ord("x") and not session.is_broken(7)
 assert {touch}
 assert session.is_broken(7) and not session.is_broken(6)
-assert pointer[0] == 0, "the part that was left is not believed either"
+assert pointer[0] == 0, "the remaining part is not read either"
 pointer[1] = 9
 assert os.pread(file.fileno(), 2, 0) == b"xx", "and nothing of ours goes back"
 session.guard(7, pointer, len(memory))

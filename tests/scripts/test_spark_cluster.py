@@ -65,7 +65,7 @@ def test_without_a_command_it_runs_until_it_is_stopped_however(tmp_path, number)
     eventually(lambda: not ours(tmp_path / "cluster"), "the daemons have ended", timeout_s=60)
 
 
-def test_what_is_wrong_is_said():
+def test_wrong_arguments_are_named():
     refused("--workers", "0", code=2, sentence="give at least one worker")
 
 

@@ -109,7 +109,7 @@ def test_a_failed_sync_ends_it_and_goes_to_the_caller(build_store, monkeypatch):
     assert log.verified_from == store.end and log.pause_s() == float("inf")
 
 
-def test_what_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
+def test_a_file_that_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
     store = build_store(40, ours=False, spare=False)
     real = flush_consume_queue.mapped
 

@@ -313,7 +313,7 @@ def died(*_: object) -> None:
     raise Died
 
 
-def test_what_is_no_record_any_more_when_it_is_written_again_ends_the_store(make_parts):
+def test_a_damaged_record_that_would_be_written_again_freezes_the_store(make_parts):
     """The page cache had lost it before."""
     parts = make_parts()
     with parts.producer() as producer:

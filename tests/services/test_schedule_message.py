@@ -224,7 +224,7 @@ def test_a_message_put_into_an_empty_level_is_seen_before_it_is_due(make_rig):
     assert rig.wall_ms >= start_ms + 60_000
 
 
-def test_what_is_noted_as_delivered_is_flushed(make_rig):
+def test_a_message_noted_as_delivered_is_flushed(make_rig):
     rig = make_rig()
     put = rig.put(1, b"a", unique_key="same")
     rig.flushed()

@@ -109,7 +109,7 @@ def test_a_count_is_one_job_of_one_stage_however_often_its_rows_are_used(spark, 
     assert len(tracker.getJobInfo(job).stageIds) == 1
 
 
-def test_what_is_wrong_is_said_and_damage_is_no_number(spark, root, tmp_path):
+def test_wrong_options_and_damage_are_errors(spark, root, tmp_path):
     with pytest.raises(UsageError, match="by 'week': choose one of queue, topic, hour, day"):
         stats(spark, root, by="week")
     assert stats(spark, root, ["nobody"], allowMissing=True).collect() == []

@@ -89,7 +89,7 @@ def test_tags_and_conditions_hold_through_queues_too(golden):
 
 
 @pytest.mark.parametrize("recipe", [name for name in HALTED if name != "abnormal-shortfile"])
-def test_after_a_crash_queues_are_not_believed(golden, recipe):
+def test_after_a_crash_the_log_is_read_instead_of_queues(golden, recipe):
     root = golden(recipe).root
     topic = oracle.log_messages(root)[0].topic
     with pytest.raises(UsageError, match="access=queue: the store was not stopped in order"):
@@ -146,7 +146,7 @@ def test_a_plan_opens_each_queue_once_and_hands_little_to_the_tasks(builder, mon
     assert len(pickle.dumps(found)) < 200 * topics * queues  # so 1 MB are 5,000 queues
 
 
-def test_what_is_not_dispatched_yet_is_scanned(golden, monkeypatch):
+def test_the_undispatched_part_of_the_log_is_scanned(golden, monkeypatch):
     root = golden("roll").root
     messages = oracle.log_messages(root)
     wanted = [m.physical_offset for m in messages if m.topic == "Roll1"]
@@ -156,7 +156,7 @@ def test_what_is_not_dispatched_yet_is_scanned(golden, monkeypatch):
         assert sorted(offset for (offset,) in found) == wanted
 
 
-def test_an_entry_that_names_something_else_is_not_believed(golden):
+def test_an_entry_that_names_another_record_is_not_used(golden):
     for change, sentence in (
         (lambda offset, size, tags: (offset + 1, size, tags), "but there it is"),
         (lambda offset, size, tags: (offset, size - 1, tags), "but there it is torn"),

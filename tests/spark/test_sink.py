@@ -154,7 +154,7 @@ def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(sink_store
     ],
     ids=["no value", "no topic", "misspelt column", "type", "twice", "misspelt option", "uri", "file uri", "writeId"],
 )
-def test_what_cannot_be_written_is_refused_before_a_task_runs(tmp_path, fields, given, sentence):
+def test_rows_that_cannot_be_written_are_refused_before_a_task_runs(tmp_path, fields, given, sentence):
     with pytest.raises(UsageError, match=sentence.replace("?", r"\?")):
         sink_of(tmp_path, pa.schema(fields), **given)
 

@@ -96,7 +96,7 @@ def test_a_schema_chooses_columns_and_converts_nothing(spark, root):
         ({"startingPhysicalOffset": "1", "endingPhysicalOffset": "999999999"}, "the log ends at"),
     ],
 )
-def test_what_is_wrong_is_said(spark, root, options, sentence):
+def test_a_wrong_option_is_named(spark, root, options, sentence):
     with pytest.raises(Exception, match=re.escape(sentence)):
         load(spark, root, **options).count()
 

@@ -152,7 +152,7 @@ def test_a_query_tells_how_much_it_has_read_and_what_waits(spark, builder, tmp_p
 
 
 @pytest.mark.ci
-def test_what_is_wrong_ends_the_query_with_a_sentence(spark, builder, tmp_path):
+def test_an_error_ends_the_query_with_its_sentence(spark, builder, tmp_path):
     with pytest.raises(Exception, match="a stream has no end"):
         all_there_is(stream(spark, builder.root, endingTimestamp="5"), tmp_path / "other")
     assert all_there_is(stream(spark, builder.root, startingOffsets="earliest"), tmp_path) == 1

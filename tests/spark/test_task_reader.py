@@ -218,7 +218,7 @@ def test_headers_are_the_properties_in_their_order(golden, recipe):
     assert found == oracle.rows(oracle.log_messages(root), ["physicalOffset", "headers"])
 
 
-def test_what_is_no_property_is_no_header(tmp_path):
+def test_only_properties_are_headers(tmp_path):
     texts = ["", "A\x01b", "\x02\x02", "A\x01\x02\x01b\x02c", "K\x01v\x01w\x02K\x01ä\x02", "\x01", "x" * 300, "A\x011\x02B\x012"]
     write_log(tmp_path, [{"topic": "T", "body": b"", "properties": text} for text in texts * 3])
     found = [row[0] for row in rows(tmp_path, columns="headers", batchRows=5)]

@@ -1,4 +1,4 @@
-"""config/watermark, checkpoint and abort: small files that recovery believes, so they are whole or they do not count."""
+"""config/watermark, checkpoint and abort: recovery uses these small files only if they are undamaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invented documents in every small file: reported, or taken for damaged; never a traceback, nor an endless wait."""
+"""Random documents in every small file: an error or a damaged file, never a traceback or an endless wait."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_made_up_document_is_told_or_taken_for_damaged(tmp_path, name):
+def test_a_random_document_is_reported_or_counts_as_damaged(tmp_path, name):
     (tmp_path / "config").mkdir()
     (tmp_path / "commitlog").mkdir()
     for text in TEXTS:
@@ -81,7 +81,7 @@ PIPES = {f"config/{name}": reader for name, reader in READERS.items()} | {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", PIPES)
 @pytest.mark.parametrize("suffix", ["", ".bak"])
-def test_a_named_pipe_in_its_place_keeps_no_reader_waiting(tmp_path, name, suffix):
+def test_a_named_pipe_in_place_of_a_file_blocks_no_reader(tmp_path, name, suffix):
     (tmp_path / "config").mkdir()
     (tmp_path / "commitlog").mkdir()
     os.mkfifo(tmp_path / f"{name}{suffix}")
@@ -92,7 +92,7 @@ def test_a_named_pipe_in_its_place_keeps_no_reader_waiting(tmp_path, name, suffi
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_where_the_groups_offsets_stood_is_set_aside_by_the_next_commit(tmp_path):
+def test_the_next_commit_renames_a_pipe_in_place_of_the_offsets(tmp_path):
     (tmp_path / "config").mkdir()
     os.mkfifo(tmp_path / "config" / "consumerOffset.json")
     ConsumerOffsets(tmp_path).commit("T", "g", {0: 5})
@@ -100,7 +100,7 @@ def test_a_pipe_where_the_groups_offsets_stood_is_set_aside_by_the_next_commit(t
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_in_place_of_the_checkpoint_is_told(tmp_path):
+def test_a_pipe_in_place_of_the_checkpoint_is_reported(tmp_path):
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(DiskError, match="checkpoint: it is not a regular file"):
         read_checkpoint(tmp_path)

@@ -63,7 +63,7 @@ def test_segments_come_in_order(tmp_path):
     ]
 
 
-def test_no_folder_is_an_empty_one(tmp_path):
+def test_a_missing_folder_counts_as_empty(tmp_path):
     assert list_segments(tmp_path / "nowhere", SIZE) == []
     assert MappedFileQueue(tmp_path / "nowhere", SIZE, MappingCache()).min_offset == -1
 
@@ -106,7 +106,7 @@ def test_a_name_between_two_segments_is_refused(tmp_path):
         list_segments(tmp_path, SIZE)
 
 
-def test_what_cannot_be_mapped(tmp_path):
+def test_a_file_that_cannot_be_mapped_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         map_read_only(tmp_path / "nowhere")
     (tmp_path / "empty").write_bytes(b"")
@@ -114,8 +114,8 @@ def test_what_cannot_be_mapped(tmp_path):
         map_read_only(tmp_path / "empty")
 
 
-def test_a_file_that_is_being_made_is_not_there_yet(tmp_path):
-    """A broker makes the file first and gives it its length then."""
+def test_a_file_that_is_being_created_is_not_listed(tmp_path):
+    """A broker creates the file first and sets its length afterwards."""
     make(tmp_path, 0)
     new = tmp_path / segment_name(SIZE)
     new.touch()
@@ -127,7 +127,7 @@ def test_a_file_that_is_being_made_is_not_there_yet(tmp_path):
     assert folder.starts() == [0, SIZE]
 
 
-def test_an_empty_file_that_no_process_is_making_is_refused(tmp_path, monkeypatch):
+def test_an_empty_file_that_stays_empty_is_refused(tmp_path, monkeypatch):
     (tmp_path / segment_name(0)).touch()
     monkeypatch.setattr(mapped_file, "_CREATION_GRACE_NS", 0)
     with pytest.raises(StoreRefusedError):
@@ -180,7 +180,7 @@ def test_a_deleted_segments_mapping_lives_as_long_as_its_reader(tmp_path):
     assert folder.start_of(0) is None
 
 
-def test_a_replaced_segment_is_mapped_anew(tmp_path):
+def test_a_replaced_segment_is_mapped_again(tmp_path):
     make(tmp_path, 0, b"a")
     folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
     folder.starts()
@@ -210,7 +210,7 @@ def test_times_are_whole_milliseconds_like_javas(tmp_path):
     assert folder.modified_ms(SIZE) is None
 
 
-def test_an_error_in_a_mapped_block_is_not_hidden_by_what_still_points_there(tmp_path):
+def test_an_error_in_a_mapped_block_is_raised_although_a_view_still_exists(tmp_path):
     make(tmp_path, 0, b"x")
     path = tmp_path / segment_name(0)
 
@@ -239,7 +239,7 @@ def allocated_file(path, content: bytes):
 
 
 def test_blocks_that_were_never_written_are_not_read(tmp_path, monkeypatch):
-    """Reading brings in what follows, which then counts as data: looked up first, that does not matter."""
+    """Readahead makes holes count as data, so the holes are looked up before the first read."""
     path = allocated_file(tmp_path / "segment", b"used" * 1000)
     read = []
     real = os.preadv
@@ -280,7 +280,7 @@ def test_what_was_cleared_is_synced(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("which", [os.SEEK_DATA, os.SEEK_HOLE])
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_that_cannot_tell_holes_has_all_of_it_read(tmp_path, monkeypatch, which, number):
+def test_a_file_on_a_file_system_without_holes_is_read_completely(tmp_path, monkeypatch, which, number):
     path = tmp_path / "f"
     with open(path, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, 3 << 20)
@@ -339,5 +339,5 @@ def test_only_what_may_not_be_on_the_disk_is_dropped(tmp_path):
     assert [path.read_bytes() for path in (*segments, queue, index)] == contents
 
 
-def test_no_store_is_nothing_to_drop(tmp_path):
+def test_a_missing_store_has_no_pages_to_drop(tmp_path):
     assert drop_page_cache(tmp_path / "nothing", 0) == 0

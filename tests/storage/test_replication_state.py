@@ -74,7 +74,7 @@ def test_a_term_never_falls_and_is_kept_by_those_that_do_not_know_it(tmp_path):
 
 
 @pytest.mark.parametrize("term", ["-1", "true", '"2"', "1e3"])
-def test_what_is_no_term_is_damage(tmp_path, term):
+def test_a_wrong_term_is_damage(tmp_path, term):
     file = ReplicationStateFile(tmp_path)
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_text('{"role": "SLAVE", "confirm": 1, "term": %s}' % term)

@@ -537,7 +537,7 @@ def test_a_reader_follows_a_store_that_grows(builder):
                 assert len(store.query_message("T", f"k{number % 7}")) == number // 7 + 1
 
 
-def test_what_is_no_store(tmp_path):
+def test_a_path_without_a_store_is_refused(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(NotAStoreError):
             open_store(path)
@@ -703,7 +703,7 @@ def test_scan_ends_at_its_level_and_begins_after_what_was_deleted(builder):
 
 
 def test_scan_of_a_segment_that_is_deleted_meanwhile(builder, monkeypatch):
-    """What was being copied when it went is not believed; damage in a segment that is still there is told."""
+    """Bytes of a segment that is deleted during the copy are dropped; damage in a segment that still exists is reported."""
     messages = put_all(builder, 120)
     with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
         real = store.commit_log.view

@@ -152,7 +152,7 @@ def test_an_empty_log_is_served():
 
 @pytest.mark.parametrize("report, low, answer, why", [(1001, 0, 1000, "ends at 1000"), (1 << 62, 0, 1000, "ends at 1000"),
                                                       (5, SEGMENT, SEGMENT, "begins at 65536")])
-def test_what_cannot_be_served_is_answered_with_where_it_could_be(report, low, answer, why):
+def test_a_report_outside_the_log_is_answered_with_the_logs_range(report, low, answer, why):
     log = Log(1000 if not low else SEGMENT + 1000, low)
     rig = Rig(log)
     rig.report(report)

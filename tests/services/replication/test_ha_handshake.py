@@ -221,7 +221,7 @@ def test_addresses_and_networks_are_named(text, host, is_allowed):
 
 
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.1/8", "10.0.0.1;10.0.0.2"])
-def test_what_is_no_address_is_refused_with_the_settings(text):
+def test_a_wrong_address_in_ha_allow_plain_is_refused_with_the_settings(text):
     with pytest.raises(ConfigError, match="ha_allow_plain.*give addresses and networks"):
         EngineConfig(ha_allow_plain=text)
 

@@ -134,7 +134,7 @@ def test_a_table_that_is_none_is_told_and_left_out(sides, kind, content):
     assert f"the master's {TABLES[kind][0]} cannot be used" in sides.sink.blocked.text
 
 
-def test_what_cannot_be_written_is_tried_again(sides):
+def test_a_table_that_cannot_be_written_is_tried_again(sides):
     DelayOffsets(sides.master).write({1: 4})
     sides.carry()
     (sides.slave / "config").rmdir()

@@ -235,7 +235,7 @@ def test_a_full_disk_deletes_young_segments_only_until_there_is_room(make_rig, m
 
 
 @pytest.mark.parametrize("name", ["committed", "flushed", "reput_from"])
-def test_what_is_not_committed_flushed_or_dispatched_stays(make_rig, name):
+def test_bytes_not_committed_flushed_or_dispatched_are_kept(make_rig, name):
     rig = make_rig()
     native.store_position(getattr(rig.control, name), 2 * SEGMENT + 5)
     rig.ask(reserved_ms=0)

@@ -254,7 +254,7 @@ def test_whole_records_after_a_hole_go_to_quarantine(build_store):
 
 
 def test_segments_beyond_a_hole_go_newest_first_and_the_abort_file_last(build_store, monkeypatch):
-    """A kill in between leaves no gap, a power cut no spare segment; without the abort file all is believed."""
+    """After a kill in between there is no gap, after a power cut no spare segment; without the abort file all is trusted."""
     store = build_store(60, flushed=0)
     hole = store.records[6]
     store.poke(hole.start, bytes(len(hole.data)))
