@@ -79,7 +79,7 @@ def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str],
 
 
 def tell_beginning(records: list[Record], store: Path) -> list[Record]:
-    """With a line that what had been deleted when the run ended may be gone in each state, and nothing behind it.
+    """Add a line: in each state what was deleted when the run ended may be gone, and nothing after it.
 
     When a deletion began is not seen here.
     """

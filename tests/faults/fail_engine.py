@@ -3,7 +3,7 @@
     python fail_engine.py SHIM FOLDER MODE CASES LIMIT SEED [--traffic S]
 
 CASES is JSON: a list of [kind, call, errno name, how]; `how` is "once" (the first call fails, then the second, ... at
-most LIMIT), "start" and "stop" (the same, while the engine starts or stops), "killed" (once, behind a kill of the
+most LIMIT), "start" and "stop" (the same, while the engine starts or stops), "killed" (once, after a kill of the
 worker) or "lasting" (all of them fail until status says why). An engine serves all cases of its mode, started anew
 where a fault has made it read-only. While a call fails messages are put, delivered late, read and deleted.
 

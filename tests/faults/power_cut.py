@@ -66,7 +66,7 @@ def shim_environment(library: Path, journal: Path, store: Path, acks: Path, mapp
 
 
 def append_record(descriptor: int, record: Record) -> None:
-    """One record more, whole, behind all others: as journal.c does it. `descriptor` was opened with O_APPEND."""
+    """Append one whole record, as journal.c does it; `descriptor` was opened with O_APPEND."""
     head = _HEAD.pack(record.kind.encode(), len(record.a), len(record.b), record.inode, record.number)
     os.writev(descriptor, (head, record.a, record.b))
 
@@ -260,10 +260,10 @@ class UnmountableError(Exception):
 
 
 def cut_points(records: Sequence[Record], count: int, rng: random.Random, begin: int = 0) -> list[int]:
-    """Where to cut: a share right behind acknowledgements given while something was unsafe, one behind any, one anywhere.
+    """Return where to cut, none before `begin`, in equal shares.
 
-    One behind removals of names and one behind replacements of files, where there are any; all shares are equal.
-    None is before `begin`.
+    The shares: right after acknowledgements that were given while something was unsafe, right after any acknowledgement, after
+    removals of names and after replacements of files (where there are any), and anywhere.
     """
     disk = Disk()
     acks, suspicious, removals, replacements = [], [], [], []

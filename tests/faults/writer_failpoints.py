@@ -4,7 +4,7 @@
 
 Needs a build with failpoints. Each step of the list that a writer passes here is armed for its 1st to
 MAX_NTH-th passing; what must hold afterwards is what test_writer_kill.py asks for: each entry executed
-exactly once and in order, queue offsets dense, no byte behind the end. Prints a JSON document: step -> how
+exactly once and in order, queue offsets dense, no byte after the end. Prints a JSON document: step -> how
 many of the kills struck (a step is passed only so often), and fails on the first thing that does not hold.
 """
 
@@ -122,7 +122,7 @@ class Case:
                 if self.deaths < len(arms):
                     self.board.arm(*arms[self.deaths])
                 pid = self.start_writer()
-            assert time.monotonic() < deadline_s, f"a successor did not finish behind {arms}"
+            assert time.monotonic() < deadline_s, f"a successor did not finish after {arms}"
             time.sleep(STEP_S)
         return pid
 
