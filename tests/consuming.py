@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from fix_cli import environment
+from waiting import scaled_timeout_s
 
 MEMBER = """
 import os, signal, sys
@@ -61,7 +62,7 @@ class Member:
     def stop(self) -> int:
         """Ask it to end in order; its exit code."""
         self.send(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=scaled_timeout_s(60))
 
     def sweep(self) -> None:
         with contextlib.suppress(ProcessLookupError):

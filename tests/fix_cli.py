@@ -14,6 +14,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from pyengine.cli.main import main
+from waiting import scaled_timeout_s
 
 SOURCES = Path(__file__).resolve().parents[1]
 
@@ -55,7 +56,7 @@ def command_line(*arguments: object) -> list[str]:
 def spawn(*arguments: object, env: dict[str, str] | None = None, stdin: bytes | None = None, **options: Any) -> Ran:
     """`python -m pyengine ARGUMENTS` as a process of its own, to its end."""
     done = subprocess.run(command_line(*arguments), input=stdin, capture_output=True, env=env or environment(),
-                          timeout=120, check=False, **options)
+                          timeout=scaled_timeout_s(120), check=False, **options)
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

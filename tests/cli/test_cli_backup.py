@@ -12,7 +12,7 @@ import pyengine
 from fix_cli import command_line, environment, run
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.storage.log_holds import LogHold, read_log_holds, write_log_hold
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_an_interrupt_ends_a_backup_with_its_hold_and_the_next_one_finishes_it(s
     assert read_log_holds(store)
     stopped.send_signal(signal.SIGINT)
     stopped.send_signal(signal.SIGCONT)
-    _, said = stopped.communicate(timeout=60)
+    _, said = stopped.communicate(timeout=scaled_timeout_s(60))
     assert stopped.returncode == 130 and b"interrupted" in said
     assert read_log_holds(store) == []
     assert run("backup", store, tmp_path / "dest", "--json").document["new_bytes"] == 0

@@ -17,7 +17,7 @@ from fix_cli import changes, command_line, environment, picture, run, spawn
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 MODES = ("async", "sync", "pool")
 
@@ -157,7 +157,7 @@ def test_tail_shows_messages_as_they_come(engine):
         assert json.loads(process.stdout.readline())["body"] == "before"
         run("put", one.root, "--topic", "t", "--queue-id", 1, "in another queue")
         assert json.loads(process.stdout.readline())["body"] == "in another queue"
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=scaled_timeout_s(60)) == 0
     finally:
         process.kill()
         process.communicate()
@@ -270,7 +270,7 @@ def test_foreground_stays_until_sigterm_and_stops_in_order(make_engine):
             one.semaphores.add(memory.identity.sysv_semaphore_id)
         assert one.pid("supervisor") == process.pid
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=scaled_timeout_s(60))
     finally:
         process.kill()
         process.wait()
@@ -315,7 +315,7 @@ def test_ctrl_c_before_it_is_ready_leaves_no_engine(make_engine):
     try:
         eventually(lambda: (one.root / "engine.log").exists(), "the supervisor is being started")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=scaled_timeout_s(60))
     finally:
         process.kill()
         process.wait()
@@ -375,7 +375,7 @@ def test_an_interrupted_ingest_leaves_no_producer(engine, tmp_path):
     try:
         eventually(lambda: one.positions()["wrote"] > 0, "messages arrive")
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=scaled_timeout_s(60))
     finally:
         process.kill()
         process.wait()

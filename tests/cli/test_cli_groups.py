@@ -11,7 +11,7 @@ import pyengine
 from fix_cli import command_line, environment, run
 from fix_store_builder import START_MS
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture
@@ -142,6 +142,6 @@ def test_tails_of_one_group_share_the_queues(make_engine):
         finally:
             for one in tails:
                 one.terminate()
-            printed = [json.loads(line) for one in tails for line in one.communicate(timeout=60)[0].splitlines()]
+            printed = [json.loads(line) for one in tails for line in one.communicate(timeout=scaled_timeout_s(60))[0].splitlines()]
     assert sorted((line["queue_id"], line["queue_offset"]) for line in printed) == [
         (queue_id, offset) for queue_id in range(4) for offset in range(25)]

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from fix_cli import changes, environment, picture, run
+from waiting import scaled_timeout_s
 
 # Runs a command that says "here" and waits when it comes to a certain function.
 HELD = """
@@ -34,7 +35,7 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
             lines.append(line)
         assert line, f"it never came to {function}: {lines}"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=scaled_timeout_s(60))
     finally:
         process.kill()
         process.wait()

@@ -14,6 +14,7 @@ from pyengine import errors
 from pyengine.cli import output
 from pyengine.cli.main import COMMANDS, CommandLine, main
 from pyengine.cli.reference import PAGES
+from waiting import scaled_timeout_s
 
 
 def leaf_commands():
@@ -137,7 +138,7 @@ def test_a_closed_pipe_is_quiet():
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=60) == 0, "nothing failed"
+    assert process.wait(timeout=scaled_timeout_s(60)) == 0, "nothing failed"
 
 
 @pytest.mark.parametrize("command, is_damaged, code", [("status", False, 0), ("check", False, 0), ("check", True, 3)])

@@ -26,7 +26,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import store_stats
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
@@ -198,7 +198,7 @@ def serving(root, *arguments: str):
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=scaled_timeout_s(30)) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
         return answer.read().decode()
 
@@ -228,7 +228,7 @@ def ask(url: str, path: str, method: str = "GET") -> tuple[int, str]:
     """(status, text) of another path of the endpoint."""
     request = urllib.request.Request(url.removesuffix("/metrics") + path, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=scaled_timeout_s(30)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

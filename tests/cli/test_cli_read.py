@@ -16,6 +16,7 @@ from fix_cli import changes, command_line, environment, picture, run, spawn
 from fix_golden import compare_inspect
 from pyengine.cli.output import message_document
 from pyengine.formats.record import Message
+from waiting import scaled_timeout_s
 
 
 def sha256(document: dict) -> str:
@@ -212,7 +213,7 @@ def test_tail_waits_and_ctrl_c_ends_it_with_130(basic):
             assert json.loads(process.stdout.readline())["queue_offset"] == offset
         assert process.poll() is None, "it must wait for more"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=scaled_timeout_s(60))
     finally:
         process.kill()
         process.wait()
@@ -283,7 +284,7 @@ def test_tail_with_a_group_remembers_what_it_printed_when_interrupted(golden):
         for _ in range(queue["max"]):
             process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=scaled_timeout_s(60))
     finally:
         process.kill()
         process.wait()

@@ -28,7 +28,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import SETTINGS, load_config
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 CONTAINERS = SOURCES / "containers"
 PORTS = {"gateway_namesrv_port": 0, "gateway_broker_port": 0}
@@ -335,12 +335,14 @@ def test_as_process_1_with_a_read_only_root_and_little_shared_memory(tmp_path):
 
         def within(*arguments: object) -> subprocess.CompletedProcess[str]:
             return subprocess.run(["nsenter", "--target", str(init), "--mount", "--pid", "--ipc", *command_line(*arguments)],
-                                  capture_output=True, text=True, timeout=120, env=environment(PYTHONDONTWRITEBYTECODE="1"), check=False)
+                                  capture_output=True, text=True, timeout=scaled_timeout_s(120),
+                                  env=environment(PYTHONDONTWRITEBYTECODE="1"), check=False)
 
         stored = within("put", root, "--topic", "t", "hello")
         assert stored.returncode == 0 and "PUT_OK" in stored.stdout, stored
         for elsewhere in ([], ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]):  # the host, and a place without its processes
-            told = subprocess.run([*elsewhere, *command_line("status", root)], capture_output=True, text=True, timeout=120,
+            told = subprocess.run([*elsewhere, *command_line("status", root)], capture_output=True, text=True,
+                                  timeout=scaled_timeout_s(120),
                                   env=environment(), check=False)
             assert "runs in another container" in told.stdout and "removed" not in told.stdout, told
         os.kill(init, signal.SIGTERM)

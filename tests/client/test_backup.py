@@ -26,7 +26,7 @@ from pyengine.storage.config import load_config
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.log_holds import read_log_holds
 from pyengine.storage.ofd_lock import try_lock
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 SEGMENT = 65536
 SIZES = {"mapped_file_size_commit_log_bytes": SEGMENT, "mapped_file_size_consume_queue_bytes": 400}
@@ -495,7 +495,7 @@ def test_a_bucket_holds_a_backup_that_grows_and_is_restored_by_its_uri(make_engi
 
 
 def cp(*words):
-    subprocess.run(["cp", *map(str, words)], check=True, timeout=120)
+    subprocess.run(["cp", *map(str, words)], check=True, timeout=scaled_timeout_s(120))
 
 
 @pytest.mark.parametrize("mode", EACH_MODE)

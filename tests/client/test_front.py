@@ -35,7 +35,7 @@ from pyengine.formats.record import decode_record
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 PLACES = 4096
 
@@ -218,9 +218,10 @@ def test_callbacks_and_awaits_get_the_same_future(parts, producer):
 def test_many_futures_may_be_waited_for_together(parts, producer):
     futures = [producer.put_async("T", b"x") for _ in range(100)]
     asked = futures[50].result(30)
-    done, not_done = concurrent.futures.wait(futures[:90], timeout=60)
+    done, not_done = concurrent.futures.wait(futures[:90], timeout=scaled_timeout_s(60))
     assert done == set(futures[:90]) and not not_done
-    assert sorted(future.result(0).queue_offset for future in concurrent.futures.as_completed(futures, timeout=60)) == list(range(1, 101))
+    completed = concurrent.futures.as_completed(futures, timeout=scaled_timeout_s(60))
+    assert sorted(future.result(0).queue_offset for future in completed) == list(range(1, 101))
     assert futures[50].result(0) == asked
 
 
@@ -1001,7 +1002,7 @@ print("ends")
 def test_a_program_may_end_with_puts_of_all_kinds_under_way(parts):
     for _ in range(5):
         ended = subprocess.run([sys.executable, "-c", _LEFT_AT_EXIT, str(parts.owner.root)], env=child_environment(),
-                               capture_output=True, text=True, timeout=60, check=False)
+                               capture_output=True, text=True, timeout=scaled_timeout_s(60), check=False)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ends\n", "")
 
 
@@ -1028,7 +1029,7 @@ else:
 def test_another_interpreter_of_the_process_is_refused():
     run = "run_string" if sys.version_info < (3, 13) else "exec"
     ended = subprocess.run([sys.executable, "-c", _IN_ANOTHER_INTERPRETER.format(run=run, code=_REFUSED)], env=child_environment(),
-                           capture_output=True, text=True, timeout=60, check=False)
+                           capture_output=True, text=True, timeout=scaled_timeout_s(60), check=False)
     assert (ended.returncode, ended.stdout) == (0, "refused\n"), ended.stderr
 
 

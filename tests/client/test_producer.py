@@ -39,7 +39,7 @@ from pyengine.native import control as native
 from pyengine.native.session import ProducerSession, Sends
 from pyengine.results import PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 HOUR_MS = 3_600_000  # a put that only such a timeout ends runs into the timeout of its test
 ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before take the fast path
@@ -696,7 +696,7 @@ def test_a_program_may_put_until_it_ends(make_parts, threads):
     parts = make_parts()
     for _ in range(4 if threads else 1):
         ended = subprocess.run([sys.executable, "-c", _LEFT_AT_EXIT, str(parts.owner.root), str(threads)], env=child_environment(),
-                               capture_output=True, text=True, timeout=60, check=False)
+                               capture_output=True, text=True, timeout=scaled_timeout_s(60), check=False)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PUT_OK\n", "")
 
 

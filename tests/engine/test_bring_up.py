@@ -27,6 +27,7 @@ from pyengine.native import control as native
 from pyengine.native.writer import get_queue_offset, view_queue_table
 from pyengine.storage.config import load_config
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from waiting import scaled_timeout_s
 
 MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
 FEW = 24
@@ -122,7 +123,7 @@ print(semaphores())
 @pytest.mark.parametrize("step", ["epoch_raised", "shared_object_named", "memory_made", "engine_opened", "engine_published"])
 def test_after_a_start_that_was_killed_recovery_removes_all_semaphores(store, step):
     done = subprocess.run(["unshare", "--ipc", sys.executable, "-P", "-c", KILLED_TWICE, store[0], step], capture_output=True, text=True,
-                          timeout=120)
+                          timeout=scaled_timeout_s(120))
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 

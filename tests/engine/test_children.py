@@ -20,7 +20,7 @@ from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import control as native
 from reported import Reported
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
 CHECKPOINTER = next(kind for kind in KINDS if kind.number == native.CHECKPOINTER)
@@ -335,6 +335,6 @@ def test_children_find_these_packages_from_anywhere(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine.workers.flusher", "--help"], cwd=tmp_path, env=child_environment(),
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert done.returncode == 0, done.stderr
     assert str(CHECKOUT) in child_environment()["PYTHONPATH"].split(os.pathsep)[0]

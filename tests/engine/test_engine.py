@@ -18,7 +18,7 @@ from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError,
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 def bodies(root):
@@ -68,7 +68,7 @@ def test_it_ends_in_order_with_the_process_that_embeds_it(root, number):
                              stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
     assert child.stdout.readline() == "up\n"
     child.send_signal(number)
-    child.wait(timeout=60)
+    child.wait(timeout=scaled_timeout_s(60))
     child.stdout.close()
     eventually(lambda: living_kinds(root) == [], "the engine is gone")
     assert not (root / "abort").exists() and bodies(root) == [b"one"]

@@ -19,7 +19,7 @@ from pyengine.engine.kinds import child_environment
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 FORK_SERVER = "pyengine.engine.fork_server"
 
@@ -232,7 +232,8 @@ def run(tmp_path, code: str) -> str:
         """
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(before).replace("TESTS", repr(str(Path(__file__).parents[1]))) + textwrap.dedent(code))
-    done = subprocess.run([sys.executable, "-P", program], env=child_environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-P", program], env=child_environment(), capture_output=True, text=True,
+                          timeout=scaled_timeout_s(120))
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

@@ -15,7 +15,7 @@ import pytest
 from fix_cli import environment
 from fix_engine import put_numbers, stored
 from pyengine.engine import log_file
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 def log_of(pid: int) -> str:
@@ -105,7 +105,8 @@ print("z", file=sys.stderr, flush=True)
 
 
 def run_program(root: Path, act: str = "", **streams: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-c", PROGRAM.format(act=act), str(root)], env=environment(), check=True, timeout=60, **streams)
+    return subprocess.run([sys.executable, "-c", PROGRAM.format(act=act), str(root)], env=environment(), check=True,
+                          timeout=scaled_timeout_s(60), **streams)
 
 
 def test_stdout_is_redirected_only_if_it_was_the_log(tmp_path):

@@ -43,7 +43,7 @@ from pyengine.results import PutStatus
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import config_path, load_config, set_in_file
 from pyengine.storage.engine_id import read_epoch
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -312,11 +312,12 @@ def test_without_children_a_settings_file_that_was_spoilt_does_not_leave_workers
     try:
         eventually(lambda: native.SUPERVISOR in living_kinds(engine.root) and find_folder(engine.root).socket_path.exists(), "it is up")
         supervisor.send_signal(signal.SIGTERM)
-        said = supervisor.communicate(timeout=60)[1]
+        said = supervisor.communicate(timeout=scaled_timeout_s(60))[1]
     finally:
         supervisor.kill()
     assert supervisor.returncode == 0 and "SETTINGS_REFUSED living workers keep their settings: unknown setting 'flush_disk_typ'" in said
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60).returncode == ExitCode.USAGE, "none lives now"
+    assert subprocess.run(command, capture_output=True, text=True,
+                          timeout=scaled_timeout_s(60)).returncode == ExitCode.USAGE, "none lives now"
 
 
 def test_a_supervisor_that_dies_while_it_stops_has_a_successor_that_takes_puts(make_engine, tmp_path, monkeypatch):
@@ -387,7 +388,7 @@ def test_one_engine_a_store(make_engine):
     with pytest.raises(StoreBusyError, match="already"):
         engine.start()
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(engine.root)], capture_output=True,
-                          text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+                          text=True, timeout=scaled_timeout_s(60), env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
     assert done.returncode == 5 and "in use by another engine" in done.stderr
     put_numbers(engine, 0, 1)
     engine.stop()
@@ -483,8 +484,8 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
         engine.wait_back("flusher", before)
         bodies += put_numbers(engine, 20, 5)
         supervisor.send_signal(signal.SIGTERM)
-        assert supervisor.wait(timeout=60) == 0
-        codes = [worker.wait(timeout=60) for worker in workers]
+        assert supervisor.wait(timeout=scaled_timeout_s(60)) == 0
+        codes = [worker.wait(timeout=scaled_timeout_s(60)) for worker in workers]
         assert sorted(codes) == [-signal.SIGKILL, *[0] * len(kinds)]
     finally:
         for process in (supervisor, *workers):
@@ -512,7 +513,7 @@ def test_the_supervisor_alone_speaks_to_the_service_manager(make_engine):
             put_numbers(engine, 0, 1)
             supervisor.send_signal(signal.SIGTERM)
             assert manager.recv(200) == b"STOPPING=1"
-            assert supervisor.wait(timeout=60) == 0
+            assert supervisor.wait(timeout=scaled_timeout_s(60)) == 0
             manager.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 manager.recv(200)
@@ -655,7 +656,7 @@ sys.exit(supervisor.main(sys.argv[1:]))
 def test_a_stop_waits_for_the_buffer_that_is_being_made(tmp_path):
     settings = [word for name, value in (SMALL | {"transient_store_pool_enable": "true"}).items() for word in ("--set", f"{name}={value}")]
     done = subprocess.run([sys.executable, "-c", SLOW_POOL, tmp_path / "store", *settings], cwd=CHECKOUT, capture_output=True, text=True,
-                          timeout=60)
+                          timeout=scaled_timeout_s(60))
     assert done.returncode == ExitCode.OK and "ENGINE_STOPPED" in done.stderr and "POOL_SMALLER" not in done.stderr, done.stderr
 
 
@@ -681,7 +682,7 @@ sys.exit(supervisor.main([sys.argv[1]]))
 
 
 def test_a_request_to_stop_just_before_the_engine_is_started_again_is_not_lost(tmp_path):
-    done = subprocess.run([sys.executable, "-c", STOPPED_BEFORE_EXEC, tmp_path], cwd=CHECKOUT, timeout=60,
+    done = subprocess.run([sys.executable, "-c", STOPPED_BEFORE_EXEC, tmp_path], cwd=CHECKOUT, timeout=scaled_timeout_s(60),
                           env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"})
     assert done.returncode == ExitCode.OK
 
@@ -697,7 +698,7 @@ class LoggedLatch:
         self.log.append("arm")
 
     def wait(self, timeout_s: float) -> bool:
-        return self.woken.acquire(timeout=60)
+        return self.woken.acquire(timeout=scaled_timeout_s(60))
 
     def wakeup(self) -> None:
         self.woken.release()
@@ -715,6 +716,7 @@ def test_the_supervisor_looks_after_its_latch_is_armed(monkeypatch):
 
 
 def test_a_supervisor_that_gets_no_socket_says_so_and_ends_in_order(tmp_path):
-    done = subprocess.run([sys.executable, "-c", SOCKETLESS, tmp_path / "store"], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SOCKETLESS, tmp_path / "store"], cwd=CHECKOUT, capture_output=True, text=True,
+                          timeout=scaled_timeout_s(60))
     assert done.returncode == ExitCode.FAILED, done.stderr
     assert "No space left on device" in done.stderr

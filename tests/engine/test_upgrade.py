@@ -24,7 +24,7 @@ from pyengine.ipc.store_lock import kind_holder, living_kinds
 from pyengine.native import cleaning, session
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def other_build(tmp_path_factory):
 
 def start_other(engine, env, *words: str) -> None:
     settings = [word for name, value in engine.settings.items() for word in ("--set", f"{name}={value}")]
-    subprocess.run([sys.executable, "-P", "-m", "pyengine", "start", str(engine.root), *settings, *words], env=env, check=True, timeout=120,
-                   capture_output=True)
+    subprocess.run([sys.executable, "-P", "-m", "pyengine", "start", str(engine.root), *settings, *words], env=env, check=True,
+                   timeout=scaled_timeout_s(120), capture_output=True)
 
 
 def builds(engine) -> dict[str, str]:

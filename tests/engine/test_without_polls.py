@@ -22,7 +22,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
 from pyengine.services.service import freeze
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 PUTS, PUTS_LONG = 150, 20_000
 BY_TIME = {"async": (native.FLUSHER,), "sync": (), "pool": (native.FLUSHER,)}
@@ -174,7 +174,7 @@ def test_an_answer_that_comes_after_its_sync_is_over_is_waited_for_itself(make_p
     os.kill(child.pid, signal.SIGCONT)
     wait_asleep(child.pid, "the put waits")
     os.kill(parts.workers[native.WRITER].pid, signal.SIGCONT)
-    _, said = child.communicate(timeout=120)
+    _, said = child.communicate(timeout=scaled_timeout_s(120))
     assert (child.returncode, said) == (0, "")
 
 
@@ -185,5 +185,5 @@ def test_a_freeze_ends_every_wait_for_a_sync(make_sleepers):
     eventually(lambda: native.load_position(parts.control.wrote) > 0, "appended")
     wait_asleep(child.pid, "the put waits for the sync")
     freeze(parts.owner.memory, parts.owner.root, native.SUPERVISOR, DiskError("the disk failed", errno=5))
-    _, said = child.communicate(timeout=120)
+    _, said = child.communicate(timeout=scaled_timeout_s(120))
     assert child.returncode == 1 and PutStatus.PUT_OK.name not in said and "nput/output" in said, said

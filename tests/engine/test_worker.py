@@ -17,7 +17,7 @@ from pyengine.events import Event
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import config_path, set_in_file
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 KIND = native.CLEANER
 # A worker whose service counts rounds and drains three times; it fails as the second argument says.
@@ -65,7 +65,7 @@ def test_a_worker_goes_round_until_sigterm_then_drains_and_leaves(make_owner):
     first = native.load(line, "heartbeat_ns")
     eventually(lambda: native.load(line, "heartbeat_ns") > first, "a heartbeat on an idle worker")
     child.send_signal(signal.SIGTERM)
-    assert child.wait(timeout=30) == WorkerExit.CLEAN
+    assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.CLEAN
     assert "closed -1" in child.stderr.read()
     assert native.load(line, "state") == native.WORKER_ABSENT
     assert living_kinds(owner.root) == [native.SUPERVISOR]
@@ -82,7 +82,7 @@ def test_a_worker_runs_with_the_settings_of_its_engine_whatever_is_set_since(mak
                           "        self.left = attached.config.file_reserved_time_hours, attached.config.delete_when\n"
                           "        raise DiskError(str(self.left))\n")
     worker = owner.spawn("", script=told)
-    assert "(77, '04')" in worker.communicate(timeout=60)[1]
+    assert "(77, '04')" in worker.communicate(timeout=scaled_timeout_s(60))[1]
 
 
 def test_a_killed_worker_frees_its_byte_and_the_next_is_another_incarnation(make_owner):
@@ -103,7 +103,7 @@ def test_a_twin_is_refused_with_its_own_code(make_owner):
     owner.spawn("", script=SCRIPT)
     owner.wait_ready(KIND)
     twin = owner.spawn("", script=SCRIPT)
-    assert twin.wait(timeout=30) == WorkerExit.ALREADY_RUNNING
+    assert twin.wait(timeout=scaled_timeout_s(30)) == WorkerExit.ALREADY_RUNNING
     assert "living worker of this kind" in twin.stderr.read()
 
 
@@ -113,7 +113,7 @@ def test_a_retired_engine_ends_its_workers(make_owner):
     child = owner.spawn("", script=SCRIPT)
     owner.wait_ready(KIND)
     owner.memory.retire()
-    assert child.wait(timeout=30) == WorkerExit.CLEAN
+    assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.CLEAN
     assert "closed 3" in child.stderr.read(), "nothing is drained into a store that has another owner"
 
 
@@ -127,7 +127,7 @@ def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
     owner = make_owner()
     owner.publish()
     child = owner.spawn("", how, script=SCRIPT)
-    assert child.wait(timeout=30) == code
+    assert child.wait(timeout=scaled_timeout_s(30)) == code
     said = child.stderr.read()
     assert says in said and ("Traceback" in said) == (code == 1)
     assert native.load(owner.worker(KIND), "state") == state
@@ -140,7 +140,7 @@ def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(
     owner = make_owner()
     owner.publish()
     child = owner.spawn("", "fail-boot-full", script="import time\ntime.sleep = lambda s: print('waits', s, file=sys.stderr)\n" + SCRIPT)
-    assert child.wait(timeout=30) == WorkerExit.TEMPFAIL
+    assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.TEMPFAIL
     assert "waits 5.0" in child.stderr.read()
     waited = []
     monkeypatch.setattr(log_file.time, "sleep", waited.append)
@@ -182,7 +182,7 @@ def test_a_worker_waits_bounded_for_a_store_that_is_not_served(make_owner, state
     owner = make_owner()
     owner.publish(state)
     child = owner.spawn("", "--wait", "0.1", script=SCRIPT)
-    assert child.wait(timeout=30) == WorkerExit.BOOT_FAILED
+    assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.BOOT_FAILED
     assert "waited 0.1 s" in child.stderr.read()
     assert untouched(owner)
 
@@ -202,7 +202,7 @@ def test_a_worker_never_serves_the_remains_of_a_dead_engine(make_owner):
     owner.publish()
     owner.lock.close()
     child = owner.spawn("", "--wait", "0.1", script=SCRIPT)
-    assert child.wait(timeout=30) == WorkerExit.BOOT_FAILED
+    assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.BOOT_FAILED
     assert "no supervisor is running" in child.stderr.read()
     assert untouched(owner)
 
@@ -213,7 +213,7 @@ def test_a_worker_keeps_off_old_memory_while_a_new_owner_comes_up(make_owner):
     owner.publish()
     owner.worker(native.SUPERVISOR).start_time_ms -= 10
     child = owner.spawn("", "--wait", "0.1", script=SCRIPT)
-    assert child.wait(timeout=30) == WorkerExit.BOOT_FAILED
+    assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.BOOT_FAILED
     assert "dead engine" in child.stderr.read()
     assert untouched(owner)
 
@@ -226,7 +226,7 @@ def test_a_worker_keeps_off_old_memory_while_a_new_owner_comes_up(make_owner):
 ])
 def test_wrong_arguments_get_one_sentence(tmp_path, arguments, code, says):
     arguments = [str(tmp_path) if word == "STORE" else word for word in arguments]
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert done.returncode == code and says in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -249,7 +249,7 @@ def test_a_settings_file_that_was_spoilt_ends_no_engine(make_engine, text):
 
 
 def test_help_says_what_the_worker_does():
-    done = subprocess.run([sys.executable, "-c", SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, "--help"], capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert done.returncode == 0 and "A worker for tests." in done.stdout
 
 

@@ -17,6 +17,7 @@ from pyengine.ipc.store_lock import require_startable
 from pyengine.native.failpoints import FAILPOINTS
 from pyengine.storage.backup_files import Folder, read_manifest
 from pyengine.storage.log_holds import read_log_holds
+from waiting import scaled_timeout_s
 
 SIZES = {"mapped_file_size_commit_log_bytes": 65536, "mapped_file_size_consume_queue_bytes": 400}
 BACKUP = ("backup_piece_written", "backup_piece_synced", "backup_piece_noted", "backup_manifest_due", "backup_manifest_written")
@@ -24,7 +25,7 @@ RESTORE = ("restore_segment_made", "restore_rebuilt", "restore_moving", "restore
 
 
 def killed_at(name, nth, *arguments):
-    done = subprocess.run(command_line(*arguments), capture_output=True, text=True, timeout=120,
+    done = subprocess.run(command_line(*arguments), capture_output=True, text=True, timeout=scaled_timeout_s(120),
                           env=environment(PYENGINE_FAILPOINT=f"{name}:{nth}:kill"))
     assert done.returncode == -signal.SIGKILL, (name, done.stderr)
 

@@ -170,7 +170,8 @@ def processes_with(text: str, among: Iterable[psutil.Process]) -> list[psutil.Pr
 def test_who_may_not_mount_is_told(tmp_path):
     (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "unshare").chmod(0o755)
-    done = subprocess.run([sys.executable, "-P", "-m", "faults.block_power_cut"], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-P", "-m", "faults.block_power_cut"], capture_output=True, text=True,
+                          timeout=scaled_timeout_s(120),
                           env=here() | {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert done.returncode == 2 and done.stderr.startswith("no disk that writes down what reaches it can be made here: ")
 

@@ -275,7 +275,7 @@ def test_several_runs_of_a_script_end_with_it_and_with_the_first_that_is_interru
     """Ctrl-C reaches the run alone, which ends in order: the script must not begin the next one."""
     lines = ["set -euo pipefail", f"source '{SCRIPTS}/lib.sh'", "run_part sh -c 'exit 1' || echo failed",
              "run_part sh -c 'exit 130' || echo no", "echo no"]
-    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert (done.returncode, done.stdout) == (130, "failed\n")
     lines = [*lines[:2], "run_part sh -c 'trap \"echo ended; exit 130\" TERM; echo begun; while :; do sleep 0.05; done'", "echo no"]
     with subprocess.Popen(["bash", "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True) as script:
@@ -313,7 +313,7 @@ def test_the_scripts_run_in_the_environment_that_is_there(tmp_path):
     """They asked for a package that nothing needs any more, so each made an environment of its own."""
     done = subprocess.run(["bash", "-c", f"set -euo pipefail; source '{SCRIPTS}/lib.sh'; use_project; echo $PYTHON"], cwd=tmp_path,
                           env=os.environ | {"PYTHON": sys.executable, "PYENGINE_VENV": str(tmp_path / "none"), "PYENGINE_PYTHON": "none"},
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert done.stdout.strip() == sys.executable, done.stderr
     assert not (tmp_path / "none").exists()
 

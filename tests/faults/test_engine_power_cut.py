@@ -116,7 +116,7 @@ def test_help_takes_no_disk(tmp_path):
     (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "unshare").chmod(0o755)
     environ = os.environ | {"PYTHON": sys.executable, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([SCRIPT, "--block", "--help"], env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([SCRIPT, "--block", "--help"], env=environ, capture_output=True, text=True, timeout=scaled_timeout_s(120))
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: power_cut.sh --block" in done.stdout and "--file-system" in done.stdout
 

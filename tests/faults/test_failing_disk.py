@@ -27,7 +27,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.storage.checkpoint import read_sync_failure
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 pytestmark = pytest.mark.block
 
@@ -64,7 +64,7 @@ def worker(root: Path, kind: str) -> dict:
 
 def recover(root: Path) -> tuple[int, dict]:
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", str(root), "--json"], capture_output=True, text=True,
-                          timeout=120)
+                          timeout=scaled_timeout_s(120))
     print(done.returncode, done.stdout, done.stderr)
     return done.returncode, json.loads(done.stdout or "{}")
 

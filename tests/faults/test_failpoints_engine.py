@@ -14,6 +14,7 @@ from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, points_
 from crash.failpoints import main
 from faults.mutants import environment
 from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START, STOP
+from waiting import scaled_timeout_s
 
 IN_LIFE = ("tail_record_encoded", "index_slot_written")
 
@@ -75,7 +76,7 @@ def test_a_wrong_share_is_refused(monkeypatch, capsys, text):
 
 def test_wrong_arguments_are_explained(broken_build):
     command = [sys.executable, "-P", "-m", "crash.failpoints", "--scene", START, "--point", "commit_point"]
-    done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert done.returncode == 2 and "none of these steps is in this scene, mode and build" in done.stderr
 
 

@@ -16,6 +16,7 @@ from pyengine.native.failpoints import FAILPOINTS
 from pyengine.storage.checkpoint import create_abort_file, read_sync_failure, read_watermark
 from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.durable_writes import create_file, sweep_unfinished, write_config
+from waiting import scaled_timeout_s
 
 ROOT = Path(__file__).parents[2]
 SIZE = 8192
@@ -50,7 +51,7 @@ for _ in free_blocks(unlink_durably(Path({folder!r}) / 'file'), step_bytes=4096)
 def killed_at(name: str, program: str, folder: Path) -> None:
     command = [sys.executable, "-P", "-c", program.format(folder=str(folder), size=SIZE)]
     done = subprocess.run(command, capture_output=True, text=True,
-                          env=os.environ | {"PYENGINE_FAILPOINT": f"{name}:1:kill", "PYTHONPATH": str(ROOT)}, timeout=60)
+                          env=os.environ | {"PYENGINE_FAILPOINT": f"{name}:1:kill", "PYTHONPATH": str(ROOT)}, timeout=scaled_timeout_s(60))
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -126,12 +127,12 @@ def test_a_recovery_that_gives_up_bytes_finishes_giving_them_up(build_store):
     command = [sys.executable, "-P", "-m", "pyengine", "recover", str(store.root), "--accept-loss"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     killed = environ | {"PYENGINE_FAILPOINT": "recovery_loss_accepted:1:kill"}
-    assert subprocess.run(command, env=killed, capture_output=True, timeout=60).returncode == -signal.SIGKILL
-    done = subprocess.run(command[:-1], env=environ, capture_output=True, text=True, timeout=60)
+    assert subprocess.run(command, env=killed, capture_output=True, timeout=scaled_timeout_s(60)).returncode == -signal.SIGKILL
+    done = subprocess.run(command[:-1], env=environ, capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert done.returncode in (ExitCode.OK, ExitCode.REPAIRED), done.stderr
     assert read_watermark(store.root).watermark.flushed == record.start
     assert list((store.root / "quarantine").iterdir())
-    again = subprocess.run(command[:-1], env=environ, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command[:-1], env=environ, capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert again.returncode == ExitCode.OK and f"up to offset {record.start}" in again.stdout
 
 
@@ -146,6 +147,6 @@ def test_a_failed_sync_stays_noted_whatever_is_killed_until_its_bytes_are_writte
     killed_at("bytes_rewritten", recover, store.root)
     assert read_sync_failure(store.root).is_of_this_boot
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", str(store.root)], capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=scaled_timeout_s(60))
     assert done.returncode == ExitCode.OK and "a sync had failed" in done.stdout
     assert read_sync_failure(store.root) is None and read_watermark(store.root).watermark.flushed == store.end

@@ -11,6 +11,7 @@ import pytest
 
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import scaled_timeout_s
 
 COMMITS = 60
 # Two groups by turns; argv: store, acks, what it forgets.
@@ -55,7 +56,7 @@ def run(shim: Path, folder: Path, forgets: str):
     root, acks, journal = folder / "store", folder / "acks", folder / "journal"
     acks.touch()
     environ = os.environ | shim_environment(shim, journal, root, acks)
-    subprocess.run([sys.executable, "-c", COMMITTER, str(root), str(acks), forgets], env=environ, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", COMMITTER, str(root), str(acks), forgets], env=environ, check=True, timeout=scaled_timeout_s(120))
     return root, read_journal(journal)
 
 

@@ -13,6 +13,7 @@ import pytest
 from faults.power_cut import Disk, Record, build_shim, cut_points, explore, read_journal, shim_environment
 from fix_golden import usual
 from in_child import InChild
+from waiting import scaled_timeout_s
 
 # A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
 TOY = """
@@ -71,7 +72,7 @@ def run_toy(shim, tmp_path):
         root.parent.mkdir()
         acks.touch()
         environ = os.environ | shim_environment(shim, journal, root.parent, acks, ["store"] if "mapping" in forgets else [])
-        subprocess.run([sys.executable, "-c", TOY, str(root), str(acks), forgets], env=environ, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", TOY, str(root), str(acks), forgets], env=environ, check=True, timeout=scaled_timeout_s(60))
         return root, read_journal(journal)
 
     return run
@@ -138,7 +139,7 @@ def test_a_hole_is_written_down_as_far_as_the_file_reaches(shim, tmp_path):
     script = ("import os, sys; from pyengine.native.flush import punch; fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR);"
               " os.write(fd, bytes(5000)); os.unlink(sys.argv[1]); code = punch(fd, 4096, 64 << 20); assert not code, code")
     environ = os.environ | shim_environment(shim, journal, store, tmp_path / "acks")
-    subprocess.run([sys.executable, "-c", script, str(store / "file")], env=environ, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(store / "file")], env=environ, check=True, timeout=scaled_timeout_s(60))
     assert [(record.number, len(record.a)) for record in read_journal(journal) if record.kind == "W"] == [(0, 5000), (4096, 904)]
 
 

@@ -24,6 +24,7 @@ from pyengine.storage.checkpoint import create_abort_file
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
+from waiting import scaled_timeout_s
 
 STATES = 60
 STATES_LONG = 2000
@@ -106,7 +107,8 @@ def test_what_a_recovery_has_kept_survives_every_cut(shim, build_store, tmp_path
     acks.touch()
     environ = os.environ | shim_environment(shim, journal, root.parent, acks) | {"PYTHONPATH": os.pathsep.join(
         [str(TESTS.parent), str(TESTS)])}
-    subprocess.run([sys.executable, "-c", CHILD, root, acks, store.root, json.dumps(case)], env=environ, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", CHILD, root, acks, store.root, json.dumps(case)], env=environ, check=True,
+                   timeout=scaled_timeout_s(120))
 
     def judge(tree: Path, lines: list[bytes]) -> str | None:
         if not lines:  # the engine's own cut, before anything was told of the recovery

@@ -19,6 +19,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.storage.checkpoint import read_checkpoint, read_watermark
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.engine_id import read_epoch
+from waiting import scaled_timeout_s
 
 STEPS = 20
 SEGMENT_BYTES = 4096
@@ -131,7 +132,8 @@ def run(shim: Path, folder: Path, what: str, forgets: str):
     root.parent.mkdir()
     acks.touch()
     environ = os.environ | shim_environment(shim, journal, root.parent, acks)
-    subprocess.run([sys.executable, "-c", WRITER, str(root), str(acks), what, forgets], env=environ, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", WRITER, str(root), str(acks), what, forgets], env=environ, check=True,
+                   timeout=scaled_timeout_s(120))
     return root, read_journal(journal)
 
 

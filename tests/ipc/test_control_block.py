@@ -22,7 +22,7 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.storage.config import SETTINGS, EngineConfig
 from pyengine.storage.engine_id import read_boot_id
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 def identity_of(engine_id, **changes):
@@ -120,7 +120,7 @@ def test_a_producer_cannot_write_the_control_block(memory, folder):
               "memory = EngineMemory.attach(SharedFolder(sys.argv[1]), writable=False)\n"
               "print('attached', flush=True)\n"
               "control.store_position(memory.control.flushed, 1)\n")
-    done = subprocess.run([sys.executable, "-c", script, str(folder.path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, str(folder.path)], capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert (done.stdout, done.returncode) == ("attached\n", -11)
     assert native.load_position(memory.control.flushed) == 0
 
@@ -151,7 +151,7 @@ def test_a_sleeper_is_woken_from_another_process(memory, folder):
     child = subprocess.Popen([sys.executable, "-c", script, str(folder.path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "looking\n"
     waiting.raise_sequence(memory.control.arrival_seq)
-    assert child.communicate(timeout=60)[0] == "True\n"
+    assert child.communicate(timeout=scaled_timeout_s(60))[0] == "True\n"
 
 
 @pytest.mark.parametrize(("was", "asked", "in_file", "live", "runs", "origin"), [

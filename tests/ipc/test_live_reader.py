@@ -23,6 +23,7 @@ from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
 from record_bytes import encode_record
+from waiting import scaled_timeout_s
 
 SEGMENT_BYTES = 65536
 
@@ -88,7 +89,7 @@ def test_a_waiter_is_woken_by_the_arrival(live):
         thread.start()
         native.store_position(owner.control.reput_from, entry[0] + entry[1])
         waiting.raise_sequence(owner.control.arrival_seq)
-        thread.join(timeout=60)
+        thread.join(timeout=scaled_timeout_s(60))
         assert woken == [True]
         assert not reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"], timeout_s=0.05)
 

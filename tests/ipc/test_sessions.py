@@ -24,7 +24,7 @@ from pyengine.ipc.sessions import PEERS_MAX, Sessions, SessionServer, connect_so
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, session_name
 from pyengine.native import control as native
 from pyengine.native import session as native_session
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 PRODUCER = """
 import sys
@@ -112,7 +112,7 @@ def producer(server, script=PRODUCER):
 
 def end(child):
     child.stdin.close()
-    child.wait(timeout=30)
+    child.wait(timeout=scaled_timeout_s(30))
     child.stdout.close()
 
 
@@ -280,7 +280,8 @@ def test_a_user_closes_no_session_of_another_process_but_root_does(server, monke
         os.chmod(folder.socket_path, 0o666)
         monkeypatch.setattr(sessions.os, "geteuid", lambda: uid)  # as if the engine were that user's
     numbers = [str(number) for number in (uid, server.owner.memory.identity.epoch, slot, generation)]
-    done = subprocess.run([sys.executable, "-c", CLOSER, folder.path, *numbers], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CLOSER, folder.path, *numbers], cwd=CHECKOUT, capture_output=True, text=True,
+                          timeout=scaled_timeout_s(60))
     assert (done.stdout.split(), done.stderr) == ([str(uid), '{"closed":', "false}"], "")
     assert state(server, slot) == native.SESSION_OPEN
     end(child)
@@ -419,7 +420,7 @@ def test_a_missing_supervisor_is_waited_for_and_its_successor_takes_the_sessions
     waiter.start()
     successor = Server(owner)
     try:
-        waiter.join(timeout=60)
+        waiter.join(timeout=scaled_timeout_s(60))
         assert opened and opened[0].is_open
         assert native.load(owner.control.sessions[slot], "state") == native.SESSION_OPEN
         assert native.load(owner.control.sessions[doomed_slot], "state") == native.SESSION_DEAD
@@ -494,7 +495,8 @@ def test_a_producer_without_descriptors_for_its_session_says_so(make_owner):
     owner.position(0)
     owner.publish()
     server = Server(owner)
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(server.owner.root)], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(server.owner.root)], capture_output=True, text=True,
+                          timeout=scaled_timeout_s(60),
                           env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
     server.close()
     said = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
@@ -553,7 +555,7 @@ def test_a_producer_that_was_not_watched_for_lack_of_a_descriptor_is_watched_lat
         eventually(lambda: server.ticks > 2, "the server has ticked without a descriptor")
     assert state(server, slot) == native.SESSION_OPEN
     child.kill()
-    child.wait(timeout=30)
+    child.wait(timeout=scaled_timeout_s(30))
     eventually(lambda: state(server, slot) == native.SESSION_DEAD, "the session of a dead producer is closed")
     end(child)
 
@@ -569,13 +571,13 @@ def test_another_user_is_turned_away(server):
               "except PermissionError:\n"
               "    print('refused')\n")
     done = subprocess.run([sys.executable, "-c", script, str(server.owner.folder.socket_path)],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert done.stdout == "refused\n"
     # and even one that gets past the folder's rights is told apart by its credentials
     os.chmod(server.owner.folder.path, 0o755)
     os.chmod(server.owner.folder.socket_path, 0o666)
     done = subprocess.run([sys.executable, "-c", script, str(server.owner.folder.socket_path)],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=scaled_timeout_s(60))
     assert "belongs to uid 0, not to uid 65534" in done.stdout
     os.chmod(server.owner.folder.path, 0o700)
 
@@ -660,14 +662,14 @@ def test_joined_left_ended_and_killed(semaphore):
     first, second, third = counted(semaphore), counted(semaphore), counted(semaphore)
     assert sessions.producers_attached(semaphore) == 3
     first.send_signal(signal.SIGKILL)
-    first.wait(timeout=30)
+    first.wait(timeout=scaled_timeout_s(30))
     assert sessions.producers_attached(semaphore) == 2
     second.stdin.write("l")
     second.stdin.flush()
     assert second.stdout.readline() == "left\n"
     assert sessions.producers_attached(semaphore) == 1
     for child in (first, second, third):
-        child.communicate(timeout=30)
+        child.communicate(timeout=scaled_timeout_s(30))
     assert sessions.producers_attached(semaphore) == 0, "leaving twice (by hand and by the kernel) counts once"
 
 

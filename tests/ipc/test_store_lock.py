@@ -26,6 +26,7 @@ from pyengine.ipc.store_lock import (
     open_lock,
     read_holder,
 )
+from waiting import scaled_timeout_s
 
 # RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
 ROCKETMQ = """
@@ -60,7 +61,7 @@ def run(script, argument):
 
 def end(child):
     child.stdin.close()
-    child.wait(timeout=30)
+    child.wait(timeout=scaled_timeout_s(30))
     child.stdout.close()
 
 
@@ -191,7 +192,7 @@ def test_two_workers_of_a_kind_cannot_run_and_a_killed_one_frees_its_byte(root):
                 twin.take_kind(3)
             twin.take_kind(4)
             worker.send_signal(signal.SIGKILL)
-            worker.wait(timeout=30)
+            worker.wait(timeout=scaled_timeout_s(30))
             twin.take_kind(3)
         end(worker)
 
@@ -202,7 +203,7 @@ def test_workers_whose_pids_are_unknown_are_killed_by_their_locks(root):
         owner.share()
         worker, _ = run(WORKER, root)
         kill_workers(root)
-        assert worker.wait(timeout=30) == -signal.SIGKILL and not owner.kind_taken(3)
+        assert worker.wait(timeout=scaled_timeout_s(30)) == -signal.SIGKILL and not owner.kind_taken(3)
         end(worker)
 
 
@@ -215,7 +216,7 @@ def test_rocketmq_is_refused_until_our_last_process_is_gone(root):
         assert rocketmq_says(root) == "refused", "while running"
     assert rocketmq_says(root) == "refused", "while one worker lives"
     worker.send_signal(signal.SIGKILL)
-    worker.wait(timeout=30)
+    worker.wait(timeout=scaled_timeout_s(30))
     end(worker)
     assert rocketmq_says(root) == "locked"
 

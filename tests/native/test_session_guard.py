@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from waiting import scaled_timeout_s
+
 PREAMBLE = """
 import mmap, os, signal, sys, tempfile
 from pyengine._native import ffi
@@ -29,7 +31,7 @@ session.guard(7, pointer, len(memory))
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PREAMBLE + script], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", PREAMBLE + script], capture_output=True, text=True, timeout=scaled_timeout_s(60))
 
 
 @pytest.mark.parametrize("touch", ["pointer[2 * mmap.PAGESIZE] == 0", "not pointer.__setitem__(3 * mmap.PAGESIZE + 5, 1)"])
@@ -74,6 +76,6 @@ def test_who_was_told_of_bus_errors_before_is_told_still():
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c",
          PREAMBLE + "session.unguard(7); os.ftruncate(file.fileno(), 0); pointer[0]"],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        capture_output=True, text=True, timeout=scaled_timeout_s(60), env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == -signal.SIGBUS
     assert "Bus error" in done.stderr

@@ -17,7 +17,7 @@ from pyengine.services import flush_commit_log
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.flush_commit_log import CommitRealTimeService
 from pyengine.storage.config import EngineConfig
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 SEGMENT = 65536
 
@@ -262,7 +262,7 @@ def test_without_a_pool_there_is_no_committer(make_owner):
     owner = make_owner(mode=native.MODE_SYNC)
     owner.publish()
     child = owner.spawn("pyengine.workers.committer")
-    assert child.wait(timeout=30) == 70
+    assert child.wait(timeout=scaled_timeout_s(30)) == 70
     assert "nothing to commit" in child.stderr.read()
 
 

@@ -22,7 +22,7 @@ from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.durable_writes import MANY_FILES
 from ready_store import SEGMENT, store_with_writer
 from reported import Reported
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 class Rig:
@@ -269,7 +269,7 @@ def test_the_worker_writes_while_it_runs_and_when_it_is_asked_to_stop(rig):
     rig.dispatch()
     rig.flush()
     child.terminate()
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=scaled_timeout_s(30)) == 0
     assert read_checkpoint(rig.owner.root).physic_msg_timestamp_ms == rig.writer.clock_ms
     assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
 

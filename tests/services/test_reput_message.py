@@ -19,7 +19,7 @@ from pyengine.services.schedule_message import DispatchedWatermark
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
 from reported import Reported
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 def reput_from(owner):
@@ -296,7 +296,7 @@ def test_killed_again_and_again_the_queues_and_the_index_come_out_whole(make_own
             child.wait()
     eventually(lambda: reput_from(owner) == written, "the last one reaches the end")
     child.terminate()
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=scaled_timeout_s(30)) == 0
     assert derived_files(owner.root) == derived_files(calm.root)
 
 

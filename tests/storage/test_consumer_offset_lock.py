@@ -12,7 +12,7 @@ import pytest
 from fix_cli import environment
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.storage.consumer_offset import LockTakenOverError, OffsetLock
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 # Stops itself, by SIGSTOP, at the system call named, in the middle of replacing the file.
 STOPS = """
@@ -58,7 +58,7 @@ def test_a_writer_that_is_stopped_anywhere_is_passed_over_and_cannot_undo_the_ne
             found = (tmp_path / "file").read_bytes()
             writer.replace(b"of the next", keep_as="bak")
         os.kill(stopped.pid, signal.SIGCONT)
-        said = stopped.communicate(timeout=60)[0].decode().strip()
+        said = stopped.communicate(timeout=scaled_timeout_s(60))[0].decode().strip()
     finally:
         stopped.kill()
         stopped.wait()

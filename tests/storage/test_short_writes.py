@@ -13,6 +13,7 @@ from faults.failing_calls import build_shim, preload
 from logs import Log, LogBuilder, files_below
 from pyengine.engine_config import Geometry
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from waiting import scaled_timeout_s
 
 SEGMENT = 16384
 GEOMETRY = Geometry(mapped_file_size_commit_log_bytes=SEGMENT, mapped_file_size_consume_queue_bytes=4000)
@@ -62,7 +63,8 @@ def run(tmp_path):
 
     def run(what: str) -> list[Path]:
         path = os.pathsep.join(str(Path(__file__).parents[up]) for up in (1, 2))
-        done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), what], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), what], capture_output=True, text=True,
+                              timeout=scaled_timeout_s(120),
                               env=os.environ | preload(build_shim(tmp_path)) | {"PYTHONPATH": path})
         assert done.returncode == 0, done.stderr[-3000:]
         return [tmp_path / str(number) for number in range(1, int(done.stdout) + 1)]
