@@ -70,7 +70,7 @@ class Measured:
 
     def put_each(self, producer: pyengine.Producer, messages: int, arguments: Callable[[int], tuple[str, bytes, dict]],
                  prefix: str = "") -> None:
-        """So many put_async, and what one costs: CPU of this process, of writer and of reputter, in us."""
+        """Do `count` put_async; return the CPU time of each in us, of this process, the writer and the reputter."""
         before, began_cpu_s, began_s = self._worker_cpu_s(), time.process_time(), time.perf_counter()
         pending: deque = deque()
         for number in range(messages):

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds, quantiles, a row, the table."""
+"""The common part of the benchmarks: rounds, quantiles, a row, the table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def earlier_medians(path: Path) -> dict[str, float]:
-    """What a run kept with --json: by question, the ratio to its limit, or the median where it has none."""
+    """Read the results of a run with --json: for each question the ratio to its limit, or the median if it has none."""
     return {row["question"]: row["median"] if row["ratio"] is None else row["ratio"] for row in json.loads(path.read_text())}
 
 

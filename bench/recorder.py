@@ -1,4 +1,4 @@
-"""What the flight recorder costs: one build with and without it, in turns.
+"""Measure the cost of the flight recorder: one build with and without it, in turns.
 
 usage: python bench/recorder.py [--pairs N] [--quick] [--only TEXT] [--folder DIR] [--json FILE] [--page]
 
@@ -81,7 +81,7 @@ def start_workers_anew(path: Path, *, with_recorder: bool) -> None:
 
 
 def turn(path: Path, work: Work) -> tuple[float, float, float]:
-    """What RATIOS are made of, for one engine: s of the writer and of all, and messages a second."""
+    """Return the figures for RATIOS of one engine: CPU seconds of the writer and of all, and messages per second."""
     before = cpu_s(worker_pids(path))
     (done,) = produce(path, work.kind, work.size, 3600.0, work.count, messages_max=work.messages)
     wait_dispatched(path)

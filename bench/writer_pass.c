@@ -1,4 +1,4 @@
-/* What a pass of the writer costs: producer and writer in one thread, no sleeps, no other process.
+/* Measures the cost of a pass of the writer: producer and writer in one thread, no sleeps, no other process.
  *
  * usage: writer_pass BODY_BYTES DEPTH MANY SESSIONS [SLICES]
  *   BODY_BYTES of each message; DEPTH entries are submitted before the writer runs; MANY messages in each entry,
@@ -39,7 +39,7 @@ static void *zeroed(int64_t bytes)
     return memory;
 }
 
-/* Keeps the smallest. */
+/* Keep the smallest value. */
 static void least(int64_t *best, int64_t ns)
 {
     if (*best == 0 || ns < *best)

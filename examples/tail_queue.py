@@ -8,7 +8,7 @@ import pyengine
 
 
 def follow(store: str, topic: str, queue_id: int = 0) -> Iterator[pyengine.Message]:
-    """Every message of the queue from its begin on, in order; waits for more."""
+    """Yield every message of the queue from its first one on, in order; wait for more."""
     with pyengine.open_store(store) as reader:
         offset, _ = reader.queue_range(topic, queue_id)
         while True:

@@ -169,7 +169,7 @@ def recover_accepting(store: DamagedStore) -> tuple[int, bool] | None:
 
 
 def ends_of(store: DamagedStore) -> dict[str, int]:
-    """Where readers, `inspect`, `check`, `status` and Spark, here and by ranges, say that the log ends."""
+    """Return where readers, `inspect`, `check`, `status` and Spark, here and by ranges, say that the log ends."""
     sizes = size_settings(store.manifest["config"])
     with open_store(store.root, **sizes) as reader:
         reads = reader.max_physical_offset(ReadLevel.COMMITTED)

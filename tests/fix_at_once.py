@@ -15,7 +15,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 def group(nodeid: str) -> str:
-    """What one process runs in order: a file, for its fixtures; all of tests/spark, for the one session."""
+    """Return what one process runs in order: a file, for its fixtures; all of tests/spark, for the one session."""
     return SPARK if nodeid.startswith(SPARK + "/") else nodeid.partition("::")[0]
 
 

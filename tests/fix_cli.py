@@ -21,7 +21,7 @@ SOURCES = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command did."""
+    """The exit code and output of a command."""
 
     code: int
     stdout: str

@@ -94,7 +94,7 @@ class RunningEngine:
         return pid
 
     def wait_back(self, kind: str, incarnation: int) -> None:
-        """Until a worker is up again in a later incarnation."""
+        """Wait until a worker is up again in a later incarnation."""
         index = KIND_NAMES.index(kind)
         with self.memory() as memory:
             line = memory.control.workers[index]
@@ -112,11 +112,11 @@ class RunningEngine:
         self.wait_gone()
 
     def wait_noted(self) -> None:
-        """Until everything is durable, dispatched, and in queues that are durable too."""
+        """Wait until everything is durable, dispatched, and in queues that are durable too."""
         wait_noted(self.root)
 
     def wait_gone(self) -> None:
-        """Until no process holds any lock on the store."""
+        """Wait until no process holds any lock on the store."""
         eventually(lambda: not living_kinds(self.root), "all processes are gone")
 
     def log(self) -> str:
@@ -173,7 +173,7 @@ def tail_of_ring(engine, pid):
 
 
 def wait_noted(root: Path) -> None:
-    """Until everything put into a running engine is durable, dispatched, and in queues that are durable too."""
+    """Wait until everything put into a running engine is durable, dispatched, and in queues that are durable too."""
     with EngineMemory.of(root) as memory:
         control = memory.control
         end = native.committed_slot(control)[0]

@@ -45,12 +45,12 @@ SIZE_SETTINGS = {
 
 
 def load_manifest(name: str) -> dict[str, Any]:
-    """What was put, with which settings and clock, and what the real store answered."""
+    """Return what was put, with which settings and clock, and what the real store answered."""
     return _load(GOLDEN / f"{name}.json.gz")
 
 
 def load_verify(name: str) -> dict[str, Any]:
-    """What the real store reads from the recipe's folder."""
+    """Return what the real store reads from the recipe's folder."""
     return _load(GOLDEN / f"{name}.verify.json.gz")
 
 

@@ -91,7 +91,7 @@ class Owner:
         return child
 
     def context(self, config: EngineConfig | None = None, **hooks) -> ServiceContext:
-        """What a service works with; `hooks`: report, heartbeat, recorder."""
+        """Return what a service works with; `hooks`: report, heartbeat, recorder."""
         config = config or self.config
         geometry = replace(config.geometry, mapped_file_size_commit_log_bytes=self.config.mapped_file_size_commit_log_bytes)
         return ServiceContext(self.memory, MessageStore(self.root, geometry), config, **hooks)

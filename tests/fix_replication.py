@@ -68,7 +68,7 @@ class Load:
             threading.Event().wait(UNCONFIRMED_PAUSE_S)
 
     def wait_for(self, more: int) -> None:
-        """Until so many more were confirmed."""
+        """Wait until so many more were confirmed."""
         wanted = len(self.confirmed) + more
         eventually(lambda: len(self.confirmed) >= wanted or self.errors, f"{more} more puts are confirmed", 60)
         assert not self.errors, self.errors

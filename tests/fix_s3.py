@@ -33,7 +33,7 @@ class Bucket:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to find the server by a plain s3:// URI."""
+        """Return what a process needs to find the server by a plain s3:// URI."""
         return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true",
                 "AWS_ENDPOINT_URL": f"http://{self.endpoint}"}
 

@@ -30,7 +30,7 @@ class PlainWriter:
         self._buffers: dict[int, object] = {}
 
     def vouch(self) -> None:
-        """What the writer does for a new flusher: its descriptors synced clean."""
+        """Sync the descriptors, as the writer does for a new flusher."""
         native.store(self.control.writer, "verified_flusher", native.load(self.control.flusher, "incarnation"))
         self.owner.memory.wake(native.FLUSHER)
 

@@ -163,7 +163,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _become(words: list[str], environment: dict[str, str], numbers: list[int], leads_session: bool, given: list[int]) -> NoReturn:
-    """What `words` would be in a new interpreter, as pyengine.engine.fork_server has it."""
+    """Return what `words` would be in a new interpreter, as pyengine.engine.fork_server has it."""
     from pyengine.engine.fork_server import _end_with
     from pyengine.native import failpoint, waiting
 

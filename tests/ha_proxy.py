@@ -80,7 +80,7 @@ class FaultProxy:
         self._passing.clear()
 
     def release(self) -> None:
-        """What was held goes on."""
+        """Send the bytes that were held."""
         self._passing.set()
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def pack_ext_unit(tags_code: int, store_timestamp_ms: int, filter_bit_map: bytes
 
 
 def walk_in_python(view: bytes | bytearray, base_offset: int, start: int, end: int, **checks: bool) -> WalkResult:
-    """What native.scan.walk gives, by formats.record_case."""
+    """Return what native.scan.walk gives, by formats.record_case."""
     offset, times_ms = start, []
     while (label := classify(view, offset - base_offset, end - offset, offset, **checks)) is CaseLabel.MESSAGE:
         message = decode_record(view, offset - base_offset)

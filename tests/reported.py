@@ -1,4 +1,4 @@
-"""What a service reports, kept for a test."""
+"""Keeps a service's reports for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages say is so: links lead somewhere, named files and sections exist, blocks run."""
+"""Every link of the pages has a target, named files and sections exist, and code blocks run."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Pair:
                        and native.load(other.control.replicator, "linked") == 1, "the slave follows")
 
     def wait_equal(self) -> int:
-        """Until the slave has and shows what its master has; where both end."""
+        """Wait until the slave has and shows what its master has; return the end of both logs."""
         def ends() -> list[int]:
             return [one.positions()[name] for one, name in
                     ((self.master, "wrote"), (self.slave, "wrote"), (self.slave, "reput_from"))]
@@ -68,7 +68,7 @@ def put(root: Path, *bodies: bytes) -> list[PutStatus]:
 
 
 def bodies(root: Path, level: str | None = None) -> list[bytes]:
-    """What its queue serves."""
+    """Return the bodies that its queue serves."""
     with pyengine.open_store(root) as store:
         return [message.body for message in store.get_message("T", 0, 0, level=level).messages]
 

@@ -64,7 +64,7 @@ def engine(make_engine):
 
 
 def as_nobody(work: Callable[[], object]) -> object:
-    """What `work` gives in a child process of another user: its result, or "Kind: sentence" of what it raised."""
+    """Return what `work` gives in a child process of another user: its result, or "Kind: sentence" of what it raised."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -463,7 +463,7 @@ def test_a_false_master_adds_whole_records_or_nothing(tmp_path, rng):
     other = bytes(more.segments[0])[:more.end]
 
     def hear(offset: int, data: bytes) -> list[int]:
-        """Where the runs end that would be appended, of a slave that begins at its own first byte."""
+        """Return where the runs end that would be appended, of a slave that begins at its own first byte."""
         stream, ends = RecordStream(0, own.end, LocalLog(tmp_path, 65536), 65536, 1 << 20), []
         try:
             stream.take(offset, memoryview(data))

@@ -85,7 +85,7 @@ class SanitizedTree:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=scaled_timeout_s(timeout_s))
 
     def take_reports(self) -> str:
-        """What the sanitizers wrote since the last call."""
+        """Return what the sanitizers wrote since the last call."""
         texts = []
         for path in sorted(self.reports.iterdir()):
             texts.append(f"{path.name}:\n{path.read_text(errors='replace')[:8000]}")

@@ -1,4 +1,4 @@
-"""What the crash scripts are made of; run as `python -m crash.kills` with scripts/ on the path.
+"""The crash scripts; run as `python -m crash.kills` with scripts/ on the path.
 
     acked_producer.py    one producer process: puts until it is ended, and lists what was acknowledged
     acked_consumer.py    one consumer process: reads in two groups until it is ended, and lists what was committed

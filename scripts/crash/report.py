@@ -28,7 +28,7 @@ SCRIPT = "PYENGINE_SCRIPT"  # names the script that the user has called
 
 @dataclass
 class Summary:
-    """What a run did; without `failures` it held."""
+    """The outcome of a run, which has passed if there are no `failures`."""
 
     kind: str
     mode: str

@@ -1,4 +1,4 @@
-"""What the producers count while they put, and Spark counts afterwards: by topic, in the same three ways."""
+"""Three counts for each topic, which the producers make while they put, and Spark afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORD = b"def "  # lines that hold it are counted too: that takes every byte of e
 
 @dataclass
 class Count:
-    """Of one topic."""
+    """The counts of one topic."""
 
     messages: int = 0
     body_bytes: int = 0

@@ -114,7 +114,7 @@ def test_names_and_units_follow_the_rules(owner):
 
 
 def replication_text(*, slave: bool) -> str:
-    """What the exposition says of a master's two slaves, or of a slave's master."""
+    """Return what the exposition says of a master's two slaves, or of a slave's master."""
     registry = CollectorRegistry()
     document = {
         "linked": slave or None, "slaves_connected": 2, "unconfirmed_bytes": 7, "master_end": 900, "connections": 5, "refused": 1,

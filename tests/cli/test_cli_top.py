@@ -135,7 +135,7 @@ class Terminal:
         self.text = ""
 
     def read_until(self, done) -> str:
-        """What was drawn, once `done` says it is enough."""
+        """Return what was drawn, once `done` says it is enough."""
         deadline_s = time.monotonic() + scaled_timeout_s(60)
         while not done():
             assert time.monotonic() < deadline_s, self.text

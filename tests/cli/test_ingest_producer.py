@@ -1,4 +1,4 @@
-"""What one producer of an ingest sends: every line once, in order, and errors that name the place."""
+"""One producer of an ingest puts every line once, in order; errors name file and line."""
 
 from __future__ import annotations
 

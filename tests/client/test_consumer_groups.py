@@ -44,7 +44,7 @@ class Group:
         return Counter(one for member in self.members for one in member.seen())
 
     def wait_all_given(self) -> None:
-        """Until each message was given to a member, and nothing else was."""
+        """Wait until each message was given to a member, and nothing else was."""
         eventually(lambda: set(self.given()) >= self.put, "every message was given to a member", timeout_s=90)
         assert set(self.given()) == self.put
 
@@ -53,7 +53,7 @@ class Group:
         return state.holders
 
     def wait_shared(self, *members: Member) -> None:
-        """Until the queues are shared by just these members, in equal parts."""
+        """Wait until the queues are shared by just these members, in equal parts."""
         pids = {member.process.pid for member in members}
         eventually(lambda: len(self.holders()) == QUEUES and set(self.holders().values()) == pids, "the queues are shared",
                    timeout_s=90)

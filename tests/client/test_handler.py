@@ -60,7 +60,7 @@ def running(engine, names):
 
 
 def put(engine, topic, count):
-    """So many messages, over QUEUES queues; their bodies."""
+    """Put `count` messages into QUEUES queues; return their bodies."""
     bodies = [b"%05d" % number for number in range(count)]
     with engine.connect() as producer:
         for queue_id in range(QUEUES):
@@ -70,7 +70,7 @@ def put(engine, topic, count):
 
 
 def lag(engine, *names):
-    """Of the group on its topic and its retry topic."""
+    """Return the lag of the group in its topic and its retry topic."""
     return sum(state.lag for state in pyengine.ConsumerGroups(engine.path).groups(group=names[1]))
 
 

@@ -22,7 +22,7 @@ from waiting import eventually
 
 @pytest.fixture
 def choice(tmp_path):
-    """Of a store whose topic `four` has four queues to write and eight to read."""
+    """Return the choice for a store whose topic `four` has four queues to write and eight to read."""
     TopicConfigs(tmp_path).create(TopicConfig("four", 8, 4))
     now = [0.0]
     made = QueueChoice(tmp_path, 8, clock=lambda: now[0])

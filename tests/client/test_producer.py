@@ -567,7 +567,7 @@ def test_an_allocator_that_is_ended_alone_takes_no_segment_from_the_writer(make_
 
 
 class _Interrupt(Exception):
-    """What a signal handler of these tests raises."""
+    """The exception that signal handlers of these tests raise."""
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def put(engine, topic, *bodies, **options):
 
 
 def pull(consumer, count=1):
-    """Just so many messages."""
+    """Pull exactly `count` messages."""
     found = []
     eventually(lambda: found.extend(consumer.pull(count - len(found), timeout_s=0.1)) or len(found) == count, f"{count} messages")
     return found

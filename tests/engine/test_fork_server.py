@@ -33,7 +33,7 @@ def parent_of(pid: int) -> int:
 
 
 def stack_of(pid: int) -> int:
-    """Where the kernel has put the stack: a fork has it from its parent, an exec makes a new, random one."""
+    """Return the address of the stack: a fork has its parent's, an exec gets a new, random one."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[25])
 
 
@@ -208,7 +208,7 @@ def test_where_a_library_is_loaded_first_workers_are_started_by_exec(make_engine
 
 
 def run(tmp_path, code: str) -> str:
-    """What a program prints that has `server`, a fork server, and `start(*arguments)` for a flusher's main."""
+    """Return what a program prints that has `server`, a fork server, and `start(*arguments)` for a flusher's main."""
     before = """
         import os, signal, sys, time
         from pathlib import Path

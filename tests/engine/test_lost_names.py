@@ -38,7 +38,7 @@ def remove_a_semaphore(engine):
 
 
 def wait_again(engine, processes, epoch=2):
-    """Until the engine has started anew, with as many processes."""
+    """Wait until the engine has restarted with the same number of processes."""
     def is_back():
         try:
             with engine.memory() as memory:

@@ -37,7 +37,7 @@ def noted(root) -> dict[str, int]:
 
 
 def accepted_by_rocketmq(judge, root, settings) -> dict:
-    """What the real store reads from it, after comparing that with what we read."""
+    """Return what the real store reads from it, after comparing that with what we read."""
     theirs = judge.verify(root, settings).result(240)
     assert compare_inspect(inspect(root, {}), theirs) == []
     return theirs

@@ -84,7 +84,7 @@ def arm(board: Board, environ: dict[str, str], name: str, kind: str) -> None:
 
 
 def wait_asleep(pid: int, what: str) -> None:
-    """Until it sleeps at 30 looks on end: it has looked at all that it looks at before, and waits."""
+    """Wait until the process is asleep at 30 polls in a row: it has no work left."""
     looks = [False] * 30
 
     def is_asleep() -> bool:

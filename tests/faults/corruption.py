@@ -265,7 +265,7 @@ def read_all(root: Path) -> dict[tuple[str, int, int], Message]:
 
 
 def differences(truth: Truth, seen: Truth) -> list[str]:
-    """What a reader gets otherwise than it was put; fields that nothing covers are left out."""
+    """Return the fields that a reader gets with another value than the put one, without fields that no check covers."""
     found = [f"{key} is missing" for key in truth if key not in seen]
     found += [f"{key} was never put" for key in seen if key not in truth]
     for key in truth.keys() & seen.keys():

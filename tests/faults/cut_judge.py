@@ -178,7 +178,7 @@ def _starts(tree: Path) -> list[int]:
 
 
 def _beginning(tree: Path, config: EngineConfig, promised: Promised) -> list[str]:
-    """Where the log begins, and whether it has a gap."""
+    """Return the log's first offset, and whether the log has a gap."""
     size, starts = config.geometry.mapped_file_size_commit_log_bytes, _starts(tree)
     if starts != list(range(starts[0], starts[0] + len(starts) * size, size)):
         return [f"GAP: the log has only the segments {[segment_name(start) for start in starts]}"]

@@ -192,7 +192,7 @@ def cut(
 
 def judge_states(mode: str, company: Collection[str], seed: str, records: Sequence[Record],
                  exploring: Callable[[Callable[[Path, list[bytes]], str | None]], Outcome]) -> Outcome:
-    """What `exploring` finds in the states of these records with the judge that it is given, told on stderr."""
+    """Return what `exploring` finds in the states of these records with its judge, and print it on stderr."""
     began_s = time.monotonic()
     checked = mmap.mmap(-1, 4096)  # the judge is in children
     with contextlib.closing(InChild(functools.partial(judge, mode, checked), calls=CALLS_A_CHILD)) as in_child:

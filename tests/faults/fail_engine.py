@@ -261,7 +261,7 @@ class Rig:
                 "read_only": frozen, "reason": reason, "last": traffic.last, "bad": self.bad}
 
     def start_or_stop(self, how: str) -> str:
-        """What it said if it did not work; "" if it did."""
+        """Return the error of the command; "" if it succeeded."""
         try:
             if how == "start":
                 self.start()
@@ -394,7 +394,7 @@ def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int,
 
 
 def options(doc: str) -> argparse.ArgumentParser:
-    """What a rig is told."""
+    """Return the options of a rig."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in (("shim", Path), ("folder", Path), ("mode", str), ("cases", json.loads), ("limit", int), ("seed", str)):
         parser.add_argument(name, type=kind)

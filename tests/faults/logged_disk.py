@@ -88,7 +88,7 @@ class LoggedDisk:
             file.write(text)
 
     def records(self) -> list[Record]:
-        """What has reached the disk since its file system was made."""
+        """Return what has reached the disk since its file system was made."""
         return read_journal(self.journal)
 
 

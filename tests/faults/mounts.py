@@ -46,7 +46,7 @@ def own_mounts() -> None:
 
 
 def with_own_mounts(function: Callable[Given, Result], *arguments: Given.args, **named: Given.kwargs) -> Result:
-    """What `function` gives or raises, called in a forked child that mounts for itself alone.
+    """Return the result of `function`, or raise its error; it runs in a forked child with mounts of its own.
 
     The child ends, in order, when no process waits for it any more: a test's timeout, Ctrl-C, this process's end.
     """
@@ -139,7 +139,7 @@ def detach(folder: Path) -> None:
 
 
 def mounted_below(folder: Path) -> list[Path]:
-    """What is mounted in it, the last mounted first."""
+    """Return what is mounted in it, the last mounted first."""
     places = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])

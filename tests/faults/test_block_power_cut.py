@@ -103,7 +103,7 @@ def test_the_script_says_what_it_did_to_the_disk(rng, broken):
 
 
 def strike(folder: Path, number: int, moment: str, seed: str) -> list[str]:
-    """What is left of a run of the script that gets that signal at that moment."""
+    """Return what is left of a run of the script that gets that signal at that moment."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", "/dev/shm"], check=True)  # so that all in it is the run's
     environ = os.environ | {"PYTHON": sys.executable, "TMPDIR": str(folder)}
     has_come, processes = MOMENTS[moment]

@@ -49,7 +49,7 @@ def run_script(name: str, *arguments: str, **environ: str) -> subprocess.Complet
 
 
 def summary_of(name: str, seed: int, *arguments: str) -> dict:
-    """What a script that held says it did."""
+    """Return what a script that held says it did."""
     done = run_script(name, *arguments, "--seed", str(seed), "--json")
     print(done.stderr, done.stdout)
     assert done.returncode == 0, done.stderr
@@ -152,7 +152,7 @@ INTERRUPTED = {
 
 
 def processes_in(folder: Path) -> list[int]:
-    """What has `folder` as its TMPDIR: the script, and all that descends from it."""
+    """Return the processes whose TMPDIR is `folder`: the script and its descendants."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def attach_counts() -> set[int]:
-    """Of all engines of this machine, this system's own semaphores."""
+    """Return the semaphores of all engines of this machine."""
     return {int(line.split()[1]) for line in Path("/proc/sysvipc/sem").read_text().splitlines()[1:]}
 
 

@@ -69,7 +69,7 @@ def shim(tmp_path_factory):
 
 
 def rig_command(rig: Path, *arguments: object) -> dict[str, object]:
-    """What subprocess is to be given for a rig."""
+    """Return the command line of a rig."""
     path = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "scripts", CHECKOUT / "tests")))
     return {"args": [sys.executable, "-P", str(rig), *map(str, arguments)], "env": os.environ | {"PYTHONPATH": path}, "text": True}
 

@@ -251,7 +251,7 @@ def test_where_no_memory_may_be_written_the_other_folder_is_made(tmp_path, monke
 
 
 def mount_with_static_nodes(image: Path, folder: Path) -> bool:
-    """Where nothing makes the nodes of new devices: whether it is mounted all the same."""
+    """Return whether the disk is mounted on a system on which nothing creates the nodes of new devices."""
     number = os.stat("/dev/loop-control").st_rdev
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev"], check=True)
     os.mknod("/dev/loop-control", stat.S_IFCHR | 0o600, number)

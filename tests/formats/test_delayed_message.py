@@ -1,4 +1,4 @@
-"""What a delayed message becomes: RocketMQ's own deliveries, byte for byte, and what can never be delivered."""
+"""Deliveries of delayed messages are RocketMQ's, byte for byte; some messages can never be delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools are told, and what they change."""
+"""The answers to RocketMQ's tools, and the changes that they make."""
 
 from __future__ import annotations
 

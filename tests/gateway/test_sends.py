@@ -1,4 +1,4 @@
-"""What is stored of a client's message, and what it is answered."""
+"""The record of a client's message, and the answer to the client."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DIFFERENCES_MAX = 10
 
 
 def log_differences(ours: Path, theirs: Path, records: Sequence[dict[str, Any]], segment_bytes: int) -> list[str]:
-    """Where our log differs from theirs in the range that `records` cover, record by record; then what follows it.
+    """Return where our log differs from theirs in the range that `records` cover, record by record; then what follows it.
 
     `records` are rows with `phy`, `size` and perhaps `blank`, as a manifest or a verify document holds
     them. Behind the last one our log must be zeros to the end of its segment.
@@ -39,13 +39,13 @@ def log_differences(ours: Path, theirs: Path, records: Sequence[dict[str, Any]],
 
 
 def queue_differences(ours: Path, theirs: Path) -> list[str]:
-    """Where the files under consumequeue/ differ; a file of zeros counts as none."""
+    """Return where the files under consumequeue/ differ; a file of zeros counts as none."""
     mine, other = _contents(ours / "consumequeue"), _contents(theirs / "consumequeue")
     return list(_file_differences(mine, other))
 
 
 def index_differences(ours: Path, theirs: Path) -> list[str]:
-    """Where the index files differ, oldest against oldest."""
+    """Return where the index files differ, oldest against oldest."""
     mine = dict(enumerate(_contents(ours / "index").values()))
     other = dict(enumerate(_contents(theirs / "index").values()))
     return list(_file_differences(mine, other))

@@ -42,7 +42,7 @@ class RealBroker:
 
     @property
     def pids(self) -> list[int]:
-        """Of the name server and the broker."""
+        """Return the pids of the name server and the broker."""
         return [process.pid for process in self._processes]
 
     def start(self) -> None:

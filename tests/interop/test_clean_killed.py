@@ -53,6 +53,6 @@ def test_the_real_store_opens_what_a_killed_cleaner_left(make_engine, judge, rng
 
 
 def messages_of(document: dict) -> set[tuple]:
-    """What getMessage found. Where queue files are behind the log RocketMQ answers the entry of byte 0, which is gone,
+    """Return what getMessage found. If queue files lag the log, RocketMQ answers the entry of byte 0, which is gone,
     with the first message that is left (findMappedFileByOffset gives the first file for offset 0); that is one of these too."""
     return {(one["queueId"], one["queueOffset"], one["phy"], one["bodySha"]) for one in document["messages"] if "phy" in one}

@@ -194,6 +194,6 @@ def test_the_real_store_goes_on_with_it(replays, mode, end, judge, tmp_path):
 
 @pytest.mark.parametrize("mode, end", [("pool", "killed")])
 def test_killing_in_pool_mode_left_bytes_in_the_pool(all_replayed):
-    """Else the drain would not have been tried."""
+    """Otherwise the drain would not have been tried."""
     undrained = {recipe: made.undrained_bytes for recipe, made in all_replayed.items() if made.manifest.puts}
     assert all(undrained.values()), undrained

@@ -99,7 +99,7 @@ def state(server, slot):
 
 
 def free(server, slot):
-    """What the writer does once a dead session is drained."""
+    """Free a dead session's slot, as the writer does once it has drained the session."""
     assert native.compare_and_swap(server.owner.control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
 
 
@@ -454,7 +454,7 @@ def test_a_server_without_a_free_descriptor_waits_for_the_next_tick(make_owner, 
 
 
 def test_watching_leaves_descriptors_to_serve_with(server, monkeypatch):
-    """Else the watches of the sessions that are open take the last one, and no other session can be opened."""
+    """Otherwise the watches of the sessions that are open take the last one, and no other session can be opened."""
     def watched() -> int:
         links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
         return sum(os.readlink(link) == "anon_inode:[pidfd]" for link in links if os.path.lexists(link))
@@ -545,7 +545,7 @@ def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, 
 
 @pytest.mark.parametrize("scarce", ["the pidfd", "the look at its start time"])
 def test_a_producer_that_was_not_watched_for_lack_of_a_descriptor_is_watched_later(server, monkeypatch, scarce):
-    """Else its session stays open as long as a child that it has forked lives: the child shares the lock on the object."""
+    """Otherwise its session stays open as long as a child that it has forked lives: the child shares the lock on the object."""
     with monkeypatch.context() as patch:
         if scarce == "the pidfd":
             patch.setattr(os, "pidfd_open", lambda pid: raise_error(OSError(errno.EMFILE, "Too many open files")))

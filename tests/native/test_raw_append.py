@@ -119,7 +119,7 @@ def test_a_slave_s_log_is_its_master_s_byte_for_byte_fillers_too(rigs, tmp_path,
 
 
 def test_what_is_gathered_of_a_segment_that_is_exactly_full_is_written_before_the_next_one(rigs, tmp_path):
-    """Of one pass: its last entry closes the segment, the next one begins another."""
+    """The last entry of the pass closes the segment, the next one begins another."""
     log = filled_master(rigs, seed=random.randrange(1 << 30))
     slave, producer = slave_with_session(rigs, tmp_path, control_native.MODE_SYNC)
     for piece in entries(log, random.Random(1)):

@@ -31,7 +31,7 @@ def run_drills(scratch: Path, *arguments: object, **more: str) -> subprocess.Com
 
 
 def held(scratch: Path, names: tuple[str, ...], seed: int, *more: str) -> str:
-    """What a run of these drills said, all of which held."""
+    """Return the output of a run of these drills, all of which passed."""
     done = run_drills(scratch, "--json", "--seed", seed, *more, *(word for name in names for word in ("--drill", name)))
     assert done.returncode == 0, done.stderr + done.stdout
     summaries = [json.loads(line) for line in done.stdout.splitlines()]

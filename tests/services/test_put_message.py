@@ -1,4 +1,4 @@
-"""What the writer's service does beside the native pass: behind a dead writer, for a producer that lies, for the pool."""
+"""The writer's service beside the native pass: after a dead writer, with hostile producers, and with the pool."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def died(*_: object) -> None:
 
 
 def test_a_damaged_record_that_would_be_written_again_freezes_the_store(make_parts):
-    """The page cache had lost it before."""
+    """The page cache had lost the record before the flusher died."""
     parts = make_parts()
     with parts.producer() as producer:
         assert producer.put_many("T", [b"x" * 3000] * 5).ok

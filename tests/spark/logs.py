@@ -51,12 +51,12 @@ DAMAGED_END = {"widetopic"}
 
 
 def allowing(recipe: str) -> dict[str, object]:
-    """What it takes to read this golden store up to where RocketMQ ends its log."""
+    """Return what it takes to read this golden store up to where RocketMQ ends its log."""
     return {"failOnDataLoss": False} if recipe in LOST_END else {}
 
 
 def end_of(root: Path) -> int:
-    """Where the log ends."""
+    """Return where the log ends."""
     ranges = plan(read_options({"path": str(root), "failOnDataLoss": "false"}))
     return ranges[-1].limit if ranges else 0
 

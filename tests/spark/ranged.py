@@ -18,7 +18,7 @@ class Reads:
     all: list[tuple[str, int, int]] = field(default_factory=list)
 
     def bytes_of(self, part: str) -> int:
-        """Of files whose path holds `part`."""
+        """Return the bytes read of files whose path contains `part`."""
         return sum(length for path, _, length in self.all if part in path)
 
 

@@ -349,7 +349,7 @@ class Local:
         return [found for number, part in enumerate(parts) for found in work(number, part)]
 
     def not_durable(self, out: Path) -> list[str]:
-        """What a power cut could take away or bring back now."""
+        """Return what a power cut could take away or bring back now."""
         files = list(out.rglob("*.parquet"))
         empty = [str(path) for path in files if self.bytes.get(path.stat().st_ino) != path.stat().st_size]
         folders = {out, *(out / folder for path in files for folder in path.relative_to(out).parents)}

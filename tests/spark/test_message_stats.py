@@ -41,7 +41,7 @@ def keys_of(by: str, m: Message) -> tuple[str, int | None, int | None]:
 
 
 def counted(messages: list[Message], by: str) -> list[tuple]:
-    """What the rows must hold, in their order."""
+    """Return the expected rows in order."""
     groups = defaultdict(list)
     for message in messages:
         groups[keys_of(by, message)].append(message)

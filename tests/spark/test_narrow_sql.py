@@ -55,7 +55,7 @@ def root(tmp_path_factory):
 
 
 def read_columns(df) -> set[str]:
-    """What the tasks of this DataFrame read."""
+    """Return what the tasks of this DataFrame read."""
     found = set()
     from pyengine.spark.spark_session import _nodes
 

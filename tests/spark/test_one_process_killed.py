@@ -48,7 +48,7 @@ def on_two_executors(monkeypatch, no_work_folder_stays):
 
 
 def without_java(complaints: str) -> str:
-    """What a driver said, without where in the JVM it was."""
+    """Return what a driver said, without where in the JVM it was."""
     return "\n".join(line for line in complaints.splitlines() if not line.startswith("\tat "))[-8000:]
 
 
@@ -92,7 +92,7 @@ def start_and_kill(who: str, start: Callable[[], Driver], progress: Callable[[],
 
 
 def finish(driver: Driver) -> str:
-    """What the last run prints, which has to end by itself."""
+    """Return the output of the last run, which ends by itself."""
     try:
         shown, complaints = driver.process.communicate(timeout=900)
     finally:

@@ -69,7 +69,7 @@ def run(spark, source: Path, sink: Path, folder: Path, topic: str, **trigger):
 
 
 def committed(folder: Path) -> list[Path]:
-    """What the checkpoint says of finished batches, in order."""
+    """Return what the checkpoint says of finished batches, in order."""
     return sorted((path for path in (folder / "checkpoint" / "commits").glob("*") if path.name.isdecimal()), key=lambda p: int(p.name))
 
 

@@ -128,7 +128,7 @@ def run(stores: tuple[Path, Path], folder: Path, settings: dict[str, str], *befo
 
 @pytest.fixture(scope="module")
 def on_cluster(stores, tmp_path_factory) -> tuple[dict, dict[str, dict[int, str]]]:
-    """What the jobs gave, and job -> task's number -> executor."""
+    """The results of the jobs, and job -> task's number -> executor."""
     folder = tmp_path_factory.mktemp("cluster")
     events = folder / "events"
     events.mkdir()

@@ -29,7 +29,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def row_of(message: Message, columns=COLUMNS) -> dict[str, object]:
-    """What the columns hold for a message, by formats alone."""
+    """Return what the columns hold for a message, by formats alone."""
     values = {
         "topic": message.topic,
         "queueId": message.queue_id,
@@ -401,7 +401,7 @@ def test_batches_outlive_their_segment(tmp_path, rng):
 
 
 def groups_of(scanner: TallyScanner, raw_batches) -> list[dict[str, object]]:
-    """What a tally gave, in the order of its keys; a group that came in parts comes more than once."""
+    """Return what a tally gave, in the order of its keys; a group that came in parts comes more than once."""
     tables = [pa.table([to_array(column, raw.rows) for column in raw.columns], names=[column.name for column in raw.columns])
               for raw in raw_batches]
     return sorted((row for table in tables for row in table.to_pylist()), key=lambda row: (row["topic"], row["queueId"], row["step"]))

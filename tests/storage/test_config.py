@@ -46,7 +46,7 @@ def write_settings(root, text: str) -> None:
 
 
 def test_a_setting_that_nothing_reads_says_so():
-    """Else its documentation promises what does not happen."""
+    """Otherwise its documentation promises what does not happen."""
     package = Path(pyengine.__file__).parent
     sources = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "engine_config.py")
     unread = {name for name in SETTINGS if not re.search(rf"\b{name}\b", sources)}

@@ -129,7 +129,7 @@ def test_neighbouring_queues_with_more_entries_than_are_gathered_at_once(tmp_pat
 
 
 def test_an_entry_of_another_message_is_left_in_its_place(tmp_path):
-    """What came first stays, as with RocketMQ."""
+    """The first entry of a queue offset is kept, as in RocketMQ."""
     builder = LogBuilder(SEGMENT)
     for _ in range(10):
         builder.append()

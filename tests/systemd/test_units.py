@@ -225,7 +225,7 @@ log_file.log_event(3, None, Event.PUTS_TAKEN, "third")
 
 
 def say(tmp_path: Path, *, is_journal: bool) -> str:
-    """What reached the stderr of a process that says two things; `is_journal`: it is told that its stderr is the journal."""
+    """Return what reached the stderr of a process that says two things; `is_journal`: it is told that its stderr is the journal."""
     path = tmp_path / f"stderr-{is_journal}"
     with path.open("wb") as stderr:
         status = os.fstat(stderr.fileno())
@@ -236,7 +236,7 @@ def say(tmp_path: Path, *, is_journal: bool) -> str:
 
 
 def fields_of(record: bytes) -> dict[str, str]:
-    """Of a record as a process sends it to the journal, each value with its length."""
+    """Return the fields of a journal record, in which each value may follow its length."""
     fields = {}
     while record:
         name, record = record.split(b"\n", 1)

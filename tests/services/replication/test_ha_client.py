@@ -56,7 +56,7 @@ class Rig:
         eventually(lambda: self.client.work() and condition(), what)
 
     def listen(self) -> list[int]:
-        """What the slave reports on this connection from now on."""
+        """Return what the slave reports on this connection from now on."""
         reported: list[int] = []
         report = self.client._link.report
         self.client._link.report = lambda offset: reported.append(offset) or report(offset)

@@ -34,7 +34,7 @@ def bytes_of(log):
 
 
 def framed(content, begin, frame_bytes, segment=SEGMENT):
-    """What a master sends for `content`, which begins at `begin`."""
+    """Return what a master sends for `content`, which begins at `begin`."""
     wire = bytearray()
     for header in frame_bounds(begin, begin + len(content), frame_bytes, segment):
         wire += pack_header(*header) + content[header.offset - begin : header.offset - begin + header.size_bytes]

@@ -1,4 +1,4 @@
-"""What a master's tables become on its slave, and when: not before the log that they speak of is durable there."""
+"""A slave writes its master's tables once the log that they refer to is durable on the slave."""
 
 from __future__ import annotations
 

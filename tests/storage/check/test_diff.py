@@ -36,7 +36,7 @@ def log_file(root: Path, offset: int) -> tuple[Path, int]:
 
 
 def body_at(message: Message) -> int:
-    """Where its body begins in its record."""
+    """Return the position of the body in its record."""
     return message.size_bytes - len(message.body) - len(message.topic.encode()) - len(message.raw_properties.encode()) - 3
 
 
