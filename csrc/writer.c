@@ -11,7 +11,7 @@
 #include "sequence.h"
 #include "take_entry.h"
 
-/* Most entries that a pass takes from one session before it goes on to the next. */
+/* Most entries that a pass takes from one session before it continues with the next. */
 #define TURN_ENTRIES 256
 #define TURN_BYTES 1048576
 #define SPINS_BETWEEN_CLOCK 32

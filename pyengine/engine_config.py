@@ -411,7 +411,7 @@ class EngineConfig:
         False, "Deliver delayed messages asynchronously.", key="enableScheduleAsyncDeliver", inert=_ONE_BY_ONE,
         group="accepted")
     schedule_async_deliver_max_pending_limit: int = setting(
-        2000, "Most deliveries under way.", key="scheduleAsyncDeliverMaxPendingLimit", low=1, high=INT32_MAX,
+        2000, "Most deliveries in progress.", key="scheduleAsyncDeliverMaxPendingLimit", low=1, high=INT32_MAX,
         inert=_ONE_BY_ONE, group="accepted")
     schedule_async_deliver_max_resend_num_to_blocked: int = setting(
         3, "Re-sends before a level blocks.", key="scheduleAsyncDeliverMaxResendNum2Blocked", low=0, high=INT32_MAX,

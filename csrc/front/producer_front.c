@@ -449,7 +449,7 @@ static int front_init(PyObject *object, PyObject *arguments, PyObject *names)
     if (!PyArg_ParseTuple(arguments, "O!:ProducerFront", submitter_type, &puts))
         return -1;
     if (front->puts != NULL) {
-        PyErr_SetString(PyExc_TypeError, "a producer is made once"); /* a put may be under way in another thread */
+        PyErr_SetString(PyExc_TypeError, "a producer is made once"); /* a put may be in progress in another thread */
         return -1;
     }
     PyObject *prefixes = PyDict_New();

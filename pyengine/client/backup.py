@@ -157,7 +157,7 @@ class _Backup:
         self._dest.replace(PROGRESS, manifest.content())
         reused = self._reusable(manifest)
         manifest = self._copy_log(replace(manifest, pieces=tuple(reused)), hold)
-        if before is not None and self.rewritten_bytes and self.damage:  # not cut and gone on otherwise: the copy is what is whole
+        if before is not None and self.rewritten_bytes and self.damage:  # no cut explains the difference: only the copy is undamaged
             self._clear(before)
             raise self._only_copy_error(before, f"the log of {self._root} is damaged at {self.damage[0]}, where the backup has other bytes")
         manifest = replace(manifest, tables=tuple(self._write_tables(manifest.number)))

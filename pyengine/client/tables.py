@@ -213,7 +213,7 @@ def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
             known.update(pc.unique(batch["topic"]).to_pylist())
     if known and not any(map(pattern.fullmatch, known)):
         raise UsageError(f"topic pattern {pattern.pattern!r} matches none of the {len(known)} topics of {store.root}"
-                         f"{did_you_mean(pattern.pattern, known)}: with --allow-missing tables are begun all the same")
+                         f"{did_you_mean(pattern.pattern, known)}: with --allow-missing the tables are begun without it")
 
 
 def _require_end(store: LiveStoreReader) -> None:

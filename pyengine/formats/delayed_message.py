@@ -3,7 +3,7 @@
 A queue entry of a delayed message holds the delivery time instead of a tag hash. On delivery
 (ScheduleMessageService.messageTimeup) the message keeps body, flag, sysFlag, born time, hosts and reconsume times. It
 gets its real topic and queue, the prepared offset 0, and the store does not wait for the disk. The property text is
-encoded anew from the parsed properties, in the order of the broker's map. It still holds DELAY, REAL_TOPIC and REAL_QID,
+encoded again from the parsed properties, in the order of the broker's map. It still holds DELAY, REAL_TOPIC and REAL_QID,
 which have a meaning only in SCHEDULE_TOPIC_XXXX.
 
 A message with a delivery time of its own (`deliver_at`) waits in one delay level after another until that time. Its

@@ -384,7 +384,7 @@ class Connection(asyncio.Protocol):
             self._send(answers)
 
     def deferred_request(self, code: int, opaque: int, size_bytes: int) -> Request:
-        """Return one of those requests that is answered later, as a Request, whose reply counts it as ended."""
+        """Return a request that is answered later as a Request, whose reply counts it as ended."""
         return Request(self, Frame(code, opaque=opaque), size_bytes + REQUEST_BYTES)
 
     def invoke_oneway(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:

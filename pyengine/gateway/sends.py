@@ -450,7 +450,7 @@ class Sends:
         level = int(delay) if delay.isascii() and delay.isdecimal() and len(delay) < 10 else 0
         if sent.is_batch or sent.is_half:
             level = 0
-        if not (sent.is_batch or sent.is_half or level):  # of these the broker encodes the properties anew, with WAIT
+        if not (sent.is_batch or sent.is_half or level):  # of these the broker encodes the properties again, with WAIT
             names = [name for name in names if name != PROPERTY_WAIT]
         return RawMessage(
             sent.topic, b"" if sent.is_batch else request.frame.body, queue_id=sent.queue_id,

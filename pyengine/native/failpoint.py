@@ -3,7 +3,7 @@
 PYENGINE_FAILPOINT says what is armed:
 
     name:nth:kill           this process is killed when it reaches the step for the nth time (SIGKILL)
-    name:nth:stop           ... is stopped (SIGSTOP); it goes on with SIGCONT
+    name:nth:stop           ... is stopped (SIGSTOP); it continues with SIGCONT
     name@kind:nth:kill      only a process of that kind: a worker kind, `supervisor`, or a command of pyengine
     /path                   a file of FILE_BYTES that the processes share: it strikes one of them, once,
                             and a test can arm it again while they run (`Board`)

@@ -222,7 +222,7 @@ class Writer:
         struct.pool_buffer = segment.pool_buffer
 
     def detach_segments(self) -> None:
-        """Detach all segments, to roll a pass back that may have gone on to another segment."""
+        """Detach all segments, to roll a pass back that may have reached another segment."""
         self.pointer.current.base = -1
         self.pointer.ahead_count = self.pointer.rolled = 0
 

@@ -657,7 +657,7 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
 
 
 def _folder_status(root: Path, folder: Path) -> os.stat_result:
-    """Return the status of the running engine's folder, which each start creates anew."""
+    """Return the status of the running engine's folder, which each start creates again."""
     try:
         return os.stat(folder)
     except FileNotFoundError:

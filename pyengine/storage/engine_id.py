@@ -6,7 +6,7 @@ gives it a new UUID, so that it never uses the original's watermark or shared
 memory. `copy_of` then has the UUID of the original, followed by those of the stores that the original was
 copied from: a store that is copied before its first recovery may still have the watermark of an earlier original.
 The same inode on another device is the same file after a remount (btrfs and overlay number their
-devices anew each time): the UUID is kept.
+devices at each start): the UUID is kept.
 
 The names of a store's shared objects have `short`, which is made from the UUID and from the device
 and inode that the file has *now*. So a copy, or a clone of the whole disk, never finds

@@ -179,7 +179,7 @@ def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after
 def _is_multi_dispatched(log: LogSegments, file: QueueFile, entries: bytes, at: int, after: int) -> bool:
     """Whether it is a light queue's entry (docs/formats.md section 8.6) for a record of another queue that names this queue.
 
-    Its offset may be higher than the record's: RocketMQ skips one if a record names the queue twice, and appends all the same.
+    Its offset may be higher than the record's: RocketMQ skips one if a record names the queue twice, and still appends the entry.
     """
     offset, size_bytes, _ = ENTRY.unpack_from(entries, at * CQ_ENTRY_BYTES)
     segment = log.view_at(offset)

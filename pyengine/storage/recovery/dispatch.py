@@ -159,7 +159,7 @@ class LogDispatch:
                     "free some and recover again", errno=error.errno, path=error.path) from error
             except StoreRefusedError as error:
                 raise StoreRefusedError(
-                    f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it goes on from here "
+                    f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it continues from here "
                     "(config/recovery says where)") from error
         failpoint("recovery_dispatched")
         self._work.on_step("sync derived")

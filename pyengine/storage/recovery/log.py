@@ -368,7 +368,7 @@ def read_cut(root: Root) -> Cut | None:
     """Return the unfinished cut, None if there is none. CorruptionError for a damaged note."""
     cut, damage = _CUT.read(root)
     if damage:
-        raise CorruptionError(f"{cut_path(root)} is damaged: a cut of the log was under way. Remove the file to keep what the log "
+        raise CorruptionError(f"{cut_path(root)} is damaged: a cut of the log was in progress. Remove the file to keep what the log "
                               "holds now; a slave finds out again from its master what has to go")
     return cut
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyengine.engine_config import EngineConfig
     from pyengine.storage.recovery.quarantine import QuarantinedPiece
 
-# Bytes done, bytes to do; the second number may grow while the work goes on.
+# Bytes done, bytes to do; the second number may grow during the work.
 Progress = Callable[[int, int], None]
 # Called with a step's name before the step changes anything.
 OnStep = Callable[[str], None]

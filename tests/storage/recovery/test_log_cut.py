@@ -173,7 +173,7 @@ def test_a_damaged_note_is_told_and_changes_nothing(build_store):
     content = cut_path(store.root).read_bytes()
     cut_path(store.root).write_bytes(content.replace(b'"at": ', b'"at": 1'))
     before = store.tree()
-    with pytest.raises(CorruptionError, match="cut of the log was under way"):
+    with pytest.raises(CorruptionError, match="cut of the log was in progress"):
         recovered(store)
     store.flip(store.records[5].start + 90)  # of which check asks whether recover would accept it
     report = check(MessageStore(store.root, store.geometry))
