@@ -19,7 +19,17 @@ import pyengine
 from crash.audit import audit, audit_kept, check, read_acked
 from crash.report import Summary, tell
 from pyengine.cli.replay import MODES
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, KillRounds, kill, kill_all, stopped, wait_for
+from pyengine.cli.torture import (
+    COMMAND_TIMEOUT_S,
+    EngineWatch,
+    HangError,
+    KillRounds,
+    kill,
+    kill_all,
+    processes_of,
+    stopped,
+    wait_for,
+)
 from pyengine.engine.kinds import KINDS
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.constants import SCHEDULE_TOPIC
@@ -267,6 +277,8 @@ class CrashRun(KillRounds):
         for process in self.producers:
             process.kill()
             process.wait()
+        for pid in processes_of(self.store, b"crash."):  # one whose start was interrupted is not on the list
+            kill(pid)
         super().clean_up()
 
     def leave(self, *, held: bool) -> None:

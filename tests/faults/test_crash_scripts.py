@@ -19,7 +19,7 @@ import pytest
 from crash.disk_full_rounds import DiskFullRun, SmallDisk
 from crash.peer import judge_answer
 from crash.report import ended_in_order, finish
-from crash.rounds import VICTIMS
+from crash.rounds import VICTIMS, CrashRun
 from fix_golden import usual
 from pyengine.cli.torture import processes_of
 from pyengine.errors import EngineError
@@ -133,6 +133,15 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
             script.terminate()  # it would go on for very many rounds
     assert script.returncode == 130 and "interrupted; kept: " in words and "Traceback" not in words
     assert engine() == []
+
+
+def test_a_producer_whose_start_was_interrupted_is_killed_too(tmp_path):
+    run = CrashRun(tmp_path / "store", tmp_path, "writer", "async", 5)
+    run.make_producers()
+    started, run.producers = run.producers, []
+    eventually(lambda: len(processes_of(run.store, b"crash.acked_producer")) == len(started), "they have begun")
+    run.clean_up()
+    assert [process.wait(60) for process in started] == [-signal.SIGKILL] * len(started) and run.failures == []
 
 
 # What is begun, and what is on its screen when a round is under way.
