@@ -150,7 +150,7 @@ def test_alerts_and_dashboard_ask_only_for_what_is_exported(owner, name):
         assert any(sample.name == metric and sample.labels.get(label) == value for sample in samples), (metric, label, value)
 
 
-def test_every_name_stands_on_the_page(owner):
+def test_every_name_is_on_the_page(owner):
     page = PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"`(pyengine_\w+)`", page))
     found = scrape(owner.root) | families(replication_text(slave=False)) | families(replication_text(slave=True))
@@ -264,7 +264,7 @@ def test_an_engine_is_alive_until_it_stops_and_ready_while_it_takes_puts(make_en
         assert ask(url, "/healthz") == ask(url, "/readyz") == (503, "stopped: no engine runs\n")
 
 
-def test_readiness_names_what_is_in_the_way(make_owner):
+def test_readiness_names_the_reason_for_refused_puts(make_owner):
     owner = make_owner(role=2)
     owner.make_rest()
     (owner.root / "commitlog").mkdir()

@@ -125,7 +125,7 @@ def test_a_dead_writers_pass_is_undone_before_anything_is_appended(make_parts, m
         dead.close()
 
 
-def test_what_a_dead_writer_had_committed_and_not_announced_is_announced(make_parts):
+def test_a_pass_that_a_dead_writer_committed_is_announced(make_parts):
     parts = make_parts()
     for kind in parts.workers:
         parts.kill(kind)
@@ -184,7 +184,7 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
 
 
 @pytest.mark.timeout(60)
-def test_woken_while_the_engine_stops_it_lets_its_worker_look(make_parts, monkeypatch):
+def test_a_wake_up_while_the_engine_stops_returns_to_the_worker(make_parts, monkeypatch):
     """The signal to end may have come before it slept."""
     parts = make_parts()
     parts.kill(native.WRITER)

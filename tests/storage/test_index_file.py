@@ -92,7 +92,7 @@ def test_a_chain_is_walked_from_the_newest(tmp_path):
     assert ask(index(tmp_path, (header(4), chain(10, 20, 30)))) == [30, 20, 10]
 
 
-def test_entries_of_other_hashes_are_passed_over(tmp_path):
+def test_entries_of_other_hashes_are_skipped(tmp_path):
     entries = chain(10, 20, 30)
     entries[2] = entries[2]._replace(key_hash=HASH + 4)
     assert ask(index(tmp_path, (header(4), entries))) == [30, 10]
@@ -148,7 +148,7 @@ def test_a_file_without_keys_gives_nothing_and_names_that_are_no_number_are_pass
     assert IndexService(tmp_path / "nowhere", LAYOUT).headers() == []
 
 
-def test_an_index_file_that_is_replaced_is_read_anew(tmp_path):
+def test_a_replaced_index_file_is_read_again(tmp_path):
     reader = index(tmp_path, (header(3), chain(10, 20)))
     assert ask(reader) == [20, 10]
     (tmp_path / f"{0:017d}").unlink()

@@ -465,7 +465,7 @@ def test_what_is_confirmed_and_the_role_are_noted(make_rig):
 
 
 @pytest.mark.timeout(60)
-def test_woken_while_the_engine_stops_it_lets_its_worker_look(make_rig):
+def test_a_wake_up_while_the_engine_stops_returns_to_the_worker(make_rig):
     rig = make_rig()
     rig.turn()
     memory = rig.owner.memory

@@ -1,4 +1,4 @@
-"""Which files of queues, extensions and index go once the log begins later."""
+"""The files of queues, extensions and index that expire when the log begins later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entries(*offsets: int) -> list[tuple[int, int, int]]:
     return [(offset, 10, 0) for offset in offsets]
 
 
-def test_files_whose_last_message_is_gone_go_but_never_the_last_file(tmp_path):
+def test_files_without_a_message_in_the_log_expire_except_the_last(tmp_path):
     first = queue_file(tmp_path, 0, *entries(0, 10, 20))
     second = queue_file(tmp_path, SIZE, *entries(30, 40, 100))
     queue_file(tmp_path, 2 * SIZE, *entries(110))
@@ -34,7 +34,7 @@ def test_files_whose_last_message_is_gone_go_but_never_the_last_file(tmp_path):
     assert expired_queue_files(tmp_path, SIZE, 10**6) == [first, second]
 
 
-def test_filler_is_no_message_and_a_hole_keeps_its_file(tmp_path):
+def test_a_file_of_filler_expires_and_a_file_with_a_hole_is_kept(tmp_path):
     filled = queue_file(tmp_path / "filled", 0, FILLER, FILLER, FILLER)
     queue_file(tmp_path / "filled", SIZE, *entries(50))
     assert expired_queue_files(tmp_path / "filled", SIZE, 1) == [filled]
@@ -43,11 +43,11 @@ def test_filler_is_no_message_and_a_hole_keeps_its_file(tmp_path):
     assert expired_queue_files(tmp_path / "hole", SIZE, 1000) == []
 
 
-def test_a_queue_that_is_gone_or_empty_has_nothing_to_go(tmp_path):
+def test_a_missing_or_empty_queue_has_no_expired_files(tmp_path):
     assert expired_queue_files(tmp_path / "none", SIZE, 1000) == []
 
 
-def test_extension_files_go_up_to_the_first_unit_that_is_still_named(tmp_path):
+def test_extension_files_expire_up_to_the_first_unit_that_an_entry_names(tmp_path):
     queue, ext = tmp_path / "queue", tmp_path / "ext"
     ext.mkdir()
     files = [ext / segment_name(512 * number) for number in range(4)]
@@ -63,7 +63,7 @@ def test_extension_files_go_up_to_the_first_unit_that_is_still_named(tmp_path):
 
 
 @pytest.mark.parametrize("log_min, count", [(0, 0), (100, 0), (101, 1), (201, 2), (10**6, 2)])
-def test_index_files_go_by_their_last_key_but_never_the_last_file(tmp_path, log_min, count):
+def test_index_files_expire_by_their_last_key_except_the_last(tmp_path, log_min, count):
     names = ["20260101000000000", "20260101000000001", "20260101000000002"]
     for name, end in zip(names, (100, 200, 300), strict=True):
         header = IndexHeader(1, 2, end - 50, end, 1, 3)
@@ -73,7 +73,7 @@ def test_index_files_go_by_their_last_key_but_never_the_last_file(tmp_path, log_
     assert expired_index_files(tmp_path / "none", log_min) == []
 
 
-def test_a_damaged_index_header_stops_the_row(tmp_path):
+def test_index_files_from_a_damaged_header_on_are_kept(tmp_path):
     for name in ("20260101000000000", "20260101000000001"):
         (tmp_path / name).write_bytes(b"")
     assert expired_index_files(tmp_path, 10**6) == []
