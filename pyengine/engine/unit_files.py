@@ -25,6 +25,7 @@ from pyengine.engine.supervisor import STOP_TIMEOUT_S
 from pyengine.errors import EngineError, ExitCode
 from pyengine.events import Event
 from pyengine.ipc.control_block import MODE_NUMBERS, EngineMemory
+from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
@@ -248,10 +249,12 @@ WantedBy=pyengine@%i.target
 
 
 def runs(kind_name: str, root: Path) -> bool:
-    """Whether this kind runs in the engine; if none has a supervisor, in one with the store's settings."""
+    """Whether this kind runs in the engine; without one, or during the recovery of a dead one, in one with the store's settings."""
     try:
         with EngineMemory.of(root) as memory:
-            if native.SUPERVISOR in living_kinds(root, 1):
+            line = memory.control.workers[native.SUPERVISOR]
+            is_alive_engine = not memory.retired and is_alive(native.load(line, "pid"), native.load(line, "start_time_ms"))
+            if is_alive_engine and native.SUPERVISOR in living_kinds(root, 1):
                 return any(kind.name == kind_name for kind in kinds_of(memory.identity))
     except EngineError:
         pass

@@ -60,6 +60,16 @@ def test_every_kind_is_wanted_and_stops_before_what_finishes_its_work():
     assert values(unit_files.STORE_UNIT, "After") == []
 
 
+def test_the_memory_of_a_dead_engine_does_not_say_which_kinds_run(make_engine, monkeypatch):
+    engine = make_engine()
+    engine.start()
+    monkeypatch.setenv("PYENGINE_TRANSIENT_STORE_POOL_ENABLE", "true")
+    assert not unit_files.runs("committer", engine.root)
+    engine.kill_all()
+    monkeypatch.setattr(unit_files, "living_kinds", lambda *_: {native.SUPERVISOR})  # it recovers the store
+    assert unit_files.runs("committer", engine.root)
+
+
 def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
     assert not unit_files.runs("committer", tmp_path)
     assert unit_files.runs("writer", tmp_path)
