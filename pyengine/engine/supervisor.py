@@ -399,7 +399,6 @@ class Supervisor:
         """Stop in order; the store is clean if every byte that was written is durable and dispatched."""
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
-        self._pool.join()  # before the names of the buffers are removed or restored
         if self._restart_reason:
             self._log_event(Event.ENGINE_RESTARTS, f"{self._restart_reason}; the engine is stopped in order and started again")
         if self._is_memory_lost():
@@ -420,6 +419,7 @@ class Supervisor:
             failpoint("stop_stated")
         self._memory.wake(native.WRITER)
         self._memory.wake(native.SCHEDULER)  # it closes its session
+        self._pool.join()  # before the names of the buffers are removed or restored; it may be filling a large one
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
         if self._arguments.no_children:
             may_start = children.may_start
@@ -518,9 +518,9 @@ class _LatchBridge:
 
     def _wait(self) -> None:
         while self._running:
-            if self._latch.wait(TICK_S):
-                self._latch.arm()  # before the supervisor looks: a wake-up before this is not posted
-                os.eventfd_write(self._event, 1)
+            self._latch.wait(TICK_S)
+            self._latch.arm()  # before the supervisor looks, and after a timeout too: a wake-up before this is not posted
+            os.eventfd_write(self._event, 1)
 
     def _woken(self) -> None:
         os.eventfd_read(self._event)

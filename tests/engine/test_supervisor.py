@@ -688,25 +688,30 @@ def test_a_request_to_stop_just_before_the_engine_is_started_again_is_not_lost(t
 
 
 class LoggedLatch:
-    """A latch that is woken once, and again by its close."""
+    """A latch that is woken once, or not at all until the first timeout, and again by its close."""
 
-    def __init__(self, log: list[str]) -> None:
+    def __init__(self, log: list[str], *, is_woken: bool) -> None:
         self.log = log
-        self.woken = threading.Semaphore(1)
+        self.woken = threading.Semaphore(1 if is_woken else 0)
+        self.timeouts = 0 if is_woken else 1
 
     def arm(self) -> None:
         self.log.append("arm")
 
     def wait(self, timeout_s: float) -> bool:
+        if self.timeouts:
+            self.timeouts -= 1
+            return False
         return self.woken.acquire(timeout=scaled_timeout_s(60))
 
     def wakeup(self) -> None:
         self.woken.release()
 
 
-def test_the_supervisor_looks_after_its_latch_is_armed(monkeypatch):
+@pytest.mark.parametrize("is_woken", [True, False], ids=["woken", "timeout"])
+def test_the_supervisor_looks_after_its_latch_is_armed(monkeypatch, is_woken):
     log: list[str] = []
-    latch = LoggedLatch(log)
+    latch = LoggedLatch(log, is_woken=is_woken)
     monkeypatch.setattr(os, "eventfd_write", lambda descriptor, number: log.append("look"))
     with selectors.DefaultSelector() as selector:
         bridge = _LatchBridge(types.SimpleNamespace(latch=lambda kind: latch), selector)
