@@ -75,6 +75,7 @@ class FileTree:
 
     system: FileSystem
     root: str
+    """As the file system begins the paths that it lists."""
 
     def entries(self, folder: str, *, recursive: bool = False) -> dict[str, FileMark | None]:
         """Return what is in a folder by path, with `recursive` also in its folders, which have None; empty if there is no such folder."""
@@ -82,8 +83,8 @@ class FileTree:
 
         root = self._path(folder)
         found = self.system.get_file_info(FileSelector(root, allow_not_found=True, recursive=recursive))
-        return {info.path[len(root):].lstrip("/"): FileMark(info.size, info.mtime_ns) if info.type == FileType.File else None
-                for info in found}
+        return {info.path[len(root):].lstrip("/") if recursive else info.base_name:
+                FileMark(info.size, info.mtime_ns) if info.type == FileType.File else None for info in found}
 
     def files(self, folder: str, *, recursive: bool = False) -> dict[str, FileMark]:
         """Return the files among the entries."""
@@ -108,10 +109,13 @@ class FileTree:
 
 def open_tree(path: str, file_system: str) -> FileTree:
     """Open the store's folder; UsageError if the file system is not available."""
-    from pyarrow.fs import FileSystem, LocalFileSystem
+    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
 
     if file_system not in (AUTO, ARROW):
-        return FileTree(_load_file_system(file_system), path.rstrip("/"))
+        named = _load_file_system(file_system)
+        if isinstance(named, PyFileSystem) and isinstance(named.handler, FSSpecHandler):
+            path = named.handler.fs._strip_protocol(path)  # as its find() spells the answers
+        return FileTree(named, path.rstrip("/"))
     if not scheme_of(path):
         return FileTree(LocalFileSystem(), path)
     try:

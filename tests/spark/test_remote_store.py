@@ -242,6 +242,21 @@ def test_fsspec_file_systems_serve_too():
     assert rows("memory://fsspec-store", columns="topic,value") == [("T", b"x" * 100)]
 
 
+@pytest.mark.parametrize("path", ["bucket/named", "/bucket/named/", "memory://bucket/named"])
+def test_a_named_fsspec_file_system_takes_a_path_in_any_form(path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    record = encode_record(topic="T", body=b"x" * 100, physical_offset=0)
+    memory.pipe_file("/bucket/named/commitlog/00000000000000000000", record.ljust(4096, b"\0"))
+    memory.pipe_file("/bucket/named/consumequeue/T/0/00000000000000000000", b"q")
+    named = "fsspec.implementations.memory:MemoryFileSystem"
+    assert rows(path, columns="topic,value", fileSystem=named) == [("T", b"x" * 100)]
+    tree = file_access.open_tree(path, named)
+    assert sorted(tree.entries("")) == ["commitlog", "consumequeue"]
+    assert list(tree.files("consumequeue", recursive=True)) == ["T/0/00000000000000000000"]
+
+
 def test_a_log_in_several_folders_is_refused(tmp_path):
     write_log(tmp_path, [{"topic": "T", "body": b"x"}])
     (tmp_path / "config").mkdir()
