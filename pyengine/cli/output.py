@@ -359,7 +359,7 @@ class TimeMs(click.ParamType):  # type: ignore[type-arg]  # no generic in click 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return int(value) if re.fullmatch(r"-?\d+", str(value)) else round(moment(value).timestamp() * 1000)
+            return int(value) if re.fullmatch(r"\d+", str(value)) else round(moment(value).timestamp() * 1000)
         except ValueError:
             self.fail(f"{value}: give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970", param, ctx)
 

@@ -78,7 +78,7 @@ def load_manifest(path: Path) -> Manifest:
         raw = path.read_bytes()
         document = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (OSError, EOFError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        why = error.strerror or error if isinstance(error, OSError) else error  # BadGzipFile is an OSError without a number
         raise UsageError(f"{path} cannot be read as a manifest: {why}") from error
     if not isinstance(document, dict) or not isinstance(document.get("puts"), list) or "config" not in document:
         raise UsageError(f"{path} is not a manifest: it needs the fields `config` and `puts`")

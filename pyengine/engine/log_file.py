@@ -178,7 +178,7 @@ def notify(*lines: str) -> None:
     if address.startswith("@"):
         address = "\0" + address[1:]
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        channel.sendto(os.fsencode("\n".join(lines)), address)  # a path in the text may hold any bytes
+        channel.sendto("\n".join(lines).encode("utf-8", "surrogateescape"), address)  # a path in the text may hold any bytes
 
 
 def watchdog_interval_s() -> float | None:

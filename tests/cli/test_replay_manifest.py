@@ -86,12 +86,14 @@ def test_a_wrong_row_is_named(tmp_path, changes, reason):
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"puts": 3, "config": {}}', b'{"puts": []}', b"\x1f\x8bnot gzip"])
+@pytest.mark.parametrize("data", [
+    b"", b"{", b"[]", b'{"puts": 3, "config": {}}', b'{"puts": []}', b"\x1f\x8bnot gzip", gzip.compress(b"{}")[:-8] + bytes(8)])
 def test_another_document_than_a_manifest_is_refused(tmp_path, data):
     path = tmp_path / "m.json"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match="manifest"):
+    with pytest.raises(UsageError, match="manifest") as refused:
         load_manifest(path)
+    assert "None" not in str(refused.value)
 
 
 def test_a_missing_manifest_is_refused(tmp_path):
