@@ -402,11 +402,12 @@ def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: i
 # ---- how many files a process may have open --------------------------------------
 
 
-def require_descriptors() -> None:
+def require_descriptors(pool_buffers: int = 0) -> None:
     """Raise EngineError when the hard limit does not let a process that starts from here open enough files."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if _is_below(hard):
-        raise EngineError(f"a process may have {hard} files open here, and an engine needs {DESCRIPTORS_MIN} at least: raise the limit "
+    wanted = DESCRIPTORS_MIN + 2 * pool_buffers
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise EngineError(f"a process may have {hard} files open here, and an engine needs {wanted} at least: raise the limit "
                           "(`ulimit -n 1024`, LimitNOFILE= in a unit; root can raise the hard one)")
 
 
@@ -421,12 +422,9 @@ def raise_descriptors() -> None:
 
 def _sessions_that_fit(pool_buffers: int) -> int:
     """Return for how many producers the writer, which inherits this process's limit, has descriptors: without one it cannot go on."""
+    require_descriptors(pool_buffers)
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return native.SESSION_SLOTS if soft == resource.RLIM_INFINITY else max(1, soft - WRITER_DESCRIPTORS - 2 * pool_buffers)
-
-
-def _is_below(limit: int) -> bool:
-    return limit != resource.RLIM_INFINITY and limit < DESCRIPTORS_MIN
+    return native.SESSION_SLOTS if soft == resource.RLIM_INFINITY else soft - WRITER_DESCRIPTORS - 2 * pool_buffers
 
 
 SLOTS_MAX = 1 << 24

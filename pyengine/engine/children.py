@@ -114,7 +114,11 @@ class Children:
     def _adopt(self, child: _Child) -> bool:
         line = self._memory.control.workers[child.kind.number]
         pid = native.load(line, "pid")
-        if not self._lock.kind_taken(child.kind.number) or not is_alive(pid, native.load(line, "start_time_ms")):
+        try:
+            if not self._lock.kind_taken(child.kind.number) or not is_alive(pid, native.load(line, "start_time_ms")):
+                return False
+        except OSError as error:  # for example no free descriptor
+            self._set_down_reason(f"the {child.kind.name} (pid {pid}) cannot be watched: {error.strerror}")
             return False
         child.process = None
         if not self._watch(child, pid):
@@ -147,22 +151,29 @@ class Children:
             return
 
     def _resume(self, child: _Child) -> None:
-        if is_stopped(child.pid):
+        try:
+            stopped = is_stopped(child.pid)
+        except OSError:  # for example no free descriptor
+            return
+        if stopped:
             self._report(Event.WORKER_STOPPED, f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is resumed (SIGCONT)")
             child.resumed_s = time.monotonic()
             self._signal(child, signal.SIGCONT)
 
     def _watch(self, child: _Child, pid: int) -> bool:
+        pidfd = -1
         try:
-            child.pidfd = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(pid)
+            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(child))
         except ProcessLookupError:
             return False
         except OSError as error:
+            if pidfd >= 0:
+                os.close(pidfd)
             self._set_down_reason(f"the {child.kind.name} (pid {pid}) cannot be watched: {error.strerror}")
             return False
-        child.pid, child.started_s, child.due_s = pid, time.monotonic(), NEVER_S
+        child.pidfd, child.pid, child.started_s, child.due_s = pidfd, pid, time.monotonic(), NEVER_S
         child.aborted_s, child.exit_code = NEVER_S, None
-        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_exit(child))
         return True
 
     def _start(self, child: _Child) -> None:

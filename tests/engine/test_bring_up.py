@@ -310,6 +310,13 @@ def test_a_start_with_too_few_descriptors_is_refused_at_once(tmp_path):
     assert f"needs {DESCRIPTORS_MIN}" in done.stderr and "Traceback" not in done.stderr and not root.exists()
 
 
+def test_a_start_whose_pool_leaves_too_few_descriptors_is_refused(tmp_path):
+    settings = {**SMALL, "transient_store_pool_enable": "true", "transient_store_pool_size": 10}
+    done = spawn("start", tmp_path / "store", *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+                 preexec_fn=with_limit(DESCRIPTORS_MIN + 19))
+    assert done.code == 1 and f"needs {DESCRIPTORS_MIN + 20}" in done.stderr and "Traceback" not in done.stderr, done
+
+
 @pytest.mark.parametrize(("soft", "hard", "becomes"), [
     (FEW, 1 << 20, 2048), (FEW, 60, 60), (1024, resource.RLIM_INFINITY, 2048), (DESCRIPTORS_MIN, DESCRIPTORS_MIN, None),
     (4096, 1 << 20, None),
@@ -334,7 +341,7 @@ def test_the_fewest_that_are_not_refused_are_enough_for_all_workers_and_a_dozen_
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = {**SMALL, "transient_store_pool_enable": "true", "transient_store_pool_size": 2, "ha_listen_port": port}
-    with_few = with_limit(DESCRIPTORS_MIN)
+    with_few = with_limit(DESCRIPTORS_MIN + 2 * int(settings["transient_store_pool_size"]))
     done = spawn("start", root, *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
                  preexec_fn=with_few)
     assert done.code == 0, done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import selectors
@@ -308,6 +309,35 @@ def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", popen)
     made.children.start()
     assert "temporarily unavailable" in made.reported[0] and not made.children.all_ready
+    made.go_until(lambda: made.children.all_ready, "started after all")
+
+
+def test_without_a_descriptor_workers_are_stopped_in_order(rig, monkeypatch):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+
+    def refused(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("pyengine.engine.children.is_stopped", refused)
+    assert made.children.stop(made.pump, time.monotonic() + 60) == []
+    assert native.load(line(made), "state") == native.WORKER_ABSENT
+
+
+def test_a_worker_that_the_full_selector_does_not_take_is_started_again_later(rig, monkeypatch):
+    made = rig(FLUSHER)
+    register, refusals = made.selector.register, iter([OSError(errno.ENOSPC, "No space left on device")])
+
+    def register_later(*arguments):
+        for refusal in refusals:
+            raise refusal
+        return register(*arguments)
+
+    monkeypatch.setattr("pyengine.engine.children.SPAWN_RETRY_S", 0.05)
+    monkeypatch.setattr(made.selector, "register", register_later)
+    made.children.start()
+    assert "No space left" in native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR)
     made.go_until(lambda: made.children.all_ready, "started after all")
 
 
