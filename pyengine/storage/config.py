@@ -116,7 +116,7 @@ def existing_store(root: Path) -> Path:
         raise NotAStoreError(f"{root.absolute()} does not exist: check the path; {command('start', root)} makes a new store")
     if not root.is_dir():
         raise NotAStoreError(f"{root} is a file; STORE is the store's root directory")
-    if not any((root / sign).exists() for sign in STORE_SIGNS):
+    if not any(os.path.lexists(root / sign) for sign in STORE_SIGNS):  # a link may lead to a disk that is not mounted
         hint = f"; did you mean {root.parent}?" if root.name in ("commitlog", "consumequeue", "index", "config") else ""
         raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
     return root

@@ -221,9 +221,13 @@ def open_shared_file(path: Path, mode: int = FILE_MODE) -> int:
 
 
 def _give_to_owner(descriptor: int, folder: Path) -> None:
-    """If root has made this file or folder in `folder`, give it to the owner of `folder`; not a file that has a second name elsewhere."""
+    """If root has made this file or folder in `folder`, give it to the owner of `folder`.
+
+    Only an empty file with one name: the owner may have renamed, or linked, another file of root to this place.
+    """
     status = os.fstat(descriptor)
-    if os.geteuid() == status.st_uid == 0 and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+    is_new = stat.S_ISDIR(status.st_mode) or status.st_nlink == 1 and status.st_size == 0
+    if os.geteuid() == status.st_uid == 0 and is_new:
         owner = os.stat(folder)
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 

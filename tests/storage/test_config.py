@@ -21,6 +21,7 @@ from pyengine.storage.config import (
     FIXED_NAMES,
     SETTINGS,
     config_path,
+    existing_store,
     fold,
     load_config,
     parse_set,
@@ -374,3 +375,8 @@ def test_an_address_of_another_store_needs_a_port_that_can_be(setting, text):
     """Port 0 is "any free one", to which nothing connects."""
     with pytest.raises(ConfigError, match=rf"{setting} = {text} is not an address: give host:port"):
         EngineConfig(**{setting: text}, ha_secret_file="secret")
+
+
+def test_a_link_to_a_disk_that_is_not_mounted_is_a_sign_of_a_store(tmp_path):
+    (tmp_path / "commitlog").symlink_to(tmp_path / "not-mounted" / "commitlog")
+    assert existing_store(tmp_path) == tmp_path

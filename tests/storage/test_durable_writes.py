@@ -261,3 +261,13 @@ def test_a_lock_that_root_is_just_creating_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refused_once)
     os.close(open_shared_file(path))
     assert calls.count(path) == 2
+
+
+@pytest.mark.root
+def test_a_file_of_root_that_was_moved_into_a_locks_place_stays_roots(tmp_path):
+    path = tmp_path / "config" / "topics.json.lock"
+    path.parent.mkdir()
+    os.chown(path.parent, 65534, 65534)
+    path.write_text("a secret of root")
+    os.close(open_shared_file(path))
+    assert path.stat().st_uid == 0
