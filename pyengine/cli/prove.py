@@ -46,6 +46,7 @@ QUEUES = 4
 PUT_BYTES_MAX = 4000
 PROVE_MOMENT_S_MAX = 0.2  # from "acknowledgements move" to the kill
 HANG_S = 60.0             # without an acknowledgement for so long the run fails
+SILENT_S = 10.0           # an interrupted run without an acknowledgement for so long leaves its stores
 LOG_BYTES_MAX = 1 << 30   # of one mode's store: then the next mode follows
 RETRY_INTERVAL_S = 0.01
 EVERYTHING = "everything"
@@ -101,18 +102,23 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
     chosen = list(dict.fromkeys(modes)) or list(MODES)
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="pyengine-prove-", dir=parent))
-    proofs: list[ModeProof] = []
+    runs: list[ModeRun] = []
     try:
         disk = measure_disk(folder, min(DISK_SECONDS_MAX, minutes * 6))
         until_s = began_s + minutes * 60
         for turn, mode in enumerate(chosen):
-            run = ModeRun(folder, mode, seed, _show, settings)
-            proofs.append(run.proof)
-            run.run(max(0.0, (until_s - time.monotonic()) / (len(chosen) - turn)))
-    finally:
-        held = not any(proof.failures for proof in proofs)
-        if held and not keep:  # also those of an interrupted run
+            runs.append(ModeRun(folder, mode, seed, _show, settings))
+            runs[-1].run(max(0.0, (until_s - time.monotonic()) / (len(chosen) - turn)))
+    except BaseException as error:
+        if runs and (keep or not isinstance(error, KeyboardInterrupt) or any(run.failures or run.was_silent for run in runs)):
+            print(f"the stores are kept in {folder} (seed {seed})", file=sys.stderr)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
+        raise
+    proofs = [run.proof for run in runs]
+    held = not any(proof.failures for proof in proofs)
+    if held and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
     document = {
         "held": held, "seed": seed, "seconds": round(time.monotonic() - began_s, 1), "stores": str(folder) if keep or not held else None,
         "disk": asdict(disk) | {"verdict": disk.verdict},
@@ -204,6 +210,8 @@ class ModeRun(KillRounds):
         self.ack_timeout_s = HANG_S
         self.moment_s_max = PROVE_MOMENT_S_MAX
         self.end_offset = 0
+        self.acked_s = time.monotonic()  # of the last acknowledgement
+        self.was_silent = False          # for SILENT_S or longer, when the producers were ended
         self._acked_path = folder / f"{mode}.acked"
         self._acked = AckedList(self._acked_path)
         self._advance = advance
@@ -241,6 +249,8 @@ class ModeRun(KillRounds):
             self._producers[-1].start()
 
     def end_producers(self) -> None:
+        if not self._ending.is_set():
+            self.was_silent = time.monotonic() - self.acked_s >= SILENT_S
         self._ending.set()
         for thread in self._producers:
             thread.join(HANG_S)
@@ -269,6 +279,7 @@ class ModeRun(KillRounds):
         with self._lock:
             self._acked.add(result, [body])
             self.proof.acknowledged += 1
+            self.acked_s = time.monotonic()
             self.end_offset = max(self.end_offset, result.physical_offset)
 
     # -- kills
@@ -292,8 +303,10 @@ class ModeRun(KillRounds):
             self.start_successor()
 
     def clean_up(self) -> None:
-        self.end_producers()
-        super().clean_up()
+        try:
+            self.end_producers()
+        finally:
+            super().clean_up()
 
     # -- judgement
 
