@@ -7,6 +7,7 @@ refusal), this process exits with the same code. It opens no file of the store.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ KILLED_MAX = 5             # kills of the supervisor within KILLED_WITHIN_S: the
 KILLED_WITHIN_S = 60.0
 SESSIONS_WANTED = 16       # producers for which shared memory must have room, in addition to the pool
 QUEUES_WANTED = 1000
+_PASSING = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # for these a process may be created a moment later
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
@@ -62,7 +64,7 @@ def serve(
     /readyz, as `pyengine metrics` does.
 
     --json: one document at the start, with the folder of the shared memory and the notes.
-    Exit codes: that of the engine, 0 after an orderly stop; 1 if the supervisor was killed too often.
+    Exit codes: that of the engine, 0 after an orderly stop; 1 if the supervisor was killed too often or cannot start.
 
     \b
     Examples:
@@ -148,6 +150,7 @@ class _Process:
     words: Sequence[str]                     # the command line after the interpreter
     pid: int = 0                             # 0: it does not run
     due_s: float = 0.0                       # when to start it
+    has_run: bool = False
 
 
 class Init:
@@ -192,9 +195,15 @@ class Init:
         words = [*what.words, *(["--stop"] if self._stopping else [])]  # a supervisor that only stops living workers
         try:
             what.pid = os.posix_spawn(sys.executable, [sys.executable, *words], self._environment, setsigmask=[])
-        except OSError as error:  # no memory or too many processes for the moment
-            write_line(f"cannot start {words[2]}: {os_error_sentence(error)}; trying again")
-            what.due_s = time.monotonic() + RESTART_PAUSE_S
+        except OSError as error:
+            is_given_up = what is self._supervisor and error.errno not in _PASSING
+            write_line(f"cannot start {words[2]}: {os_error_sentence(error)}; {'given up' if is_given_up else 'trying again'}")
+            if is_given_up:
+                self._code = int(ExitCode.FAILED)
+            else:
+                what.due_s = time.monotonic() + RESTART_PAUSE_S
+        else:
+            what.has_run = True
 
     def _start_what_is_due(self) -> None:
         now_s = time.monotonic()
@@ -212,7 +221,8 @@ class Init:
             if not self._stopping:
                 write_line(f"{number.name}: the engine is stopped in order")
             self._stopping = True
-            supervisor.due_s = min(supervisor.due_s, time.monotonic())  # if it was just killed, its successor stops the workers
+            # If it was just killed, its successor stops the workers; without any supervisor there are none.
+            supervisor.due_s = min(supervisor.due_s, time.monotonic()) if supervisor.has_run else 0.0
         if number is not signal.SIGCHLD and supervisor.pid:
             os.kill(supervisor.pid, signal.SIGTERM if number == signal.SIGINT else number)
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -166,6 +167,28 @@ def test_a_process_that_cannot_be_created_is_tried_again(tmp_path, monkeypatch, 
     init._supervisor.words = ("-c", "raise SystemExit(6)", "engine")
     assert init.run() == 6
     assert capfd.readouterr().err.count("cannot start engine: Resource temporarily unavailable; trying again") == 2
+
+
+def test_a_missing_interpreter_is_given_up(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    monkeypatch.setattr(signal, "sigtimedwait", lambda signals, timeout_s: pytest.fail("it waits") if timeout_s else None)
+    assert serve_module.Init(tmp_path / "store", {}).run() == 1
+    said = capfd.readouterr().err
+    assert "cannot start pyengine.workers.supervisor: " in said and "No such file or directory; given up" in said
+
+
+def test_sigterm_ends_it_while_no_supervisor_can_be_created(tmp_path, monkeypatch):
+    asked = []
+
+    def refuse(*arguments: object, **options: object) -> int:
+        asked.append(arguments)
+        if len(asked) > 1:
+            pytest.fail("it is tried again after SIGTERM")
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    assert serve_module.Init(tmp_path / "store", {}).run() == 0
 
 
 def test_what_the_engine_refuses_is_its_exit_code(serve, tmp_path):
