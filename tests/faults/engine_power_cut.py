@@ -217,8 +217,9 @@ def here() -> dict[str, str]:
 
 @dataclass
 class PowerCutSummary(Summary):
-    """`states`: trees that were recovered and judged, of `records` system calls and stores."""
+    """`states`: trees that were recovered and judged, of `records` system calls and stores; `scene`: what was done `then`."""
 
+    scene: str = ""
     states: int = 0
     records: int = 0
 
@@ -232,7 +233,7 @@ class PowerCutRun(CrashRun):
                  company: Sequence[str] | None, then: str = "") -> None:
         """`company` None: each round's own, by turns."""
         super().__init__(scratch / "store", scratch, self.kind, mode, seed)
-        self.summary = PowerCutSummary(self.kind, mode, seed)
+        self.summary = PowerCutSummary(self.kind, mode, seed, scene=then)
         self.mode, self.states, self.environ, self.company, self.then = mode, states, environ, company, then
         self.program = self.build()
 

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from crash import proof as proofs
 from crash.report import finish
 from crash.rounds import CrashRun
+from faults.engine_power_cut import PowerCutSummary
 from pyengine.cli.torture import processes_of, wait_for
 
 CHECKOUT = Path(__file__).parents[2]
@@ -167,6 +168,12 @@ def test_what_was_struck_and_what_was_left_out_is_counted_and_is_no_part_of_the_
     (line,) = add(records, json.dumps(summary))
     assert line.what == "failpoints, sync, puts"
     assert line.counts == {"rounds": 2, "lost": 0, "struck": 5, "unreached": 1, "left_out": 4, "bad": 0}
+
+
+def test_what_was_done_before_a_power_cut_is_part_of_the_name(records):
+    for then in ("", "salvage"):
+        *_, line = add(records, json.dumps(asdict(PowerCutSummary("power cut", "sync", 5, scene=then))))
+    assert [line.what for line in proofs.read(records)] == ["power cut, sync", "power cut, sync, salvage"]
 
 
 def test_each_part_of_a_scene_counts(records):
