@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyengine._front import PendingPut, use_futures
 from pyengine.native import control as control_native
@@ -395,7 +395,7 @@ class PutContext:
     side: Path | None = None
 
 
-PutOutcome = PutResult | PutManyResult
+PutOutcome: TypeAlias = PutResult | PutManyResult
 
 
 def outcome(session: native.ProducerSession, code: int, stage: int, answer: tuple[int, ...], context: PutContext,
