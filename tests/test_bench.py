@@ -48,7 +48,7 @@ def test_async_puts_are_measured(tmp_path):
     assert len(rows) == 2 and all(row["median"] > 0 for row in rows)
 
 
-def test_what_counting_costs_can_be_measured(monkeypatch):
+def test_bench_measures_a_counting_cost_above_zero(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     assert importlib.import_module("run").counting_cost_ns(passes=10, entries=3) > 0
 

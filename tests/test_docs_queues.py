@@ -16,7 +16,7 @@ def block(first_word: str) -> Block:
     return found
 
 
-def test_what_is_lost_is_found_and_made_again(reader):  # noqa: F811
+def test_lost_queues_and_a_lost_index_are_found_and_rebuilt(reader):  # noqa: F811
     said = reader.run(block("pyengine rebuild my-store"))
     assert "to do: run `pyengine rebuild STORE --topic orders --queue-id 0`" in said
     assert "Rebuilt 1 queue from" in said and "Rebuilt 1 queue and the index from" in said

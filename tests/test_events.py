@@ -12,7 +12,7 @@ from pyengine.events import ERROR, INFO, NOTHING, WARNING, Event
 SOURCES = Path(__file__).parent.parent / "pyengine"
 
 
-def test_every_event_is_said_by_the_code_and_no_other_is():
+def test_the_code_uses_every_listed_event_and_no_other():
     said = {name for path in SOURCES.rglob("*.py") for name in re.findall(r"\bEvent\.([A-Z_]+)\b", path.read_text(encoding="utf-8"))}
     assert said == {event.name for event in Event}
 

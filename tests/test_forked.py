@@ -24,7 +24,7 @@ def said_of(pid: int, name: str) -> list[str]:
     return Path(f"/proc/{pid}/{name}").read_text().strip("\0").split("\0")
 
 
-def test_a_forked_worker_has_its_command_line_and_environment_and_its_end_is_told(tmp_path, environment):
+def test_a_forked_worker_has_its_command_line_environment_and_exit_code(tmp_path, environment):
     words = [*WORDS, str(tmp_path), "--wait", "60"]
     worker = forked.start(words, environment)
     try:
@@ -40,7 +40,7 @@ def test_a_forked_worker_has_its_command_line_and_environment_and_its_end_is_tol
     assert worker.wait(30) == -signal.SIGKILL and worker.returncode == worker.poll() == -signal.SIGKILL
 
 
-def test_what_a_forked_worker_says_and_its_exit_code_are_its_own(tmp_path, environment):
+def test_the_error_text_and_exit_code_of_a_forked_worker_equal_those_of_a_plain_one(tmp_path, environment):
     worker = forked.start([*WORDS, str(tmp_path), "--wait", "0.1"], environment)
     code, (_, said) = worker.wait(60), worker.communicate()
     plain = subprocess.run([*WORDS, str(tmp_path), "--wait", "0.1"], env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -53,5 +53,5 @@ def test_another_environment_takes_a_new_interpreter(environment, change):
     assert forked.suits(environment) and not forked.suits(environment | change)
 
 
-def test_what_a_session_of_spark_leaves_in_the_environment_changes_nothing(environment):
+def test_variables_of_a_spark_session_leave_the_environment_suitable_for_a_fork(environment):
     assert forked.suits(environment | {"SPARK_BUFFER_SIZE": "65536", "SPARK_AUTH_SOCKET_TIMEOUT": "15"})

@@ -110,7 +110,7 @@ def test_connections_are_cut_in_the_middle_and_new_ones_made(master):
         assert proxy.done["cut"] == 2
 
 
-def test_what_is_held_goes_on_when_it_is_released(master):
+def test_data_held_by_the_proxy_arrives_after_its_release(master):
     with FaultProxy(master.port) as proxy:
         proxy.hold()
         with socket.create_connection(("127.0.0.1", proxy.port)) as caller:

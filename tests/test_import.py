@@ -23,7 +23,7 @@ def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(pyengine, "no_such_name")
 
 
-def test_what_is_exported_is_what_is_loaded():
+def test_exported_names_equal_the_lazily_loaded_names():
     assert sorted(pyengine.__all__) == sorted(["__version__", *pyengine._WHERE])
     assert sorted(pyengine.spark.__all__) == sorted(pyengine.spark._WHERE)
 

@@ -38,7 +38,7 @@ def test_one_child_serves_so_many_calls_and_a_crash_ends_only_its_own():
     assert third[0] == third[1] == third[2] != third[3] and first not in third
 
 
-def test_nothing_stays_from_one_call_to_the_next():
+def test_calls_in_a_child_leave_no_open_file_descriptors():
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(20):
         InChild(lambda: "x" * 100_000)()

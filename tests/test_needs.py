@@ -74,7 +74,7 @@ def run_sample(tmp_path, monkeypatch):
     return run
 
 
-def test_what_is_left_out_stands_in_the_table(run_sample):
+def test_tests_left_out_are_counted_by_reason_in_the_table(run_sample):
     code, output = run_sample()
     assert code == 0
     table = output.split(" left out ")[1]
@@ -111,7 +111,7 @@ def test_long_forms_run_when_asked_for(run_sample, how):
 
 
 @pytest.mark.parametrize("how", [["--ci"], ["--long"], {"PYENGINE_REQUIRE": "ci"}])
-def test_what_ci_adds_runs_when_asked_for(run_sample, how):
+def test_a_ci_test_runs_with_ci_with_long_or_if_required(run_sample, how):
     arguments, environ = (how, {}) if isinstance(how, list) else ([], how)
     code, output = run_sample("-k", "test_of_ci", *arguments, **environ)
     assert code == 0

@@ -82,7 +82,7 @@ def position(one, name: str) -> int:
         return native.load_position(getattr(memory.control, name))
 
 
-def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(make_engine):
+def test_a_message_acknowledged_by_a_sync_master_can_be_read_on_its_slave(make_engine):
     pair = Pair(make_engine).start()
     assert put(pair.master.root, b"one", b"two") == [PutStatus.PUT_OK] * 2
     end = position(pair.master, "wrote")
@@ -108,7 +108,7 @@ def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(m
     assert (stopped["replication"]["role"], stopped["positions"]["confirm"]) == ("SLAVE", end)
 
 
-def test_a_slave_that_is_behind_its_master_is_told_so_and_does_not_differ(make_engine):
+def test_diff_of_a_slave_behind_its_master_reports_the_lag_and_no_difference(make_engine):
     pair = Pair(make_engine, role="ASYNC_MASTER").start()
     put(pair.master.root, b"one", b"two")
     end = pair.wait_equal()
@@ -129,7 +129,7 @@ HAS_SECRET = pytest.mark.parametrize("has_secret", [True, False], ids=["secret",
 
 
 @HAS_SECRET
-def test_what_was_changed_on_the_way_between_master_and_slave_is_not_used(make_engine, rng, has_secret):
+def test_bytes_changed_between_master_and_slave_are_not_used(make_engine, rng, has_secret):
     pair = Pair(make_engine, has_secret=has_secret)
     with FaultProxy(pair.port, seed=rng.randrange(1 << 30)) as proxy:
         pair.slave.settings["ha_master_address"] = proxy.address
@@ -281,7 +281,7 @@ def test_an_old_master_that_returns_refuses_puts_until_it_is_a_slave(make_engine
     assert promote_stopped.code == 0 and run("status", old.root, "--json").document["replication"]["term"] == 2
 
 
-def test_a_promoted_slave_goes_on_with_topics_and_groups(make_engine):
+def test_a_promoted_slave_continues_with_topics_and_groups(make_engine):
     pair = Pair(make_engine).start()
     TopicConfigs(pair.master.root).create(TopicConfig("T", 2, 2))
     with pyengine.connect(pair.master.root) as producer:

@@ -217,7 +217,7 @@ def test_a_semaphore_that_another_user_made_is_refused(rng):
 
 
 @pytest.mark.root
-def test_another_user_who_may_read_the_lock_can_hold_up_a_start_and_is_told_of():
+def test_another_user_who_may_read_the_lock_can_prevent_a_start_and_is_reported():
     def hold() -> str:
         descriptor = os.open(path, os.O_RDONLY)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
@@ -321,7 +321,7 @@ def test_a_reader_has_nothing_of_the_store_writable(engine):
             "cleaning"}
 
 
-def test_what_a_reader_scribbles_deletes_nothing(make_engine, rng):
+def test_random_bytes_that_a_reader_writes_delete_no_segment(make_engine, rng):
     """Readers can write where the cleaner notes its progress: whatever they write there, it deletes nothing."""
     engine = make_engine(clean_resource_interval_ms=1)
     engine.start()

@@ -200,7 +200,7 @@ def test_a_second_backup_of_nothing_new_copies_nothing(stopped, tmp_path):
     assert (again.number, again.new_bytes, again.end_offset) == (2, 0, first.end_offset) and first.new_bytes == first.end_offset
 
 
-def test_an_interrupted_backup_is_none_and_the_next_one_goes_on(stopped, tmp_path):
+def test_an_interrupted_backup_cannot_be_restored_and_the_next_one_continues_it(stopped, tmp_path):
     dest, done = Folder(tmp_path / "dest"), []
 
     def stop_in_the_third_segment(count, total):
@@ -370,7 +370,7 @@ def interrupted(monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["restore_moving", "restore_moved"])
-def test_a_restore_that_goes_on_says_what_the_first_run_found(watermarked, tmp_path, interrupted, step):
+def test_a_restore_that_continues_reports_the_damage_that_the_first_run_found(watermarked, tmp_path, interrupted, step):
     with open(watermarked / f"commitlog/{SEGMENT:020d}", "r+b") as file:
         file.seek(5000)
         file.write(b"damage")
@@ -398,7 +398,7 @@ def test_a_newer_backup_is_restored_unless_the_older_one_is_being_moved(stopped,
     assert moved.taken_ms < restored.taken_ms
 
 
-def test_what_is_left_of_a_store_that_is_made_anew_is_not_taken_for_one(stopped, tmp_path, interrupted, monkeypatch):
+def test_a_half_removed_store_is_not_taken_for_a_restored_one(stopped, tmp_path, interrupted, monkeypatch):
     dest = Folder(tmp_path / "dest")
     backup_store(stopped, dest)
     interrupted("restore_moving", dest, tmp_path / "new")
@@ -567,7 +567,7 @@ def test_a_store_is_restored_into_an_empty_directory_only(stopped, tmp_path):
     assert restore_store(dest, tmp_path / "disk").exit_code == 0
 
 
-def test_nothing_starts_in_a_directory_where_a_restore_has_not_finished(tmp_path):
+def test_an_engine_refuses_to_start_in_a_directory_with_an_unfinished_restore(tmp_path):
     (tmp_path / "new/.restoring/commitlog").mkdir(parents=True)
     with pytest.raises(StoreRefusedError, match="a restore into .* has not finished"):
         pyengine.Engine(tmp_path / "new").start()

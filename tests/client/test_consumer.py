@@ -308,7 +308,7 @@ def test_without_auto_commit_only_commit_remembers(builder, consume):
     assert consumer.commit() == {0: 10, 1: 10} == stored(builder)
 
 
-def test_what_was_committed_stays_when_the_rest_is_dropped(builder, consume):
+def test_closing_a_consumer_keeps_the_committed_offset_and_drops_later_pulls(builder, consume):
     fill(builder, 10)
     consumer = consume(auto_commit=False)
     consumer.commit(consumer.pull(4))
@@ -628,7 +628,7 @@ def test_a_light_queue_is_read_by_its_own_numbers(builder, consume):
 
 
 @pytest.mark.parametrize("damage", ["another queue's record", "queue offset", "beyond the log", "negative"])
-def test_a_damaged_message_or_entry_costs_itself_only_and_is_said(builder, consume, damage):
+def test_a_damaged_message_or_entry_costs_at_most_itself_and_a_loss_is_noted(builder, consume, damage):
     fill(builder, 12)
     other = builder.put("other", b"not of this queue")
     with pyengine.open_store(builder.root, **settings(builder)) as reader:
@@ -663,7 +663,7 @@ def test_a_broker_that_owns_the_store_keeps_the_offsets(builder, consume):
     assert consumer.commit() == {0: 3}
 
 
-def test_a_damaged_file_is_no_obstacle_and_is_said(builder, consume):
+def test_a_damaged_offset_file_is_noted_and_its_backup_is_used(builder, consume):
     fill(builder, 3)
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 1})
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 2})
@@ -788,7 +788,7 @@ def test_a_queue_with_many_messages_is_fetched_by_more_than_are_asked_for(make_e
         assert consumer.pull(timeout_s=0) == []
 
 
-def test_what_is_fetched_ahead_is_bounded_in_bytes(make_engine):
+def test_messages_fetched_ahead_stay_within_a_limit_in_bytes(make_engine):
     engine = make_engine("async")
     engine.start()
     body = os.urandom(100_000)

@@ -157,7 +157,7 @@ def test_a_reset_reaches_living_members(group):
     group.wait_shared(first, second)
 
 
-def test_a_group_of_killed_members_goes_on_where_it_had_come(group):
+def test_a_new_member_of_a_group_with_killed_members_continues_at_the_stored_offsets(group):
     member = group.join()
     group.produce(50)
     group.wait_all_given()

@@ -319,7 +319,7 @@ def test_a_future_may_be_asked_by_several_threads(parts, producer, stopped_write
     assert len(found) == 4 and {result.queue_offset for result in found} == {1}
 
 
-def test_what_a_signal_handler_raises_ends_the_wait_for_a_future(parts, producer, stopped_writer):
+def test_an_exception_of_a_signal_handler_ends_the_wait_for_a_future(parts, producer, stopped_writer):
     stopped_writer()
     future = producer.put_async("T", b"x")
 
@@ -516,7 +516,7 @@ def test_cycles_of_producer_future_and_callback_are_collected(parts):
 
 
 @in_async_mode
-def test_nothing_breaks_while_every_allocation_collects(producer):
+def test_puts_succeed_while_every_allocation_collects_garbage(producer):
     class Cycle:
         def __init__(self) -> None:
             self.itself = self
@@ -573,7 +573,7 @@ def test_no_way_of_putting_keeps_a_reference(producer):
 
 
 @in_async_mode
-def test_what_the_front_is_made_of_is_checked(producer):
+def test_wrong_parts_of_a_front_raise_errors_or_use_the_slow_path(producer):
     puts = producer._puts
     with pytest.raises(RuntimeError, match="not held"):
         puts.lock.__exit__(None, None, None)
@@ -1070,7 +1070,7 @@ def test_a_future_tells_whether_the_writer_has_answered(parts, producer, stopped
 
 
 @in_async_mode
-def test_a_handler_that_puts_within_a_put_is_told_that_it_cannot(parts, producer, stopped_writer):
+def test_a_signal_handler_that_puts_within_a_put_gets_a_runtime_error(parts, producer, stopped_writer):
     """It would wait for itself."""
     stopped_writer()
     told: list[str] = []

@@ -107,7 +107,7 @@ def test_a_member_that_beats_is_never_passed_over(session):
         assert other.share([0, 1]) == [1] and other.take([1]) == {}
 
 
-def test_a_queue_given_back_goes_on_where_it_was_left(session):
+def test_a_queue_given_back_continues_at_its_stored_offset(session):
     first, second = session(), session()
     claims = {claim: 7 for claim, _ in first.take([0, 1]).values()}
     assert first.give_back(claims) == {0, 1}
@@ -125,7 +125,7 @@ def test_after_a_recovery_nothing_is_committed_before_the_member_has_looked(sess
     assert mine.commit(claims) == {0}
 
 
-def test_where_a_group_starts_is_written_once(session):
+def test_only_the_first_member_writes_the_start_offsets_of_a_group(session):
     first, second = session(), session()
     first.begin(lambda: {0: 3, 1: 4})
     second.begin(lambda: pytest.fail("the group has begun"))
@@ -146,7 +146,7 @@ def test_a_group_whose_file_was_removed_begins_anew(session, tmp_path):
     assert not mine.holds(claim) and list(mine.take([0])) == [0]
 
 
-def test_who_was_passed_over_while_it_took_a_queue_reads_the_offsets_again(session, monkeypatch):
+def test_a_member_replaced_while_it_takes_a_queue_reads_the_offsets_again(session, monkeypatch):
     """Stopped between reading the offsets and claiming; meanwhile another member consumes and commits."""
     slow = session()
     slow.begin(lambda: {0: 100})

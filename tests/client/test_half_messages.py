@@ -191,7 +191,7 @@ def test_a_commit_that_is_refused_is_an_error_and_asked_about_later(engine, prod
 # --- the check ------------------------------------------------------------------------------------
 
 
-def test_what_is_decided_is_passed_over_and_the_offsets_say_so(engine, halves):
+def test_decided_half_messages_are_not_checked_and_the_offsets_move_past_them(engine, halves):
     check = PreparedCheck(halves)
     for number in range(3):
         halves.end(prepare(halves, unique_key=str(number)), "commit" if number else "rollback")
@@ -324,7 +324,7 @@ def test_a_producers_clock_that_is_ahead_has_it_asked_no_sooner(engine, halves):
     assert bodies(engine) == [b"x"] and rounds(engine, PreparedCheck(halves)) == []
 
 
-def test_what_a_broker_left_is_gone_on_with(engine, producer, halves):
+def test_a_check_continues_from_offsets_and_op_messages_that_a_broker_left(engine, producer, halves):
     """Its offsets, op messages of half messages before them, and an op message that is none."""
     for number in range(4):
         prepare(halves, b"%d" % number, unique_key=str(number))
@@ -565,7 +565,7 @@ def test_a_child_forked_during_a_round_does_not_keep_the_check_from_others(engin
         os.waitpid(child, 0)
 
 
-def test_the_producers_own_thread_goes_on_after_any_error(tmp_path, monkeypatch):
+def test_the_check_thread_of_a_producer_continues_after_an_error(tmp_path, monkeypatch):
     calls, rounds, run_round = [], [], PreparedCheck.round
 
     def fails_once(*arguments):

@@ -69,7 +69,7 @@ def all_committed(parts):
     eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
 
 
-def test_put_tells_where_the_message_stands(parts):
+def test_put_returns_the_offsets_and_id_of_the_message(parts):
     with parts.producer() as producer:
         first = producer.put("T", b"hello", queue_id=2, tags="a", keys=["k1", "k2"], properties={"p": "v"}, flag=5)
         second = producer.put("T", b"", queue_id=2)
@@ -82,7 +82,7 @@ def test_put_tells_where_the_message_stands(parts):
     assert (stored[0].body, stored[0].flag, stored[1].body) == (b"hello", 5, b"")
 
 
-def test_what_was_acknowledged_in_sync_mode_is_flushed(make_parts):
+def test_an_acknowledged_put_in_sync_mode_is_flushed(make_parts):
     parts = make_parts(mode=native.MODE_SYNC)
     with parts.producer() as producer:
         for n in range(20):
@@ -592,7 +592,7 @@ def interrupting():
 
 @pytest.mark.parametrize("size", [10, 50_000], ids=["small", "beside the ring"])
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
-def test_what_a_signal_handler_raises_ends_a_put_at_once(make_parts, ring, size):
+def test_an_exception_of_a_signal_handler_ends_a_put_at_once(make_parts, ring, size):
     parts = make_parts(**ring, put_timeout_ms=HOUR_MS)
     with parts.producer() as producer:
         assert producer.put("T", b"x" * size).ok
@@ -700,7 +700,7 @@ def test_a_program_may_put_until_it_ends(make_parts, threads):
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PUT_OK\n", "")
 
 
-def test_an_event_loop_goes_on_while_the_ring_is_full(make_parts):
+def test_an_event_loop_continues_while_the_ring_is_full(make_parts):
     parts = make_parts()
     writer = parts.workers[native.WRITER]
 

@@ -233,7 +233,7 @@ def test_a_commit_that_a_power_cut_tore_is_made_again(engine, tmp_path):
 
 
 @both_if_long
-def test_what_is_put_while_it_follows_arrives_and_the_cleaner_waits(engine, tmp_path, to):
+def test_tables_that_follow_get_later_messages_and_the_cleaner_waits_for_them(engine, tmp_path, to):
     put(engine.root, "orders", 200)
     over, ended = threading.Event(), []
     thread = threading.Thread(target=lambda: ended.append(write_tables(

@@ -48,7 +48,7 @@ def put(engine, topic):
         assert producer.put_many(topic, [topic.encode() * 50] * 90).ok
 
 
-def test_a_killed_backup_leaves_the_one_before_whole_and_the_next_goes_on(engine, tmp_path):
+def test_a_killed_backup_leaves_a_whole_backup_and_the_next_run_finishes(engine, tmp_path):
     dest = Folder(tmp_path / "dest")
     put(engine, "first")
     backup_store(engine.root, dest)

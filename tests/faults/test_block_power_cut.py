@@ -38,7 +38,7 @@ def program(tmp_path_factory):
 
 
 @pytest.mark.block
-def test_what_was_promised_is_on_the_disk(program, tmp_path, seed, rng):
+def test_promised_data_is_on_the_disk_after_a_power_cut(program, tmp_path, seed, rng):
     """In one of the modes; in the long form in all."""
     outcome = with_own_mounts(cut, program, tmp_path, seed, rng.choice(list(MODES)), STATES, here(), enough=ENOUGH)
     assert (outcome.bad, outcome.states) == ([], STATES)
@@ -46,7 +46,7 @@ def test_what_was_promised_is_on_the_disk(program, tmp_path, seed, rng):
 
 
 @pytest.mark.block
-def test_what_is_done_after_a_kill_is_on_the_disk(program, tmp_path, seed, rng):
+def test_results_of_a_repair_or_read_after_a_kill_are_on_the_disk_after_a_power_cut(program, tmp_path, seed, rng):
     then = rng.choice(("recover", "rebuild", "cut", "read"))
     outcome = with_own_mounts(cut, program, tmp_path, seed, rng.choice(list(MODES)), STATES, here(), enough=ENOUGH, then=then)
     assert (outcome.bad, outcome.states) == ([], STATES)
@@ -57,7 +57,7 @@ def test_what_is_done_after_a_kill_is_on_the_disk(program, tmp_path, seed, rng):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("company", [(), COMPANY], ids=("alone", "in company"))
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_promised_is_on_the_disk_in_many_states(program, tmp_path, seed, proof, mode, company):
+def test_promised_data_is_on_the_disk_in_many_states_after_a_power_cut(program, tmp_path, seed, proof, mode, company):
     outcome = with_own_mounts(cut, program, tmp_path, seed, mode, STATES_LONG, here(), company, enough=4 * ACKS)
     proof("power cut, blocks", words(mode, company), states=outcome.states, records=outcome.records,
           acknowledged=outcome.acknowledged, checked=outcome.checked, bad=len(outcome.bad))
@@ -167,7 +167,7 @@ def processes_with(text: str, among: Iterable[psutil.Process]) -> list[psutil.Pr
     return found
 
 
-def test_who_may_not_mount_is_told(tmp_path):
+def test_block_power_cut_without_the_right_to_mount_exits_2_with_the_reason(tmp_path):
     (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "unshare").chmod(0o755)
     done = subprocess.run([sys.executable, "-P", "-m", "faults.block_power_cut"], capture_output=True, text=True,

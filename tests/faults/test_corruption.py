@@ -90,7 +90,7 @@ def none_bad(outcome: Outcome) -> None:
     assert not outcome.bad, f"{len(outcome.bad)} of {outcome.cases}:\n" + "\n".join(outcome.bad[:10])
 
 
-def test_damage_is_told_or_does_no_harm(memory_folder, seed):
+def test_damage_is_reported_or_does_no_harm(memory_folder, seed):
     """A few of each sort; the long form takes all."""
     print(f"seed {seed}")
     judge = make_judge(memory_folder, is_ours=True)
@@ -126,7 +126,7 @@ def test_a_reader_that_serves_another_body_is_found(memory_folder):
 @pytest.mark.timeout(20_000)
 @pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "rocketmq"])
 @pytest.mark.parametrize("sort", SORTS)
-def test_all_damage_is_told_or_does_no_harm(memory_folder, seed, proof, sort, is_ours):
+def test_all_damage_is_reported_or_does_no_harm(memory_folder, seed, proof, sort, is_ours):
     judge = make_judge(memory_folder, is_ours=is_ours)
     damages = Sampled(judge, sort, seed)
     outcome = sweep(damages, judge, until_s=SWEEP_S)

@@ -70,19 +70,19 @@ def held(kind: str, mode: str, rounds: int, seed: int, *more: str) -> None:
 
 
 @pytest.mark.parametrize("kind, mode", SHORT)
-def test_nothing_acknowledged_is_lost(kind, mode, rng):
+def test_acknowledged_messages_survive_kills(kind, mode, rng):
     held(kind, mode, 2, rng.randrange(1 << 32), *(["--no-peer"] if kind != "scheduler" else []))  # that one where it can
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind, mode", [(kind, mode) for kind, modes in VICTIMS.items() for mode in modes])
-def test_nothing_acknowledged_is_lost_in_many_rounds(kind, mode, rng):
+def test_acknowledged_messages_survive_kills_in_many_rounds(kind, mode, rng):
     held(kind, mode, LONG_ROUNDS, rng.randrange(1 << 32))
 
 
 @pytest.mark.parametrize("name", usual(OTHERS, ["restart_loop"], pytest.mark.ci))
-def test_nothing_acknowledged_is_lost_by(name, rng):
+def test_acknowledged_messages_survive_a_crash_script(name, rng):
     summary = summary_of(name, rng.randrange(1 << 32), *OTHERS[name][0], "--no-peer")
     if name == "kill_during_recovery":
         assert summary["recoveries_killed"] >= summary["rounds"]
@@ -235,7 +235,7 @@ def test_a_run_that_is_ended_before_it_is_made_leaves_nothing(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [] and capsys.readouterr().err == "interrupted\n"
 
 
-def test_who_may_not_mount_a_disk_is_told(tmp_path):
+def test_disk_full_without_the_right_to_mount_exits_2_with_the_reason(tmp_path):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "mount").write_text("#!/bin/sh\necho must be superuser >&2\nexit 32\n")
     (tmp_path / "mount").chmod(0o755)
@@ -248,7 +248,7 @@ def test_who_may_not_mount_a_disk_is_told(tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["async", "pool", "sync"])
 @pytest.mark.parametrize("name", [*OTHERS, "disk_full"])
-def test_nothing_acknowledged_is_lost_in_many_rounds_by(name, mode, rng):
+def test_acknowledged_messages_survive_a_crash_script_in_many_rounds(name, mode, rng):
     if name == "disk_full" and os.geteuid() != 0:
         pytest.skip("only root may mount a disk")
     rounds = OTHERS[name][1] if name in OTHERS else 30
@@ -263,7 +263,7 @@ def test_the_real_rocketmq_opens_the_store_at_the_end(rng):
     assert summary["peer"] == "opens it"
 
 
-def test_what_rocketmq_does_not_give_out_is_told():
+def test_the_judge_reports_messages_that_rocketmq_does_not_return():
     row = {"topic": "T", "queue_id": 0, "queue_offset": 1, "physical_offset": 9, "body_sha256": "aa"}
     served = {"topic": "T", "queueId": 0, "queueOffset": 1, "phy": 9, "bodySha": "aa"}
     assert judge_answer({"loadOk": True, "messages": [served]}, [row]) == []

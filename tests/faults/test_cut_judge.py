@@ -27,7 +27,7 @@ def test_a_tree_without_a_log_keeps_no_promise(tmp_path, mode, line, is_lost):
     assert [sentence.startswith("LOST: ") for sentence in wrong] == [True] * is_lost
 
 
-def test_an_offset_of_a_queue_that_was_never_committed_is_told(golden):
+def test_the_judge_reports_an_offset_that_no_commit_asked_for(golden):
     tree = golden("basic").root
     (tree / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": {f"{TOPIC}@{FLUSHED}": {"0": 1, "1": 0}}}))
     wrong, _ = judge_tree("async", tree, promised({"group": FLUSHED, "asks": {"1": 0}}))

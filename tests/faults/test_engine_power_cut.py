@@ -49,7 +49,7 @@ def with_company(company):
 @pytest.mark.parametrize("mode, company", usual([("sync", SOME_COMPANY), ("async", COMPANY), ("pool", COMPANY)], [("sync", SOME_COMPANY)],
                                                 pytest.mark.ci),
                          ids=lambda of: of if isinstance(of, str) else with_company(of))
-def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, company):
+def test_promised_data_survives_every_power_cut(shim, tmp_path, seed, mode, company):
     outcome = cut(shim, tmp_path, seed, mode, STATES, here(), company)
     assert outcome.acknowledged >= ACKS
     assert outcome.bad == []
@@ -59,7 +59,7 @@ def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, compan
     *usual([("async", "recover"), ("sync", "rebuild"), ("async", "salvage"), ("async", "cut"), ("async", "read")],
            [("async", "recover"), ("sync", "rebuild")], pytest.mark.ci),
     *usual([("sync", "recover"), ("pool", "recover"), ("sync", "cut"), ("pool", "read")], [])])
-def test_what_is_done_after_a_kill_survives_every_cut(shim, tmp_path, seed, mode, then):
+def test_results_of_a_repair_or_read_after_a_kill_survive_every_power_cut(shim, tmp_path, seed, mode, then):
     outcome = cut(shim, tmp_path, seed, mode, STATES, here(), then=then)
     assert outcome.acknowledged >= 1
     assert outcome.bad == []
@@ -72,7 +72,7 @@ def test_what_is_done_after_a_kill_survives_every_cut(shim, tmp_path, seed, mode
      (FORGETS_RECOVERY_SYNC, "async", "salvage"), (FORGETS_RECOVERY_SYNC, "async", "cut"), (CLAIMS_UNSYNCED, "async", "read")],
     ids=lambda of: getattr(of, "id", of),
 )
-def test_what_is_done_after_a_kill_without_a_sync_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode, then):
+def test_a_repair_or_read_after_a_kill_without_a_sync_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode, then):
     outcome = cut(shim, tmp_path, seed, mode, 400, environment(broken_build, mutant), then=then, stop_at=1)
     proof("broken builds", f"power cut: {mutant.breaks} ({mode}, then {then})",
           **{"states until caught": outcome.states, "not caught": int(not outcome.caught)})
@@ -105,7 +105,7 @@ def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mu
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("company", IN_TURN, ids=with_company)
 @pytest.mark.parametrize("mode", MAPPED)
-def test_what_was_promised_survives_thousands_of_cuts(shim, tmp_path, seed, proof, mode, company):
+def test_promised_data_survives_thousands_of_power_cuts(shim, tmp_path, seed, proof, mode, company):
     outcome = cut(shim, tmp_path, seed, mode, STATES_LONG, here(), company, enough=ACKS_LONG)
     proof("power cut", words(mode, company), states=outcome.states, records=outcome.records, acknowledged=outcome.acknowledged,
           bad=len(outcome.bad))

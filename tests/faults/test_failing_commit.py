@@ -46,7 +46,7 @@ for call, name in json.loads(sys.argv[2]):
 
 @pytest.mark.parametrize("names", [
     ("EIO", "SHORT"), pytest.param(("ENOSPC", "EROFS", "EMFILE", "ENOMEM", "EINTR"), marks=pytest.mark.long)])
-def test_whatever_call_of_a_commit_fails_the_offset_is_the_old_or_the_new_one_and_the_next_commit_works(tmp_path, names, proof):
+def test_a_failing_call_in_a_commit_leaves_the_old_or_new_offset_and_the_next_commit_works(tmp_path, names, proof):
     cases = [[call, name] for call in CALLS for name in names if name != "SHORT" or call in SHORT]
     store = tmp_path / "store"
     (store / "config").mkdir(parents=True)

@@ -147,12 +147,12 @@ def lose_who_saw_it_fail(program: Path, otherwise: Path, seen_by: str) -> int:
 
 
 @pytest.mark.parametrize("seen_by", ["flusher", "writer"])
-def test_what_is_flushed_after_the_flusher_and_the_writer_died_of_a_failed_sync_is_on_the_disk(program, tmp_path, seen_by):
+def test_flushed_messages_are_on_the_disk_after_flusher_and_writer_died_at_a_failed_sync(program, tmp_path, seen_by):
     assert with_own_mounts(lose_who_saw_it_fail, program, tmp_path, seen_by) == 2 * MESSAGES
 
 
 @pytest.mark.parametrize("memory_stays", [True, False])
-def test_what_recovery_keeps_after_a_failed_sync_is_on_the_disk_though_a_reader_has_it_mapped(program, tmp_path, memory_stays):
+def test_records_kept_by_recovery_after_a_failed_sync_are_on_disk_though_a_reader_maps_them(program, tmp_path, memory_stays):
     found = with_own_mounts(fail_then_recover, program, tmp_path, memory_stays)
     print(found)
     assert found["frozen"] and found["flushed"]

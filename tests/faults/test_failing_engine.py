@@ -111,7 +111,7 @@ def never_came(rows: list[dict]) -> set[tuple[str, str]]:
     return asked - {(row["kind"], row["call"]) for row in rows[:-1] if row["came"]}
 
 
-def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
+def test_an_engine_reports_and_survives_a_failing_disk(shim, tmp_path, seed):
     rows = fail_engine(shim, tmp_path, "sync", SHORT_FORM, 1, seed, "--traffic", "30")
     summary = held(rows)
     assert all(row["came"] for row in rows[:-1]) and summary["acknowledged"] > 0 and summary["restarts"] == 1
@@ -136,7 +136,7 @@ def test_a_log_that_finds_no_room_waits_for_it_and_is_never_read_only(shim, tmp_
 
 
 @pytest.mark.ci
-def test_a_large_async_pass_whose_write_fails_is_told_and_survived(shim, tmp_path, seed):
+def test_an_engine_survives_a_failing_write_of_a_large_async_pass(shim, tmp_path, seed):
     rows = fail_engine(shim, tmp_path, "async", [["writer", "pwrite", name, "once"] for name in ("SHORT", "EINTR", "EIO")], 2, seed,
                        "--traffic", "30")
     summary = held(rows)
@@ -146,7 +146,7 @@ def test_a_large_async_pass_whose_write_fails_is_told_and_survived(shim, tmp_pat
 
 @pytest.mark.ci
 @pytest.mark.parametrize("mode, kind, step", [("sync", "writer", "pass_without_room"), ("pool", "committer", "pool_without_room")])
-def test_who_dies_over_a_full_disk_has_a_successor_that_loses_nothing(shim, tmp_path, seed, mode, kind, step):
+def test_the_successor_of_a_worker_killed_at_a_full_disk_loses_nothing(shim, tmp_path, seed, mode, kind, step):
     rows = fail_engine(shim, tmp_path, mode, [[kind, "pwrite", "ENOSPC", "once"]], 3, seed, "--traffic", "30",
                        PYENGINE_FAILPOINT=f"{step}@{kind}:1:kill")
     assert held(rows)["restarts"] == 0 and all(row["came"] and not row["read_only"] for row in rows[:-1])

@@ -27,11 +27,11 @@ def places() -> Counter[tuple[str, str]]:
     return Counter((name, str(path.relative_to(ROOT))) for path in SOURCES for name in REACHED.findall(path.read_text()))
 
 
-def test_each_name_stands_in_one_place_and_each_place_is_in_the_list():
+def test_each_failpoint_is_in_one_place_and_each_place_is_in_the_list():
     assert places() == Counter((point.name, point.where) for point in FAILPOINTS.values())
 
 
-def test_what_the_list_says_of_a_step_can_be():
+def test_each_failpoint_in_the_list_has_a_valid_name_modes_predecessor_and_gap():
     for point in FAILPOINTS.values():
         assert point.modes and set(point.modes.split()) <= set(EVERY_MODE.split())
         assert not point.after or point.after in FAILPOINTS

@@ -108,7 +108,7 @@ def test_a_deleted_file_has_no_name_whenever_its_killer_comes(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_the_memory_is_is_noted_whole_or_not_at_all(tmp_path):
+def test_a_kill_leaves_the_note_of_the_memory_folder_whole_or_absent(tmp_path):
     (tmp_path / "config").mkdir()
     killed_at("run_written", "from pyengine.ipc.shared_objects import note_run; note_run({folder!r}, '/dev/shm')", tmp_path)
     assert not engine_run_path(tmp_path).exists()

@@ -115,7 +115,7 @@ def acknowledge_under_a_flush(program: Path, scratch: Path) -> str:
             os.close(file)
 
 
-def test_what_is_acknowledged_under_a_flush_stands_before_its_end(program, tmp_path):
+def test_a_line_acknowledged_during_a_flush_is_recorded_before_the_end_of_the_flush(program, tmp_path):
     """A server that holds everything back meanwhile would hide a position that is moved before its sync."""
     kinds = with_own_mounts(acknowledge_under_a_flush, program, tmp_path)
     assert kinds.startswith("F") and kinds.count("b") == kinds.count("e") > 0
@@ -189,7 +189,7 @@ def wait_for_a_holder(image: Path, folder: Path, ready: int) -> None:
 
 @pytest.mark.parametrize("whom", ["itself", "who waits for it"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_stays_mounted_or_attached_whatever_ends_it(image, tmp_path, number, whom):
+def test_a_signal_to_the_holder_of_a_disk_or_to_its_parent_leaves_no_loop_device(image, tmp_path, number, whom):
     came, ready = os.pipe()
     waiting = multiprocessing.get_context("fork").Process(target=wait_for_a_holder, args=(image, tmp_path, ready))
     waiting.start()
@@ -226,7 +226,7 @@ def interrupted(image: Path, folder: Path, name: str, *, is_done: bool) -> bool:
 
 
 @pytest.mark.parametrize("name, is_done", [("_call", True), ("wait_for", False), ("wait_for", True)])
-def test_nothing_stays_mounted_after_an_interrupt_within_mount_or_unmount(image, tmp_path, name, is_done):
+def test_an_interrupt_within_mount_or_unmount_leaves_nothing_mounted(image, tmp_path, name, is_done):
     assert not with_own_mounts(interrupted, image, tmp_path, name, is_done=is_done)
 
 
@@ -244,7 +244,7 @@ def test_a_folder_in_memory_goes_with_what_is_mounted_in_it(tmp_path):
     assert with_own_mounts(leave_mounted, tmp_path) == [True, False]
 
 
-def test_where_no_memory_may_be_written_the_other_folder_is_made(tmp_path, monkeypatch):
+def test_memory_folder_makes_the_other_folder_if_no_memory_is_writable(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with memory_folder(tmp_path / "a" / "b") as folder:
         assert folder == tmp_path / "a" / "b" and folder.is_dir()

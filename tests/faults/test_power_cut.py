@@ -87,7 +87,7 @@ def test_a_careful_writer_loses_nothing(run_toy, tmp_path, seed, forgets):
 
 
 @pytest.mark.parametrize("forgets", ["sync", "folder", "order", "sync, through a mapping"])
-def test_what_is_forgotten_is_found(run_toy, tmp_path, seed, forgets):
+def test_a_careless_writer_is_caught(run_toy, tmp_path, seed, forgets):
     root, records = run_toy(forgets)
     outcome = explore(records, root, toy_check, states=300, seed=seed, scratch=tmp_path / "scratch", stop_at=1)
     assert outcome.bad, f"forgetting {forgets} was not found"
@@ -106,7 +106,7 @@ def test_equal_seeds_give_equal_states(run_toy, tmp_path):
     assert runs[0].bad == runs[1].bad != []
 
 
-def test_the_whole_run_replayed_is_what_stands_on_disk(run_toy, tmp_path):
+def test_a_replay_of_the_whole_journal_equals_the_folder_on_disk(run_toy, tmp_path):
     """The journal is complete: everything it saw, applied, is the folder itself."""
     root, records = run_toy("nothing")
     disk = Disk()

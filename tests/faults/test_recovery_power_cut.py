@@ -95,7 +95,7 @@ def shim(tmp_path_factory):
 
 @pytest.mark.parametrize("derived", [(), ("consumequeue", "index")], ids=["log", "log-and-queues"])
 @pytest.mark.parametrize("cut", usual([False, True], [False], pytest.mark.ci), ids=["killed", "cut"])
-def test_what_a_recovery_has_kept_survives_every_cut(shim, build_store, tmp_path, seed, request, cut, derived):
+def test_records_kept_by_a_recovery_survive_every_power_cut(shim, build_store, tmp_path, seed, request, cut, derived):
     store = build_store(RECORDS)
     create_abort_file(store.root)
     recover(MessageStore(store.root, SMALL))

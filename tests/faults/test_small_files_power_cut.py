@@ -149,7 +149,7 @@ def judged(check):
 
 
 @pytest.mark.parametrize("what", CHECKS)
-def test_what_was_written_survives_every_cut(shim, tmp_path, seed, what):
+def test_written_small_files_survive_every_power_cut(shim, tmp_path, seed, what):
     root, records = run(shim, tmp_path, what, "nothing")
     outcome = explore(records, root, judged(CHECKS[what]), states=100, seed=seed, scratch=tmp_path / "scratch")
     assert (outcome.bad, outcome.acknowledged) == ([], STEPS)
@@ -157,6 +157,6 @@ def test_what_was_written_survives_every_cut(shim, tmp_path, seed, what):
 
 @pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder"),
                                            ("removal", "folder"), ("new files", "file system")])
-def test_what_is_forgotten_is_found(shim, tmp_path, seed, what, forgets):
+def test_a_careless_writer_is_caught(shim, tmp_path, seed, what, forgets):
     root, records = run(shim, tmp_path, what, forgets)
     assert explore(records, root, judged(CHECKS[what]), states=200, seed=seed, scratch=tmp_path / "scratch", stop_at=1).bad

@@ -136,7 +136,7 @@ def test_a_pull_and_an_offset_need_topic_and_group(access):
 
 @pytest.mark.parametrize("code, name", [(codes.CONSUMER_SEND_MSG_BACK, "group"), (codes.UNREGISTER_CLIENT, "consumerGroup"),
                                         (codes.GET_CONSUMER_LIST_BY_GROUP, "consumerGroup")])
-def test_what_a_member_does_needs_its_group(access, code, name):
+def test_a_member_request_needs_the_right_to_its_group(access, code, name):
     assert fault(access, code, {name: "any"}) == ""
     assert fault(access, code, {name: "shut"}) == no("group:shut")
     assert fault(access, code, {name: "wrong"}) == no("group:wrong"), "groups are subscribed, not published"
@@ -259,7 +259,7 @@ def test_a_list_that_others_may_read_or_that_cannot_be_read_at_first_refuses_eve
     ("accounts: [{accessKey: long-key, secretKey: 2020-13-45}]", "not YAML"),
     ("a: \x00verysecret", "not YAML"),
 ])
-def test_a_wrong_list_is_told_without_its_secrets(tmp_path, line, why):
+def test_a_wrong_access_list_raises_an_error_without_its_secrets(tmp_path, line, why):
     write_list(tmp_path / "plain_acl.yml", line)
     with pytest.raises(AccessError, match=why) as caught:
         AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml")).reload()
@@ -440,7 +440,7 @@ def test_no_request_to_the_broker_is_served_without_a_key(guarded):
             codes.UPDATE_AND_CREATE_TOPIC, codes.GET_BROKER_CLUSTER_ACL_INFO} <= refused and len(refused) > 50
 
 
-def test_what_is_refused_is_not_done_and_the_connection_goes_on(guarded):
+def test_a_refused_request_is_not_done_and_its_connection_continues(guarded):
     client = guarded.broker()
     for code, fields, said in ((codes.SEND_MESSAGE_V2, send_fields("reads"), "No default permission for topic:reads"),
                                (codes.UPDATE_AND_CREATE_TOPIC, {"topic": "made"}, "Need admin permission for request code=17, but "
@@ -455,7 +455,7 @@ def test_what_is_refused_is_not_done_and_the_connection_goes_on(guarded):
     assert "user-secret" not in guarded.engine.log()
 
 
-def test_a_refusal_is_told_to_the_log_and_the_handler_not_called(access):
+def test_a_refusal_is_logged_and_its_handler_is_not_called(access):
     said, asked = [], SimpleNamespace(frame=Frame(10, {"AccessKey": "user-key"}), connection=SimpleNamespace(host=HOST))
     answer = access.guard(pytest.fail, lambda *told: said.append(told))(asked)
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + "Check signature failed for accessKey=user-key")
@@ -475,7 +475,7 @@ def test_the_name_server_asks_for_no_key_as_rocketmqs(guarded):
     assert guarded.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "routed"}).code == codes.SUCCESS
 
 
-def test_the_lists_version_is_told(guarded):
+def test_a_cluster_acl_request_returns_the_version_of_the_access_list(guarded):
     answer = ask(guarded.broker(), codes.GET_BROKER_CLUSTER_ACL_INFO)
     changed_ms = (guarded.files / "plain_acl.yml").stat().st_mtime_ns // 1_000_000
     assert answer.fields["version"] == f'{{"counter":0,"timestamp":{changed_ms}}}'

@@ -124,7 +124,7 @@ def test_queues_and_groups_are_shown_as_the_tools_read_them(served, topic):
     assert json.loads(client.ask(codes.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}).body) == {"groupList": ["shown"]}
 
 
-def test_who_is_connected_is_shown(served):
+def test_connection_lists_show_connected_consumers_and_producers(served):
     client = served.broker()
     heartbeat(client, "me", "connected", subscription("T", "a || b", 3))
     shown = json.loads(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "connected"}).body)
@@ -239,7 +239,7 @@ def test_no_more_groups_are_counted_than_there_is_room_for(monkeypatch):
     assert counts.total_gets == 9 and [number for number in range(9) if counts.windows("GROUP_GET_NUMS", f"T@g{number}")] == [0, 1]
 
 
-def test_a_groups_progress_is_told_in_all_the_ways_of_the_tools(served, topic):
+def test_each_admin_request_for_the_progress_of_a_group_returns_it(served, topic):
     client = served.broker()
     heartbeat(client, "me", "spanned", subscription(topic))
     for body in (b"x", b"y"):
@@ -324,7 +324,7 @@ def test_a_tool_has_the_cleaner_delete_what_is_old(served):
         assert cleaning.block.asked == asked + 2
 
 
-def test_a_tool_is_told_which_deleted_topics_keep_their_queues(served, topic):
+def test_cleaning_unused_topics_names_deleted_topics_that_keep_their_queues(served, topic):
     client = served.broker()
     with pyengine.open_store(served.root) as store:
         assert store.wait_for_message(topic, 0, 0, timeout_s=30, level="committed")
@@ -370,7 +370,7 @@ def test_a_message_that_is_sent_back_comes_again_and_at_last_is_a_dead_letter(se
     eventually(lambda: "%DLQ%senders_back" in TopicConfigs(served.root).read().rows, "the topic is entered")
 
 
-def test_what_is_sent_back_comes_to_a_queue_that_the_retry_topic_has(served, topic):
+def test_a_message_sent_back_goes_to_a_queue_that_the_retry_topic_has(served, topic):
     """`mqadmin updateSubGroup -q 64` does not change the retry topic that is there, whose other queues no consumer would read."""
     TopicConfigs(served.root).create(TopicConfig("%RETRY%resized", 1, 1))
     SubscriptionGroups(served.root).put(SubscriptionGroup("resized", retry_queue_nums=64))

@@ -37,7 +37,7 @@ def test_the_port_less_two_is_served_too(tmp_path):
         served.close()
 
 
-def test_a_port_that_is_taken_is_told_at_the_start(make_engine):
+def test_a_start_with_a_taken_gateway_port_fails_with_the_reason_in_the_log(make_engine):
     with socket.create_server(("127.0.0.1", 0)) as other:
         engine = make_engine(gateway_enable=True, gateway_namesrv_port=0, gateway_broker_port=other.getsockname()[1])
         with pytest.raises(EngineError):
@@ -67,7 +67,7 @@ def test_sentences_about_clients_are_few():
     assert reported[REPORTS_MAX:] == [f"{1000 - REPORTS_MAX} more sentences about clients were left out", "client h: later"]
 
 
-def test_what_is_repeated_goes_on_after_any_failure_and_says_each_once():
+def test_a_repeated_step_continues_after_failures_and_reports_equal_ones_in_a_row_once():
     fails = [EngineError("no room"), EngineError("no room"), ValueError("odd"), None, ValueError("odd")]
     reported, done = Reported(), []
 

@@ -50,7 +50,7 @@ def test_a_second_heartbeat_of_the_same_changes_nothing(served):
     client.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
 
 
-def test_a_group_without_members_is_said_so(served):
+def test_a_consumer_list_request_for_a_group_without_members_is_an_error(served):
     answer = served.broker().ask(codes.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "no consumer for this group, nobody")
 
@@ -122,7 +122,7 @@ def test_a_hostile_heartbeat_is_refused_and_leaves_nothing(served, body):
     assert members_of(client, "g") == codes.SYSTEM_ERROR
 
 
-def test_what_no_queue_is_cannot_be_locked():
+def test_a_lock_request_with_a_malformed_queue_is_refused():
     members = Members(None)
     for queue in ({"brokerName": "b", "queueId": "0", "topic": "T"}, {"brokerName": 1, "queueId": 0, "topic": "T"},
                   {"brokerName": "b", "queueId": 0, "topic": "../x"}, 5):
@@ -243,7 +243,7 @@ def test_a_member_consumes_one_message_now(served, topic):
         assert tool.ask(codes.CONSUME_MESSAGE_DIRECTLY, fields | {"msgId": bad}).code == codes.SYSTEM_ERROR
 
 
-def test_a_member_that_is_not_there_or_goes_is_told_to_the_tool(served):
+def test_a_tool_that_asks_an_absent_or_leaving_member_gets_an_error(served):
     member, tool = served.broker(), served.broker()
     heartbeat(member, "me", "leaving", subscription("T"))
     fields = {"consumerGroup": "leaving", "clientId": "you"}

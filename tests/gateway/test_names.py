@@ -106,7 +106,7 @@ def test_a_topic_that_another_process_makes_or_changes_is_seen(served):
     assert json.loads(ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "by_hand"}).body)["queueDatas"][0]["writeQueueNums"] == 5
 
 
-def test_what_a_program_puts_without_the_gateway_can_be_consumed(served):
+def test_a_topic_put_without_the_gateway_gets_a_route_and_can_be_pulled(served):
     with pyengine.connect(served.root) as producer:
         producer.put("only_in_the_log", b"here", queue_id=2).raise_for_status()
     with pyengine.open_store(served.root) as store:

@@ -108,7 +108,7 @@ def test_a_pull_without_a_subscription_goes_by_its_groups_heartbeat(served, topi
     assert (answer.code, answer.remark) == (codes.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
 
 
-def test_what_may_not_be_pulled_is_said_so(served, topic):
+def test_a_pull_with_a_wrong_topic_queue_permission_or_group_is_refused(served, topic):
     ask = served.broker().ask
     assert ask(codes.PULL_MESSAGE, pull_fields("gone")).code == codes.TOPIC_NOT_EXIST
     answer = ask(codes.PULL_MESSAGE, pull_fields(topic, queue_id=77))
@@ -206,7 +206,7 @@ class Asked(Request):
         self.answers.append(answer)
 
 
-def test_what_fails_while_pulls_are_held_ends_those_alone():
+def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
     reader, said = FailingReader(), []
     answers = {topic: [] for topic in ("queue", "read", "busy", "good")}
 

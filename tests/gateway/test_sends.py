@@ -124,7 +124,7 @@ def test_a_refused_send_has_the_brokers_answer(served, topic, changes, body, cod
     assert answer.code == code and remark in answer.remark
 
 
-def test_a_client_without_a_queue_is_told_that_a_topic_has_none_to_write_to(served, topic):
+def test_a_send_to_a_topic_without_write_queues_is_refused_with_that_reason(served, topic):
     path = TopicConfigs(served.root).path  # a broker may have left such an entry; no command makes one
     table = json.loads(path.read_text())
     table["topicConfigTable"][topic]["writeQueueNums"] = 0
@@ -192,7 +192,7 @@ def test_sends_that_are_taken_without_an_object_are_stored_and_answered_as_all_o
         assert (first.msg_id, second.msg_id) == (plain.fields["msgId"], other.fields["msgId"])
 
 
-def test_sends_under_way_when_the_writer_stops_are_answered_when_it_goes_on(served, topic):
+def test_sends_under_way_when_the_writer_stops_are_answered_when_it_continues(served, topic):
     client = served.broker()
     client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"makes the topic known")
     with held(served, "writer"):
@@ -202,7 +202,7 @@ def test_sends_under_way_when_the_writer_stops_are_answered_when_it_goes_on(serv
     assert [(answer.code, int(answer.fields["queueOffset"])) for answer in answers] == [(0, 1 + number) for number in range(100)]
 
 
-def test_a_topic_that_is_deleted_is_noticed_by_the_sends_of_a_client_that_goes_on(served, topic):
+def test_later_sends_of_a_client_to_a_deleted_topic_are_refused(served, topic):
     client = served.broker()
     for _ in range(2):
         assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"known").code == codes.SUCCESS

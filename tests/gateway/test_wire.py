@@ -34,7 +34,7 @@ def test_frames_of_the_real_client_and_broker_are_understood():
 
 
 @pytest.mark.parametrize("form", [JSON_FORM, BINARY_FORM], ids=["json", "binary"])
-def test_what_is_written_is_read_back(form):
+def test_an_encoded_frame_decodes_to_the_same_frame(form):
     for row in GOLDEN:
         frame = decode_frame(bytes.fromhex(row["frame"]))
         frame.form = form

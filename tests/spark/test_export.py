@@ -258,7 +258,7 @@ BEGUN = {"subscribePattern": "orders|events", "tags": "a || b", "columns": "offs
         ({"startingPhysicalOffset": 5}, "give no offsets and times"),
     ],
 )
-def test_an_incremental_export_goes_on_with_the_selection_that_it_was_begun_with_only(tmp_path, builder, changed, sentence):
+def test_an_incremental_export_refuses_another_selection_than_it_began_with(tmp_path, builder, changed, sentence):
     """Refused before Spark is asked for anything."""
     out = tmp_path / "out"
     out.mkdir()
@@ -276,7 +276,7 @@ def test_an_incremental_export_goes_on_with_the_selection_that_it_was_begun_with
 
 
 @pytest.mark.parametrize("system", ["auto", "arrow"])
-def test_an_incremental_export_goes_on_with_the_log_that_it_was_begun_with_only(tmp_path, builder, monkeypatch, system):
+def test_an_incremental_export_refuses_another_log_than_it_began_with(tmp_path, builder, monkeypatch, system):
     Local(monkeypatch)
     out, copy, other = tmp_path / "out", tmp_path / "copy", StoreBuilder(tmp_path / "other")
     given = {"incremental": True, "columns": "physicalOffset,value", "fileSystem": system}
@@ -360,7 +360,7 @@ class Local:
 
 
 @pytest.mark.parametrize("given", [{}, {"incremental": True}, {"partitioned": True}, {"partitioned": True, "incremental": True}])
-def test_what_says_that_files_are_there_is_written_once_they_and_their_folders_are_synced(tmp_path, builder, monkeypatch, given):
+def test_an_export_writes_its_state_and_success_files_after_data_and_folders_are_synced(tmp_path, builder, monkeypatch, given):
     local, out = Local(monkeypatch), tmp_path / "new" / "out"
     assert export_parquet(None, builder.root, out, **given).messages == 60
     assert local.at_state == [] and SUCCESS in local.names[out]
@@ -477,7 +477,7 @@ def test_a_destination_may_be_a_file_uri(spark, builder, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.java
-def test_the_command_goes_on_too(spark, builder, tmp_path):
+def test_the_export_command_adds_only_new_messages_in_a_second_incremental_run(spark, builder, tmp_path):
     for count in (20, 4):
         done = run("export", builder.root, tmp_path / "lake", "--topic", "orders", "--incremental", "--columns", "offset", "--json")
         assert (done.code, done.document["messages"]) == (0, count), done.stderr

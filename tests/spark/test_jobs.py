@@ -95,7 +95,7 @@ def test_an_export_that_fails_leaves_no_half_file_and_no_success(spark, tmp_path
 
 @pytest.mark.spark
 @pytest.mark.java
-def test_what_a_read_skips_is_told(spark, tmp_path):
+def test_skipped_ranges_lists_each_damaged_range_with_its_reason(spark, tmp_path):
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 60)
     size = offsets[1] - offsets[0]
     flip(StorePaths(tmp_path).commit_log_segment(0), offsets[3] + 4)
@@ -189,7 +189,7 @@ def test_ten_thousand_queues_go_to_the_workers_in_a_megabyte_and_a_task_gets_its
 
 @pytest.mark.spark
 @pytest.mark.java
-def test_what_is_collected_comes_in_the_order_of_the_parts_and_an_error_comes_to_the_driver(spark):
+def test_collected_rows_come_in_part_order_and_a_worker_error_reaches_the_driver(spark):
     assert collect_from_workers(spark, lambda number, part: [(number, part * 2), number], ["a", "b", "c"]) == [
         (0, "aa"), 0, (1, "bb"), 1, (2, "cc"), 2]
     assert collect_from_workers(spark, lambda number, part: [part], []) == []

@@ -118,7 +118,7 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"mappedFileSizeCommitLog": "1"}, "mapped_file_size_commit_log_bytes = 1 (option) is not allowed"),
     ],
 )
-def test_what_is_refused_says_what_is_allowed(options, sentence):
+def test_a_wrong_read_option_is_refused_with_its_reason(options, sentence):
     with pytest.raises(UsageError) as refused:
         read(**options)
     assert sentence in str(refused.value)

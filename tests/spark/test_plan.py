@@ -101,7 +101,7 @@ def test_after_a_crash_the_log_is_read_instead_of_queues(golden, recipe):
     ("given", "sentence"),
     [({}, "choose topics"), ({"subscribe": "Roll1", "startingPhysicalOffset": 5}, "physical offsets are bounds of a scan")],
 )
-def test_what_queues_cannot_tell_is_said(golden, given, sentence):
+def test_queue_access_without_topics_or_with_physical_offsets_is_refused(golden, given, sentence):
     with pytest.raises(UsageError, match=sentence):
         rows(golden("roll").root, access="queue", **given)
 
@@ -180,7 +180,7 @@ def test_an_entry_that_names_another_record_is_not_used(golden):
         assert [offset for (offset,) in found] == [n for n in range(15) if n != 7]
 
 
-def test_what_was_deleted_after_the_plan_is_a_loss_or_left_out(golden):
+def test_files_deleted_after_the_plan_raise_data_loss_or_are_left_out(golden):
     root = golden("roll").root
     given = {"subscribe": "Roll1", "access": "queue"}
     ranges = parts(root, **given)

@@ -183,7 +183,7 @@ def physical(root, **given: object) -> list[int]:
 
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("given", [{}, {"subscribe": "orders"}, {"subscribe": "orders", "access": "queue"}, {"readLevel": "committed"}])
-def test_a_lost_end_of_a_brokers_store_is_told_by_its_queues(broker, segments, given):
+def test_a_lost_log_end_of_a_broker_store_is_found_by_its_queues(broker, segments, given):
     whole = physical(broker.root, **given)
     files = sorted((broker.root / "commitlog").iterdir())
     for path in files[-segments:]:
@@ -212,7 +212,7 @@ def test_a_zeroed_record_near_the_end_of_a_brokers_store_is_damage_and_not_its_e
 
 
 @pytest.mark.parametrize("system", ["auto", "arrow"])
-def test_a_lost_end_of_log_and_queues_is_told_by_the_checkpoint_of_a_store_that_was_stopped_in_order(broker, system):
+def test_a_lost_end_of_log_and_queues_of_a_stopped_store_is_found_by_its_checkpoint(broker, system):
     shutil.rmtree(broker.root / "consumequeue")
     assert len(physical(broker.root, fileSystem=system)) == 60
     sorted((broker.root / "commitlog").iterdir())[-1].unlink()
@@ -226,7 +226,7 @@ def test_a_lost_end_of_log_and_queues_is_told_by_the_checkpoint_of_a_store_that_
         physical(broker.root, fileSystem=system)
 
 
-def test_what_a_crash_tore_off_is_a_loss_if_it_had_been_synced(broker):
+def test_a_message_torn_off_by_a_crash_is_a_loss_only_if_it_had_been_synced(broker):
     whole = physical(broker.root)
     (broker.root / "abort").touch()
     broker.write_log(bytes(broker.end - whole[-1]), whole[-1])
@@ -397,7 +397,7 @@ def test_queues_that_no_topic_can_have_are_not_looked_for():
     assert not presence._has_lost_queue({"planned": planned}, {("orders", INT32_MAX): None}, choose)
 
 
-def test_how_far_back_the_log_is_looked_at(builder, monkeypatch):
+def test_loss_search_begins_at_the_last_queue_entry_and_goes_further_back_without_entries(builder, monkeypatch):
     """It begins at the last entry if the queue ends at a file's boundary; it is long for a queue without entries, else short."""
     for _ in range(30):
         builder.put("late", bytes(300))

@@ -149,7 +149,7 @@ def test_a_body_made_to_look_like_a_record_is_never_a_row(tmp_path, small_window
     assert outcomes == {"right", "refused"}
 
 
-def test_what_is_deleted_cut_or_not_there_is_said(golden):
+def test_a_remote_read_reports_shortened_deleted_and_absent_files(golden):
     root = golden("roll").root
     ranges = read_plan(root, fileSystem="arrow", maxPartitionBytes=16384)
     second = StorePaths(root).commit_log_segment(16384)
@@ -181,7 +181,7 @@ def test_a_failed_sync_makes_the_level_flushed_unknown_without_a_watermark(tmp_p
     assert read_plan(tmp_path, fileSystem="arrow", readLevel="committed")[-1].limit == end
 
 
-def test_what_is_flushed_is_told_by_the_watermark_or_by_an_orderly_stop_without_one(tmp_path):
+def test_a_flushed_read_ends_at_the_watermark_or_without_one_at_the_end_of_a_stopped_log(tmp_path):
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 30)
     end = end_of(tmp_path)
     assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == end
@@ -199,7 +199,7 @@ def test_what_is_flushed_is_told_by_the_watermark_or_by_an_orderly_stop_without_
         read_plan(tmp_path, fileSystem="arrow", readLevel="replicated")
 
 
-def test_a_uri_is_resolved_and_what_cannot_be_is_said(tmp_path, monkeypatch):
+def test_a_uri_is_resolved_and_an_unknown_scheme_or_file_system_is_refused(tmp_path, monkeypatch):
     write_log(tmp_path / "a store", [{"topic": "T", "body": b"x"}] * 3)
     monkeypatch.setattr(ranged, "SUBTREE", str(tmp_path))
     for path, system in ((f"file://{tmp_path}/a store", "arrow"), (str(tmp_path / "a store"), "pyarrow.fs:LocalFileSystem"),
@@ -374,7 +374,7 @@ def test_a_file_that_is_being_copied_is_passed_over_or_waited_for(tmp_path, monk
 
 
 @pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}], ids=["log", "queues"])
-def test_what_a_stream_has_lost_fails_it_as_on_its_own_host(tmp_path, monkeypatch, small_windows, given):
+def test_a_remote_stream_raises_data_loss_for_a_deleted_segment_and_an_older_copy(tmp_path, monkeypatch, small_windows, given):
     monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     monkeypatch.setattr(stream, "TIMEOUT_S", 0)
     builder = StoreBuilder(tmp_path / "store")
@@ -520,7 +520,7 @@ def test_offsets_and_times_of_queues_are_checked_and_found_over_a_file_system(tm
         assert sorted(streamed(tmp_path, fileSystem=RANGED, **times, **given)) == sorted(streamed(tmp_path, **times, **given))
 
 
-def test_a_brokers_lost_end_is_told_by_the_copys_queues(tmp_path):
+def test_a_lost_log_end_in_a_copy_of_a_broker_store_is_found_by_its_queues(tmp_path):
     builder = StoreBuilder(tmp_path)
     put(builder, 60)
     builder.segment(builder.end).unlink()

@@ -137,7 +137,7 @@ def test_an_incremental_export_from_a_bucket_into_a_bucket_has_every_row_once(sp
     assert sorted(bucket.objects("empty")) == [SUCCESS, "part-00000.parquet"]
 
 
-def test_a_bucket_that_does_not_exist_is_said_before_a_task_runs(bucket, builder):
+def test_an_export_to_an_absent_bucket_fails_before_a_task_runs(bucket, builder):
     for incremental in (False, True):
         with pytest.raises(DiskError, match="cannot write s3://no-such-bucket/x/._SUCCESS: .*NO_SUCH_BUCKET") as told:
             export_parquet(None, builder.root, bucket.uri("x").replace(bucket.name, "no-such-bucket"), incremental=incremental)

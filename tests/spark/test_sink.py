@@ -227,7 +227,7 @@ def test_an_attempt_that_dies_at_any_step_leaves_nothing_that_is_lost_or_doubled
     assert step > 5
 
 
-def test_what_a_killed_attempt_had_submitted_is_waited_for(make_engine, topic, monkeypatch):
+def test_a_new_attempt_waits_for_rows_that_a_killed_attempt_had_submitted(make_engine, topic, monkeypatch):
     from pyengine.ipc import live_reader
 
     engine = make_engine()
@@ -348,7 +348,7 @@ def test_other_rows_than_those_of_an_earlier_attempt_are_refused_and_not_put(sin
     assert bodies(sink_store, topic) == Counter([*rows, b"one more"])
 
 
-def test_a_batch_that_runs_again_with_fewer_tasks_is_told_once(sink_store, topic):
+def test_a_batch_that_runs_again_with_fewer_tasks_is_refused_once(sink_store, topic):
     from pyengine.spark.sink import put_commit
 
     query, rows = next(names), numbered(20)

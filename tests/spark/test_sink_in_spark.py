@@ -49,7 +49,7 @@ def test_a_named_write_is_put_once_and_others_each_time(spark, sink_store):
     assert bodies(sink_store, "Unnamed") == dict.fromkeys(wanted, 2)
 
 
-def test_what_is_refused_says_what_to_do(spark, sink_store, tmp_path):
+def test_a_refused_write_puts_no_rows_and_its_error_gives_the_reason(spark, sink_store, tmp_path):
     df = spark.range(2).selectExpr("cast(id AS STRING) AS value", "'Refused' AS topic")
     for writer, path, sentence in (
         (df.write.mode("overwrite"), sink_store, "a log is appended to"),
@@ -74,7 +74,7 @@ def committed(folder: Path) -> list[Path]:
 
 
 @pytest.mark.ci
-def test_a_stream_goes_on_from_its_checkpoint_and_doubles_no_batch_that_runs_again(spark, source, sink_store, tmp_path):
+def test_a_stream_continues_from_its_checkpoint_and_doubles_no_batch_that_runs_again(spark, source, sink_store, tmp_path):
     query = run(spark, source.root, sink_store, tmp_path, "Again", availableNow=True)
     assert query.awaitTermination(240) and query.exception() is None
     wanted = Counter(b"%06d" % number for number in range(400))

@@ -165,7 +165,7 @@ def test_a_choice_that_is_widened_takes_queues_from_their_first_message_too(buil
         ({"startingPhysicalOffset": 0}, 90, None),
     ],
 )
-def test_where_a_new_stream_begins(builder, starting, of_log, of_queues):
+def test_a_new_stream_begins_at_its_starting_option_or_at_the_latest_message(builder, starting, of_log, of_queues):
     for given, count in (({}, of_log), ({"subscribe": "A,B"}, of_queues)):
         if count is None:
             with pytest.raises(UsageError, match="option starting"):
@@ -323,7 +323,7 @@ def test_a_queue_that_is_gone_for_good_is_waited_for_once(builder, monkeypatch):
         ({"maxBytesPerTrigger": "much"}, "give a size from 1"),
     ],
 )
-def test_what_a_stream_refuses(options, sentence):
+def test_a_stream_refuses_ending_options_wrong_values_and_queue_offsets_without_topics(options, sentence):
     with pytest.raises(UsageError) as refused:
         read_options({"path": "/store", **options}, "stream")
     assert sentence in str(refused.value)
@@ -342,7 +342,7 @@ def test_a_checkpoint_of_other_options_is_refused(builder, given, start):
     reader.stop()
 
 
-def test_what_comes_after_available_now_was_asked_for_is_not_seen(builder):
+def test_messages_put_after_prepare_for_available_now_do_not_move_the_latest_offset(builder):
     from pyspark.sql.types import StructType
 
     from pyengine.spark.stream import LogStreamReader
@@ -375,7 +375,7 @@ def test_waiting_messages_are_counted_once(builder, monkeypatch):
     {"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"}, {"minOffsetsPerTrigger": "5"}, {"maxTriggerDelay": "5s"},
     {"startingOffsets": "-5"}, {"startingOffsets": "-1 hour"},
 ])
-def test_what_only_a_stream_knows(options):
+def test_a_batch_read_refuses_options_that_only_streams_have(options):
     assert read_options({"path": "/store", "subscribe": "a", **options}, "stream")
     with pytest.raises(UsageError, match="readStream"):
         read_options({"path": "/store", "subscribe": "a", **options})

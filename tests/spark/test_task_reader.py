@@ -92,7 +92,7 @@ def test_a_range_may_begin_at_any_byte(golden, request):
 
 
 @pytest.mark.parametrize(("form", "system"), [("{}", "auto"), ("file://{}", "arrow")], ids=["local", "remote"])
-def test_a_log_that_ends_before_what_its_engine_had_synced_is_told_and_not_read_as_a_shorter_one(tmp_path, form, system):
+def test_a_log_that_ends_before_its_synced_end_is_refused_and_not_read_as_a_shorter_one(tmp_path, form, system):
     offsets = write_log(tmp_path, [{"topic": "T", "body": bytes(500), "queue_offset": number} for number in range(40)])
     path = form.format(tmp_path)
     files = sorted(StorePaths(tmp_path).commit_log.iterdir())
@@ -351,7 +351,7 @@ def test_a_file_that_is_shorter_here_is_refused(golden):
         rows(root, ranges)
 
 
-def test_a_missing_segment_between_others_is_told(golden):
+def test_a_missing_segment_between_others_is_an_error(golden):
     root = golden("roll").root
     StorePaths(root).commit_log_segment(32768).unlink()
     with pytest.raises(CorruptionError, match="has a gap at 32768"):
