@@ -53,7 +53,7 @@ def test_bench_measures_a_counting_cost_above_zero(monkeypatch):
     assert importlib.import_module("run").counting_cost_ns(passes=10, entries=3) > 0
 
 
-def test_a_row_says_what_made_its_puts_wait(monkeypatch, tmp_path):
+def test_a_bench_row_lists_the_causes_of_its_waits_once(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "bench")
     run = importlib.import_module("run")
     sync = why.Cause("sync", 2, 30.0, 20.0, "the device took long", "")
@@ -125,7 +125,7 @@ def test_the_tables_rates_are_medians_in_three_digits(figures, monkeypatch, tmp_
     run_figures(figures, monkeypatch, "--check")
 
 
-def test_a_table_that_is_not_what_was_kept_fails_the_check(figures, monkeypatch):
+def test_a_bench_table_that_differs_from_the_kept_figures_fails_the_check(figures, monkeypatch):
     figures.KEPT.write_text(json.dumps(DOCUMENT))
     with pytest.raises(SystemExit, match="run bench/figures.py"):
         run_figures(figures, monkeypatch, "--check")

@@ -180,7 +180,7 @@ def test_modules_import_each_other_in_one_direction():
         pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
 
 
-def test_spark_imports_what_executors_have():
+def test_spark_code_imports_only_packages_that_executors_have():
     wrong = []
     for each in all_imports():
         if not each.module.startswith(("pyengine.spark", "pyspark_pyengine")) or each.target == ROOT_PACKAGE:
@@ -239,7 +239,7 @@ def test_a_worker_loads_nothing_heavy(loaded_with, name):
     assert name in loaded_with[name] and not heavy & loaded_with[name]
 
 
-def test_every_package_and_module_says_what_it_is():
+def test_every_module_has_a_docstring_and_every_package_an_init_file():
     assert [module for module, tree in trees().items() if not ast.get_docstring(tree)] == []
     folders = {path.parent for path in FILES.values()}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []

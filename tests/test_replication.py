@@ -172,7 +172,7 @@ def test_a_bit_that_flips_where_a_record_has_no_checksum_is_seen_before_it_is_ac
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_queues_of_a_bounded_master_end_at_what_is_confirmed_through_stops_and_kills(make_engine):
+def test_queues_of_a_bounded_master_end_at_confirmed_messages_through_stops_and_kills(make_engine):
     pair = Pair(make_engine, dispatch_at="replicated")
     pair.master.start()
     assert put(pair.master.root, b"one", b"two") == [PutStatus.SLAVE_NOT_AVAILABLE] * 2

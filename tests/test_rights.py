@@ -180,7 +180,7 @@ def test_another_user_who_may_read_the_files_reads_them_and_holds_nothing(engine
 
 
 @pytest.mark.root
-def test_status_of_another_users_engine_says_what_it_cannot_see(engine):
+def test_status_of_the_engine_of_another_user_says_that_parts_cannot_be_seen(engine):
     document = as_nobody(lambda: engine_status(engine.root, {}))
     assert document["state"] == "running" and "cannot be seen" in document["reason"], document
 
@@ -423,7 +423,7 @@ def test_a_stranger_on_the_replication_port_gets_nothing(master, tmp_path, setti
     assert native.load(owner.control.replicator, "slaves_connected") == 0, "puts are told SLAVE_NOT_AVAILABLE"
 
 
-def test_a_false_slave_confirms_what_it_was_sent_and_nothing_else(master):
+def test_a_false_slave_can_confirm_only_bytes_that_it_was_sent(master):
     owner, service, writer = master()
     before = {name: native.load_position(getattr(owner.control, name)) for name in ("wrote", "committed", "flushed")}
     for words in ((1 << 40,), (1, writer.end + 1), (-5,), (1, 1 << 62)):

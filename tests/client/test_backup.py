@@ -120,7 +120,7 @@ def test_a_backup_beside_producers_has_all_that_was_acknowledged_before_it(make_
         assert producer.put("live", b"next", queue_id=0).physical_offset == second.end_offset
 
 
-def test_a_second_backup_after_the_cleaner_has_only_what_is_left_and_queues_go_on_where_they_were(make_engine, tmp_path):
+def test_a_second_backup_after_the_cleaner_holds_only_kept_segments_and_keeps_queue_offsets(make_engine, tmp_path):
     engine, dest = make_engine(**SIZES), Folder(tmp_path / "dest")
     engine.start()
     with pyengine.connect(engine.root) as producer:

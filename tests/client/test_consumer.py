@@ -217,7 +217,7 @@ def test_a_queue_that_comes_later_is_read_from_its_begin(builder, consume):
 
 
 @pytest.mark.parametrize("group", ["billing", None])
-def test_a_queue_that_comes_later_and_has_lost_its_beginning_is_read_from_what_is_left_and_said(builder, consume, group):
+def test_a_later_queue_without_its_first_messages_is_read_from_the_rest_and_the_loss_is_noted(builder, consume, group):
     fill(builder, 3)
     consumer = consume(from_="last", group=group)
     builder.fill_queue("orders", 2, 7)
@@ -270,7 +270,7 @@ def test_named_queues_are_read_apart_from_the_sharing(builder, consume):
 # --- what is remembered ---------------------------------------------------------------------------
 
 
-def test_only_what_the_program_came_back_from_is_remembered(builder, consume):
+def test_a_pulled_batch_is_committed_only_after_the_next_pull_or_close(builder, consume):
     fill(builder, 10)
     consumer = consume(commit_interval_s=0)
     consumer.pull(4)
@@ -486,7 +486,7 @@ def test_total_lag_is_that_of_all_queues(builder, consume):
     assert consumer.total_lag() == 11
 
 
-def test_lag_counts_what_is_not_committed(builder, consume):
+def test_lag_counts_uncommitted_messages(builder, consume):
     fill(builder, 10, 0), fill(builder, 4, 1)
     consumer = consume(auto_commit=False)
     consumer.commit(consumer.pull(3)[:3])
@@ -527,7 +527,7 @@ def test_an_offset_beyond_the_end_goes_back_to_it(builder, consume):
     assert bodies(consumer.pull()) == later
 
 
-def test_an_offset_beyond_what_slaves_have_confirmed_is_waited_for(builder, consume):
+def test_a_consumer_at_an_unconfirmed_offset_waits_until_slaves_confirm_it(builder, consume):
     """dispatch_at=replicated is new to the store, or the store is a restored backup: its queues seem shorter for a while."""
     fill(builder, 3)
     confirmed = builder.end
@@ -552,7 +552,7 @@ def test_a_recovery_that_kept_the_log_changes_nothing(builder, consume):
     assert consumer.positions == {0: 4} and len(consumer.pull(10)) == 2
 
 
-def test_after_a_recovery_that_cut_the_log_what_was_fetched_and_not_delivered_is_given_without_a_group_too(builder, consume):
+def test_after_a_recovery_cut_the_log_a_consumer_without_a_group_reads_its_queue_again(builder, consume):
     messages = [builder.put("orders", b"old %d" % number) for number in range(6)]
     consumer = consume(group=None)
     assert bodies(consumer.pull(1)) == [b"old 0"]
@@ -713,7 +713,7 @@ def test_a_forked_child_may_not_use_it(builder, consume):
 
 
 @pytest.mark.parametrize("lock", ["_pulling", "_work", "_state"])
-def test_a_child_forked_while_another_thread_uses_it_is_told_so(builder, consume, lock):
+def test_calls_in_a_child_forked_while_another_thread_uses_the_consumer_are_refused(builder, consume, lock):
     fill(builder, 1)
     consumer = consume()
     locked, may_end = threading.Event(), threading.Event()

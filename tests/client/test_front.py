@@ -168,7 +168,7 @@ def test_in_sync_mode_a_future_is_done_when_it_is_durable(make_parts):
         assert all(future.result(30).ok for future in late)
 
 
-def test_futures_whose_sync_comes_too_late_say_so(make_parts):
+def test_futures_whose_sync_comes_too_late_return_flush_disk_timeout(make_parts):
     """From the writer's answer on: the hour that a put may wait for that answer does not count."""
     parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 16, sync_flush_timeout_ms=100, put_timeout_ms=3_600_000)
     flusher = parts.workers[native.FLUSHER]
@@ -240,7 +240,7 @@ def test_futures_of_an_engine_that_dies_become_indeterminate(parts, producer, st
                for result in results)
 
 
-def test_closing_resolves_what_is_still_to_come(parts, producer):
+def test_closing_a_producer_resolves_its_waiting_futures(parts, producer):
     writer = parts.workers[native.WRITER]
     answered = producer.put_async("T", b"x")
     assert answered.result(30).ok
@@ -449,7 +449,7 @@ class _Last:
 
 @pytest.mark.parametrize("way", ["an attribute", "a weak reference"])
 @in_async_mode
-def test_a_future_that_goes_is_not_found_by_what_its_end_runs(parts, producer, stopped_writer, way):
+def test_a_deleted_future_is_not_found_by_the_code_that_its_deletion_runs(parts, producer, stopped_writer, way):
     writer = parts.workers[native.WRITER]
     stopped_writer()
     future, ended = producer.put_async("T", b"x"), []
@@ -1033,7 +1033,7 @@ def test_another_interpreter_of_the_process_is_refused():
     assert (ended.returncode, ended.stdout) == (0, "refused\n"), ended.stderr
 
 
-def test_a_session_with_another_limit_takes_what_fits_it(make_parts):
+def test_a_put_to_a_new_session_follows_the_size_limit_of_that_session(make_parts):
     """The limits of the fast path are those of the session that is put to, also when it comes between."""
     parts = [make_parts(session_ring_bytes_default=1 << 20, segment_bytes=8 << 20)]
     with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:

@@ -48,7 +48,7 @@ def test_shares_cover_every_queue_once():
     assert allocate_averagely(range(4), [0, 1], 5) == []
 
 
-def test_still_is_what_has_not_moved_for_the_timeout():
+def test_a_counter_that_does_not_move_for_the_timeout_is_expired():
     clock = Clock()
     liveness = LivenessTracker(10, clock)
     assert not liveness.is_expired("a", 1)

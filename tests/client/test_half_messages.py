@@ -394,7 +394,7 @@ def test_a_put_that_is_refused_ends_the_round_where_it_came_to(engine, halves):
     assert sorted(one.body for one in rounds(engine, PreparedCheck(halves))) == [b"A", b"B"]
 
 
-def test_the_offsets_wait_for_the_disk_and_the_next_round_goes_on_meanwhile(tmp_path, monkeypatch):
+def test_the_offsets_wait_for_the_disk_and_the_next_round_continues_meanwhile(tmp_path, monkeypatch):
     """A power cut would take a copy that is not flushed; its original has to be above the offset then."""
     monkeypatch.setattr(half_messages, "FLUSHED_WAIT_S", 0.0)
     with pyengine.Engine(tmp_path / "store", **NO_TIME | {"flush_interval_commit_log_ms": 86_400_000}, **SMALL) as engine:
@@ -425,7 +425,7 @@ def test_the_offsets_wait_for_the_disk_and_the_next_round_goes_on_meanwhile(tmp_
 # --- checkers -------------------------------------------------------------------------------------
 
 
-def test_the_checker_decides_about_what_a_kill_left(engine, producer):
+def test_the_checker_decides_about_messages_that_a_killed_producer_left(engine, producer):
     dying = """
 import os, sys, pyengine
 with pyengine.connect(sys.argv[1]) as producer, producer.transaction(group="shop") as transaction:

@@ -240,7 +240,7 @@ def test_tasks_handle_messages_and_failed_ones_come_again(engine, names):
     assert set(tries.values()) == {2} and len(tries) == 20 and 1 < most[1] <= 5 and lag(engine, *names) == 0
 
 
-def test_a_cancelled_call_leaves_what_runs_to_the_next_one(engine, names):
+def test_a_cancelled_call_leaves_running_messages_to_the_next_call(engine, names):
     put(engine, names[0], 2)
     cancelled = []
 

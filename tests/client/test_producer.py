@@ -354,7 +354,7 @@ def test_a_clock_that_was_set_is_no_long_pass(make_parts):
         assert producer.put("T", b"x", timeout_s=0.05).indeterminate, "submitted"
 
 
-def test_closing_over_a_dead_writer_makes_what_is_due_indeterminate_at_once(make_parts):
+def test_closing_over_a_dead_writer_makes_waiting_puts_indeterminate_at_once(make_parts):
     parts = make_parts()
     producer = parts.producer()
     parts.kill(native.WRITER)
@@ -450,7 +450,7 @@ def test_a_producer_leaves_an_engine_that_could_not_say_that_it_is_over(make_par
     producer.close()
 
 
-def test_two_threads_start_one_thread_for_what_is_submitted_later(monkeypatch):
+def test_two_threads_start_one_thread_for_queued_puts(monkeypatch):
     starts, start = [], _thread.start_new_thread
 
     def start_slowly(run, arguments):
@@ -610,7 +610,7 @@ def test_an_exception_of_a_signal_handler_ends_a_put_at_once(make_parts, ring, s
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_timeout_s_ends_a_put_while_the_writer_stands_still(make_parts, mode):
+def test_timeout_s_ends_a_put_while_the_writer_is_stopped(make_parts, mode):
     parts = make_parts(**MODES[mode], put_timeout_ms=HOUR_MS, sync_flush_timeout_ms=HOUR_MS)
     with parts.producer() as producer:
         assert producer.put("T", b"x").ok
@@ -801,7 +801,7 @@ def test_results_are_taken_in_the_callers_thread_or_by_another_where_that_gives_
     assert here not in {thread for _, thread in got[2:6]}
 
 
-def test_a_result_that_cannot_be_made_is_told_and_what_is_late_is_handed_on_before_the_end_can_come(make_parts, monkeypatch):
+def test_a_failing_result_is_an_unknown_error_and_late_puts_are_collected_under_the_lock(make_parts, monkeypatch):
     parts = make_parts()
     writer = parts.workers[native.WRITER]
     got = []

@@ -66,7 +66,7 @@ def message(**fields) -> Message:
 # --- what is stored -------------------------------------------------------------------------------
 
 
-def test_a_message_given_back_has_what_the_broker_sets():
+def test_a_message_given_back_has_the_topic_and_properties_that_a_broker_sets():
     topic, raw = sent_back(message(), "g")
     assert (topic.topic, topic.read_queue_nums, topic.write_queue_nums, topic.perm) == ("%RETRY%g", 1, 1, 6)
     assert decode_properties(raw.properties_text) == {

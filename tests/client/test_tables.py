@@ -83,7 +83,7 @@ def engine(make_engine):
     return made
 
 
-def test_without_the_extra_the_command_says_what_to_install(tmp_path, monkeypatch):
+def test_tables_without_the_extra_names_the_packages_to_install(tmp_path, monkeypatch):
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     monkeypatch.delitem(sys.modules, "pyengine.client.tables")
     monkeypatch.setitem(sys.modules, "deltalake", None)
@@ -133,7 +133,7 @@ def _fails(*_arguments, **_named):
 
 
 @both
-def test_each_topic_is_a_table_and_a_second_run_adds_what_is_new(engine, tmp_path, to):
+def test_each_topic_becomes_a_table_and_a_second_run_adds_only_new_messages(engine, tmp_path, to):
     put(engine.root, "orders", 300)
     put(engine.root, "%RETRY%billing", 3)
     first = write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE)
@@ -306,7 +306,7 @@ def test_a_pattern_that_matches_no_topic_is_refused_before_anything_is_made(engi
     assert write_tables(engine.root, lake, "delta", topics="later").messages == {"later": 3}
 
 
-def test_a_pattern_may_match_what_the_log_alone_has(tmp_path, builder):
+def test_a_topic_pattern_matches_a_topic_that_only_the_log_has(tmp_path, builder):
     builder.put("orders", b"x")
     builder.put("late", b"x", dispatch=False)
     settings = dataclasses.asdict(builder.geometry)
@@ -380,7 +380,7 @@ def test_a_table_that_another_program_made_is_refused(engine, tmp_path):
     assert deltalake.DeltaTable(tmp_path / "lake/theirs").to_pyarrow_table().num_rows == 1
 
 
-def test_a_log_that_was_cut_or_restored_does_not_go_on_in_the_same_tables(engine, tmp_path):
+def test_tables_refuse_a_log_that_was_cut_or_restored(engine, tmp_path):
     put(engine.root, "orders", 400)
     backup_store(engine.root, Folder(tmp_path / "backup"))
     put(engine.root, "orders", 100, first=400)
@@ -411,7 +411,7 @@ def test_damage_in_the_log_ends_the_run_and_names_the_offset(engine, tmp_path):
 
 
 @both_if_long
-def test_the_command_says_what_it_added(engine, tmp_path, to):
+def test_the_tables_command_reports_the_number_of_added_messages(engine, tmp_path, to):
     put(engine.root, "orders", 7)
     document = run("tables", engine.root, tmp_path / "lake", "--to", to, "--json").document
     assert (document["messages"], document["to"], document["exit_code"]) == ({"orders": 7}, to, 0)

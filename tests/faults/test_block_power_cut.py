@@ -92,7 +92,7 @@ def test_a_broken_engine_is_caught_on_the_disk(program, broken_build, tmp_path, 
 @pytest.mark.long
 @pytest.mark.block
 @pytest.mark.parametrize("broken", ["", "no-sync"])
-def test_the_script_says_what_it_did_to_the_disk(rng, broken):
+def test_the_block_power_cut_script_reports_lost_data_only_of_a_broken_build(rng, broken):
     command = [SCRIPT, "--block", "--states", "60", "--seed", str(rng.randrange(1 << 32)), "--no-peer", "--json"]
     done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=scaled_timeout_s(280),
                           env=os.environ | {"PYTHON": sys.executable})

@@ -123,7 +123,7 @@ def test_help_takes_no_disk(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("broken", ["", "no-sync"])
-def test_the_script_says_what_it_did(rng, broken):
+def test_the_power_cut_script_reports_lost_data_only_of_a_broken_build(rng, broken):
     command = [SCRIPT, "--rounds", "1", "--states", "120", "--seed", str(rng.randrange(1 << 32)), "--no-peer", "--json"]
     done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=scaled_timeout_s(280))
     print(done.stderr)

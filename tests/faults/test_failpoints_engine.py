@@ -101,7 +101,7 @@ def test_each_step_of_each_scene(broken_build, rng, scene, mode):
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_slave_that_reports_what_it_has_only_received_is_caught(broken_build, tmp_path, rng):
+def test_a_slave_that_confirms_bytes_before_it_appends_them_is_caught(broken_build, tmp_path, rng):
     build = tmp_path / "build"
     shutil.copytree(broken_build, build)
     source = build / "pyengine/services/replication/ha_client.py"

@@ -137,7 +137,7 @@ def image_of(disk: BlockDisk, rng: random.Random) -> bytes:
         os.close(image)
 
 
-def test_a_flush_covers_what_was_written_before_it_began(rng):
+def test_a_flush_covers_writes_from_before_its_begin(rng):
     disk = fed(BlockDisk(FILE_SYSTEMS["ext4"], bytes(8192)))
     states = {image_of(disk, rng) for _ in range(100)}
     assert states == {b"a" * 512 + second * 512 + bytes(8192 - 1024) for second in (b"b", bytes(1))}
@@ -240,7 +240,7 @@ def leave_mounted(otherwise: Path) -> list[bool]:
     return [*found, folder.exists()]
 
 
-def test_a_folder_in_memory_goes_with_what_is_mounted_in_it(tmp_path):
+def test_a_folder_in_memory_is_removed_with_the_mounts_in_it(tmp_path):
     assert with_own_mounts(leave_mounted, tmp_path) == [True, False]
 
 
@@ -273,7 +273,7 @@ def error_of_a_state(folder: Path, *, has_devices: bool) -> str:
         return type(error).__name__
 
 
-def test_only_what_cannot_be_mounted_counts_as_lost(tmp_path):
+def test_only_an_unmountable_image_counts_as_lost(tmp_path):
     assert with_own_mounts(error_of_a_state, tmp_path, has_devices=True) == "UnmountableError"
     assert with_own_mounts(error_of_a_state, tmp_path, has_devices=False) == "FileNotFoundError"
 

@@ -209,7 +209,7 @@ def test_an_address_of_the_list_needs_no_key_and_one_of_an_account_no_signature(
 
 # ---- the file ----------------------------------------------------------------------------------
 
-def test_a_changed_list_counts_and_a_broken_one_leaves_what_was_there(access, tmp_path):
+def test_a_changed_access_list_takes_effect_and_a_broken_one_leaves_the_old_list(access, tmp_path):
     path = tmp_path / "plain_acl.yml"
     assert access.reload() == "", "it is read where it has changed"
     write_list(path, LIST.replace("user-secret", "other-secret"))
@@ -340,7 +340,7 @@ def test_a_changed_account_counts_at_once_and_the_rest_of_the_file_is_as_it_was(
     "base: &base {secretKey: admin-secret, admin: true}\naccounts:\n- <<: *base\n  accessKey: admin-key\n",
     "\N{BYTE ORDER MARK}accounts:\n- {accessKey: admin-key, secretKey: 'admin-secret', city: \N{GREEK SMALL LETTER ALPHA}}\n...\n",
 ])
-def test_a_list_in_any_form_of_yaml_says_after_a_change_what_it_said_and_the_change(tmp_path, text):
+def test_a_change_of_an_access_list_in_any_form_of_yaml_keeps_its_other_entries(tmp_path, text):
     path = tmp_path / "plain_acl.yml"
     write_list(path, text)
     found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))

@@ -316,7 +316,7 @@ def test_all_producers_and_the_systems_topics_are_told(served):
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "The stats <TOPIC_PUT_NUMS> <T> not exist")
 
 
-def test_a_tool_has_the_cleaner_delete_what_is_old(served):
+def test_clean_requests_of_a_tool_ask_the_cleaner_to_run(served):
     with Cleaning(find_folder(served.root)) as cleaning:
         asked = cleaning.block.asked
         for code in (codes.CLEAN_EXPIRED_CONSUMEQUEUE, codes.DELETE_EXPIRED_COMMITLOG):

@@ -133,7 +133,7 @@ def test_a_write_whose_caller_is_cancelled_ends_before_the_next_begins(kept, mon
     assert kept._offsets.read("T", "G") == {0: 2, 1: 1} and not kept._waiting
 
 
-def test_the_loop_does_not_read_again_what_the_gateway_has_written(kept, monkeypatch):
+def test_the_loop_does_not_read_the_offsets_again_after_its_own_writes(kept, monkeypatch):
     """A file with all offsets that are possible takes nearly a second, in which no client is served."""
     read, table = [], kept._offsets.table
     monkeypatch.setattr(kept._offsets, "table", lambda: (read.append(threading.current_thread()), table())[1])
@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_read_now_is_not_taken_for_an_empty_one(kept, monk
 
 
 @pytest.mark.parametrize("topic", ["T", None], ids=["reset", "delete"])
-def test_a_flush_under_way_does_not_bring_back_what_is_reset_or_deleted(kept, topic):
+def test_a_flush_under_way_does_not_restore_offsets_that_are_reset_or_deleted(kept, topic):
     """A flush takes what waits before the change has the file, and writes it after."""
     def change(table):
         changing.set()

@@ -131,7 +131,7 @@ def test_a_held_pull_ends_with_the_message_that_comes(served, topic):
     assert (answer.code, answer.remark) == (codes.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE")
 
 
-def test_a_held_pull_goes_over_what_its_tags_do_not_want(served, topic):
+def test_a_held_pull_skips_messages_with_other_tags(served, topic):
     client, putter = served.broker(), served.broker()
     held = client.send(codes.PULL_MESSAGE, pull_fields(topic, 0, 2, sysFlag=6, subscription="wanted"))
     put(putter, topic, b"no", b"no", queue_id=2, properties="TAGS\x01other")
@@ -234,7 +234,7 @@ def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
 
 
 @pytest.mark.parametrize("confirmed", [0, 1])
-def test_an_offset_beyond_what_slaves_have_confirmed_is_not_moved(builder, confirmed):
+def test_a_pull_at_an_offset_that_slaves_have_not_confirmed_is_not_moved(builder, confirmed):
     ends = [0, *(message.physical_offset + message.size_bytes for message in (builder.put("T", b"x") for _ in range(3)))]
     ReplicationStateFile(builder.root).write(ReplicationState("SYNC_MASTER", ends[confirmed], "replicated"))
     with pyengine.open_store(builder.root, **asdict(builder.geometry)) as reader:

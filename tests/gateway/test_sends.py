@@ -379,12 +379,12 @@ def test_a_reply_reaches_the_producer_that_waits_and_is_stored_as_the_broker_sto
     ("", "reply message properties[REPLY_TO_CLIENT] is null"),
     (reply_text("gone@1"), "push reply message fail, channel of <gone@1> not found."),
 ], ids=["to-no-one", "to-one-that-has-gone"])
-def test_a_reply_that_reaches_no_producer_says_so(served, text, remark):
+def test_a_reply_that_reaches_no_producer_is_an_error_with_the_reason(served, text, remark):
     answer = served.broker().ask(codes.SEND_REPLY_MESSAGE_V2, send_fields(REPLIES, 0, text), b"yes")
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, remark)
 
 
-def test_a_reply_whose_producer_refuses_it_or_ends_says_so(served):
+def test_a_reply_whose_producer_refuses_it_or_ends_is_an_error(served):
     asker, replier = served.broker(), served.broker()
     heartbeat(asker, "asker@2", "readers_of_replies")
     names = {"producerGroup": "test", "topic": REPLIES, "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0, "sysFlag": 0,

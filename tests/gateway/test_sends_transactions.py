@@ -69,7 +69,7 @@ def test_an_end_must_fit_its_half_message(served, topic):
     assert client.ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 1}).fields == {"offset": "0"}
 
 
-def test_a_producer_is_asked_about_what_it_left_undecided(asking):
+def test_a_producer_is_asked_about_its_undecided_message(asking):
     client = asking.broker()
     assert client.ask(codes.SEND_MESSAGE_V2, send_fields("asked"), b"first").code == codes.SUCCESS
     client.ask(codes.HEART_BEAT, body={"clientID": "me", "producerDataSet": [{"groupName": "forgetful"}]})

@@ -77,7 +77,7 @@ def of_arrow(root: Path) -> Iterator[Rows]:
 
 
 @pytest.mark.parametrize("recipe", usual(WHOLE, ("tx", "delay", "cleaned")))
-def test_every_path_gives_what_rocketmq_reads(golden, recipe):
+def test_every_read_path_returns_the_messages_that_rocketmq_reads(golden, recipe):
     store = golden(recipe)
     root = store.root
     wanted = of_rocketmq(store)
@@ -96,7 +96,7 @@ def test_every_path_gives_what_rocketmq_reads(golden, recipe):
 
 
 @pytest.mark.parametrize("recipe", usual(HALTED, ("abnormal-garbled",)))
-def test_every_path_agrees_on_what_a_crash_has_left(golden, recipe):
+def test_every_read_path_returns_the_same_messages_after_a_crash(golden, recipe):
     store = golden(recipe)
     try:
         wanted = plain(oracle.rows(oracle.log_messages(store.root), NAMES))

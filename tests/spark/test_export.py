@@ -417,7 +417,7 @@ def test_a_destination_in_the_store_itself_is_refused(builder):
     assert sorted(builder.root.rglob("*")) == before
 
 
-def test_the_command_refuses_what_is_neither_a_path_nor_a_uri(builder, monkeypatch):
+def test_export_refuses_a_target_that_is_neither_a_path_nor_a_uri(builder, monkeypatch):
     monkeypatch.setattr(spark_session, "borrowed_session", None)  # none is started for it
     done = run("export", builder.root, "s3:/bucket/x")
     assert done.code == 2 and "write s3://bucket/x" in done.stderr

@@ -72,7 +72,7 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("by", [pytest.param(by, marks=[pytest.mark.long] * (by != "hour")) for by in BY])
-def test_rows_are_what_the_parser_counts(spark, root, by):
+def test_rows_of_message_stats_equal_the_counts_of_the_parser(spark, root, by):
     wanted = counted(oracle.log_messages(root), by)
     assert len(wanted) >= 3
     assert collected(spark, root, by, maxPartitionBytes=5000, batchRows=7, verifyCRC=True) == wanted

@@ -52,7 +52,7 @@ def change_entry(root, topic: str, queue_id: int, number: int, change) -> None:
 
 
 @pytest.mark.parametrize("recipe", usual(sorted(set(CLEAN) - {"empty"} - DAMAGED_END)))
-def test_queues_give_what_a_scan_gives(golden, recipe):
+def test_a_read_by_queues_returns_the_rows_of_a_scan(golden, recipe):
     root = golden(recipe).root
     topics = sorted({m.topic for m in oracle.log_messages(root) if "," not in m.topic})
     for given in ({"subscribe": topics[0]}, {"subscribe": ",".join(topics), "minPartitions": 7}, {"subscribePattern": ".*"}):

@@ -63,7 +63,7 @@ def view(builder: StoreBuilder, **given: object) -> list:
 
 
 @pytest.mark.parametrize(("given", "sentence"), [*NO_SUCH, NO_MATCH])
-def test_a_batch_read_of_what_does_not_exist_is_an_error_unless_it_is_allowed(builder, given, sentence):
+def test_a_batch_read_of_an_absent_topic_or_queue_is_an_error_unless_allow_missing_is_set(builder, given, sentence):
     for more in ({}, {"access": "queue"}, {"fileSystem": "arrow"}):
         with pytest.raises(UsageError) as refused:
             rows(builder.root, **COLUMNS, **given, **more)
@@ -90,7 +90,7 @@ def test_offsets_and_times_of_queues_that_do_not_exist_are_an_error_unless_it_is
 
 
 @pytest.mark.parametrize(("given", "sentence"), NO_SUCH)
-def test_a_stream_of_what_does_not_exist_is_an_error_at_its_start_and_at_each_restart(builder, given, sentence):
+def test_a_stream_of_an_absent_topic_or_queue_is_an_error_at_its_start_and_at_each_restart(builder, given, sentence):
     for ask in (LogStreamReader.initialOffset, lambda reader: reader.latestOffset({"orders": {"0": 1}})):
         reader = stream(builder, **given)
         with pytest.raises(UsageError) as refused:

@@ -559,7 +559,7 @@ def test_a_range_without_a_record_is_all_that_is_fetched(small_windows, tail):
     assert sum(count for _, count in file.reads) <= 60_000 and len(segment.view) <= FETCH + 16
 
 
-def test_no_window_changes_what_is_found(monkeypatch):
+def test_each_window_size_finds_the_same_record(monkeypatch):
     """Records whose bodies hold look-alikes, what follows these being wrong; every window, against all bytes at once."""
     from pyengine.native.scan import sync
 

@@ -43,7 +43,7 @@ def test_a_page_of_a_store_with_groups_at_an_odd_path(spark, tmp_path):
     assert picture(root) == before and sorted(path.name for path in tmp_path.iterdir()) == sorted([root.parent.name, file.name])
 
 
-def test_an_empty_store_whose_name_is_no_text_and_what_is_refused(spark, tmp_path):
+def test_report_accepts_an_empty_store_with_a_non_text_name_and_refuses_wrong_targets(spark, tmp_path):
     root, file = tmp_path / "sto\udcffre", tmp_path / "pa\udcffge.html"
     (root / "commitlog").mkdir(parents=True)
     done = run("report", root, "--html", file)

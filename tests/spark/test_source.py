@@ -172,7 +172,7 @@ def test_compressed_json_is_parsed_by_sparks_own_function(spark, tmp_path):
     assert sorted(map(tuple, parsed.collect())) == [(number, "x" * number * 10) for number in range(20)]
 
 
-def test_beside_a_running_engine_a_query_is_a_whole_prefix_of_what_was_put(spark, tmp_path):
+def test_a_query_beside_a_running_engine_returns_a_whole_prefix_of_the_put_messages(spark, tmp_path):
     import threading
 
     import pyengine

@@ -25,7 +25,7 @@ def test_public_names_are_functions_in_any_order_of_use():
         assert found.stdout.strip() == "[]"
 
 
-def test_spark_3_is_refused_with_what_to_do(tmp_path):
+def test_spark_3_is_refused_with_the_remedy(tmp_path):
     """The stand-in for Spark's package has no data sources in Python."""
     package = tmp_path / "pyspark"
     (package / "sql").mkdir(parents=True)

@@ -192,7 +192,7 @@ def test_the_work_is_split_evenly(stores, on_cluster, job):
 
 
 @pytest.mark.parametrize("job", ["verify", "rebuild"])
-def test_both_workers_take_part_in_what_looks_at_whole_stores(on_cluster, job):
+def test_both_workers_take_part_in_jobs_over_whole_stores(on_cluster, job):
     _, executor_of = on_cluster
     for name in ("halves", "pieces"):
         assert len(executor_of[f"{name}: {job}"]) > 1

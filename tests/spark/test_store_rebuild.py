@@ -131,7 +131,7 @@ def test_a_store_that_was_not_stopped_in_order_comes_back_alike(golden, here, re
 
 
 @pytest.mark.parametrize("recipe", usual([name for name in RECIPES if name != "cqext"], ["lmq", "abnormal-multi"]))
-def test_damage_anywhere_in_the_log_gives_what_one_process_makes(golden, here, recipe, rng, request):
+def test_a_rebuild_of_a_damaged_log_by_workers_equals_that_of_one_process(golden, here, recipe, rng, request):
     """Bytes flipped and zeroed all over the log, its end among them; the store stopped in order or not."""
     by_workers = 0
     for round_ in range(40 if request.config.run_long else 3):
@@ -204,7 +204,7 @@ def test_queue_offsets_that_do_not_follow_each_other_give_the_same_places(here, 
         assert compare(root, task_bytes, sizes) == (hidden if offsets in hides else "")  # what fits by least, greatest and count
 
 
-def test_damage_below_what_was_durable_is_refused(here, build_store):
+def test_a_rebuild_of_a_log_with_damage_in_its_durable_part_is_refused(here, build_store):
     stopped = build_store(120)
     recover(MessageStore(stopped.root, stopped.geometry))
     sizes = {name: getattr(stopped.geometry, name) for name in (
@@ -253,7 +253,7 @@ def test_killed_anywhere_it_is_finished_by_the_next_start(here, build_store, tmp
 @pytest.mark.java
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_workers_make_what_one_process_makes(spark, tmp_path, recipe):
+def test_a_rebuild_by_workers_equals_that_of_one_process(spark, tmp_path, recipe):
     store = unpack(recipe, tmp_path)
     compare(store, 20_000, {}, spark)
 

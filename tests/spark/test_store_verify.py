@@ -166,7 +166,7 @@ def test_an_index_header_that_names_no_record_in_a_damaged_segment_counts_the_sa
         assert "missing keys" in [finding["kind"] for finding in compare(tmp_path / "store", task_bytes)["findings"]]
 
 
-def test_beside_a_running_engine_what_is_dispatched_is_checked(tmp_path, here):
+def test_verify_beside_a_running_engine_checks_all_dispatched_messages(tmp_path, here):
     import pyengine
 
     with pyengine.Engine(tmp_path / "store", **SIZES) as engine, engine.connect() as producer:
@@ -309,7 +309,7 @@ def test_workers_find_the_differences_that_one_process_finds(spark, tmp_path, re
 @pytest.mark.java
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_workers_find_what_one_process_finds(spark, tmp_path, recipe):
+def test_verify_by_workers_reports_the_findings_of_one_process(spark, tmp_path, recipe):
     store = unpack(recipe, tmp_path)
     told = []
     config = load_config(store, {})

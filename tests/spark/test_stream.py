@@ -80,7 +80,7 @@ def test_topics_by_the_offsets_of_their_queues(spark, builder, tmp_path):
 
 
 @pytest.mark.ci
-def test_a_running_query_sees_what_is_put_while_it_runs(spark, tmp_path):
+def test_a_running_query_reads_messages_put_while_it_runs(spark, tmp_path):
     import pyengine
 
     sizes = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 60_000,
@@ -137,7 +137,7 @@ def test_rows_bytes_and_lag_of_each_batch_are_told(builder):
         source_metrics(Told((None, first, None, 4)), builder.root, source=1)
 
 
-def test_a_query_tells_how_much_it_has_read_and_what_waits(spark, builder, tmp_path):
+def test_metrics_of_a_query_count_rows_read_and_rows_waiting(spark, builder, tmp_path):
     from pyengine.spark import source_metrics
 
     df = stream(spark, builder.root, subscribe="A,B", startingOffsets="earliest", maxOffsetsPerTrigger="25")

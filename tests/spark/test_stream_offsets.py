@@ -97,7 +97,7 @@ def test_the_same_offsets_give_the_same_rows_after_more_was_put(builder):
         assert len(stream.run(start)) > 0 and len(stream.read) == len(everything(builder, **given))
 
 
-def test_a_share_of_a_bound_goes_by_what_waits(tmp_path):
+def test_queues_share_a_bound_in_proportion_to_their_waiting_messages(tmp_path):
     builder = StoreBuilder(tmp_path / "store")
     for number in range(110):
         builder.put("A" if number % 11 else "B", b"x" * 10)

@@ -505,7 +505,7 @@ def test_bodies_are_what_the_producers_had_whatever_compressed_them(compressed, 
     (b"no frame", 0x201, "not a valid ZSTD frame"),
     (frame("zstd", TEXTS[4])[:-3], 0x201, "is not a valid ZSTD frame"), (zlib.compress(TEXTS[1])[:-3], 0x1, "ends within"),
     (b"unknown", 0x701, "compression 7")], ids=["zlib", "lz4", "zstd", "short zstd", "short zlib", "unknown"])
-def test_a_body_that_is_not_what_its_compression_says_is_named_or_skipped(compressed, body, sys_flag, why):
+def test_a_body_that_cannot_be_decompressed_is_an_error_or_is_skipped(compressed, body, sys_flag, why):
     bad = compressed.put("T", body, sys_flag=sys_flag)
     compressed.put("T", b"after")
     with pytest.raises(CorruptionError, match=f"the message at {bad.physical_offset} cannot be decompressed: .*{why}.*decompress=false"):
