@@ -109,7 +109,7 @@ def test_a_store_that_a_broker_has_open_is_left_alone(engine):
     assert first_segment(engine) == 0
 
 
-def test_a_cleaner_that_does_not_answer_in_time_is_told(engine, monkeypatch):
+def test_clean_reports_a_cleaner_that_does_not_answer_in_time(engine, monkeypatch):
     os.kill(engine.pid("cleaner"), 19)
     ran = run("clean", engine.root, "--older-than", 0, "--timeout", 0.2)
     assert ran.code == 1 and "and continues" in ran.stderr

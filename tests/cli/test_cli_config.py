@@ -58,7 +58,7 @@ def test_a_wrong_setting_is_a_usage_error_with_a_sentence(tmp_path):
         assert ran.code == 2 and ran.stdout == "" and sentence in ran.stderr
 
 
-def test_a_file_is_no_store_and_a_store_that_is_not_there_yet_is_said_to_be_none(tmp_path, stopped):
+def test_explain_refuses_a_file_and_notes_that_a_missing_store_is_none(tmp_path, stopped):
     (tmp_path / "file").write_text("hello")
     for wrong, sentence in ((tmp_path / "file", "is a file; STORE is the store's root directory"), ("", "STORE is empty")):
         ran = run("config", "explain", wrong)
@@ -210,7 +210,7 @@ def test_one_that_is_wrong_changes_nothing(stopped, pair, says):
     assert config_path(stopped).read_text() == before
 
 
-def test_what_is_set_reaches_the_workers_of_a_running_engine(make_engine):
+def test_config_set_reaches_the_workers_of_a_running_engine(make_engine):
     """Segments go by size at once, and bytes that waited for a long interval are flushed; each by another worker."""
     engine = make_engine(flush_interval_commit_log_ms=86_400_000, clean_resource_interval_ms=86_400_000)
     engine.start()

@@ -20,7 +20,7 @@ def test_a_store_and_its_copy_are_equal(golden):
     assert (changes(before[0], picture(store.root)), changes(before[1], picture(other))) == ([], [])
 
 
-def test_a_changed_body_is_told_and_the_exit_code_3(golden):
+def test_diff_reports_a_changed_body_with_exit_code_3(golden):
     store = golden("basic")
     other = shutil.copytree(store.root, store.root.with_name("copy"))
     record = next(record for record in store.verify["records"][30:] if record.get("topic"))

@@ -105,7 +105,7 @@ def test_forget_removes_a_group_without_members(store):
     assert list(ConsumerOffsets(store.root).groups()) == [("orders", "billing")]
 
 
-def test_a_damaged_file_is_said(store):
+def test_groups_reports_a_damaged_file_and_uses_its_backup(store):
     (store.root / "config" / "consumerOffset.json").write_bytes(b"{")
     ran = groups(store, "--json")
     assert ran.code == 0 and [group["group"] for group in ran.document["groups"]] == ["billing"]

@@ -50,7 +50,7 @@ def stopped(tmp_path):
     return make
 
 
-def test_a_stopped_slave_is_told_its_new_role_and_the_rest_of_its_settings_stays(stopped):
+def test_promote_gives_a_stopped_slave_its_new_role_and_keeps_its_other_settings(stopped):
     root = stopped('# mine\nbrokerRole = "SLAVE"   # for now\nha_master_address = "10.0.0.1:10912"\nspin = 0')
     before = read_file(config_path(root))
     done = run("promote", root, "--role", "SYNC_MASTER", "--json")
@@ -91,7 +91,7 @@ def test_a_store_that_a_broker_has_open_is_left_alone(stopped):
         assert refused.code == 5 and not changes(before, picture(root))
 
 
-def test_a_running_slave_goes_on_as_a_master_with_its_settings(make_engine, monkeypatch):
+def test_promote_restarts_a_running_slave_as_a_master_with_its_settings(make_engine, monkeypatch):
     one = make_engine(ha_master_address="", osPageCacheBusyTimeOutMills="1234", **SLAVE)
     monkeypatch.setenv("PYENGINE_SLAVE_TIMEOUT_MS", "4321")
     one.start()
@@ -142,7 +142,7 @@ def test_a_store_that_could_not_run_as_a_master_is_unchanged(make_engine):
     (["--report-fd", "5", "--embedder-fd", "6"], StartedBy.EMBEDDED, "stop the program"),
     (["--no-children"], StartedBy.UNITS, "`systemctl stop pyengine@store.target pyengine-store@store.service`, `pyengine promote"),
 ])
-def test_who_keeps_an_engine_stands_in_its_supervisors_command_line(words, by, told):
+def test_the_supervisors_command_line_tells_how_its_engine_was_started(words, by, told):
     root = Path("/srv/store")
     assert _started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) is by
     if told:
@@ -184,7 +184,7 @@ def standing(owner, **lines):
     return _wait_until_caught_up(owner.control, 0.01)
 
 
-def test_what_is_missing_is_what_was_announced_and_not_written(make_owner):
+def test_missing_bytes_are_those_the_master_announced_and_the_slave_has_not_written(make_owner):
     owner = make_owner(role=2)
     assert standing(owner, wrote=500) == SlaveProgress(False, 500, 0)
     assert standing(owner, master_end=500).missing_bytes == 0

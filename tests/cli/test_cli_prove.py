@@ -105,7 +105,7 @@ def test_everything_is_killed_at_once_and_recovered(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_what_made_puts_wait_is_told_by_cause(tmp_path):
+def test_a_proof_counts_the_waits_of_puts_by_cause(tmp_path):
     for attempt in range(10):  # a producer that has no processor while the writer is dead does not wait for it
         (folder := tmp_path / str(attempt)).mkdir()
         torture = ModeRun(folder, "async", 1, lambda proof: None, {})

@@ -45,7 +45,7 @@ def pieces(root) -> list[str]:
     return [piece["name"] for piece in run("quarantine", root, "--json").document["pieces"]]
 
 
-def test_nothing_is_in_the_quarantine_of_a_whole_store(golden):
+def test_a_whole_store_has_an_empty_quarantine(golden):
     store = golden("basic")
     assert run("quarantine", store.root).stdout == "nothing is in quarantine\n"
     assert run("quarantine", store.root, "list", "--json").document == {"pieces": []}
@@ -78,7 +78,7 @@ def test_bytes_that_were_changed_since_are_told(cut):
 
 @pytest.mark.parametrize(("what", "says"), [
     ("note", "note cannot be read"), ("content", "its content is not"), ("length", "bytes, and its")])
-def test_a_piece_that_a_crash_left_half_is_told(cut, what, says):
+def test_a_quarantined_piece_that_a_crash_left_half_is_reported_and_not_restored(cut, what, says):
     store, _, _ = cut
     (first, _) = pieces(store.root)
     path = store.root / "quarantine" / first
@@ -114,7 +114,7 @@ def test_restored_messages_are_in_their_queues_again_once(cut, tmp_path):
     assert salvaged["quarantined"] == 0 and messages(tmp_path / "new") == there
 
 
-def test_an_interrupted_restore_goes_on_without_doubles(cut, tmp_path, monkeypatch):
+def test_an_interrupted_restore_continues_without_doubles(cut, tmp_path, monkeypatch):
     store, before, _ = cut
     names = pieces(store.root)
     import pyengine.cli.repair as module
@@ -142,7 +142,7 @@ def test_an_interrupted_restore_goes_on_without_doubles(cut, tmp_path, monkeypat
     assert (there - before).total() == 0 and (before - there).total() == 1
 
 
-def test_what_a_killed_restore_had_submitted_is_waited_for(cut, monkeypatch):
+def test_a_second_restore_waits_for_the_puts_a_killed_restore_submitted(cut, monkeypatch):
     store, before, _ = cut
     names = pieces(store.root)
     entries = list_quarantine(store.root)
@@ -276,7 +276,7 @@ def test_salvage_takes_what_ended_a_transaction_with_its_half_message(builder, t
     assert found == {half: [b"since", b"first"], op: [b"1", b"-"]}
 
 
-def test_what_was_made_from_the_log_is_listed_and_not_restored(golden):
+def test_quarantined_files_derived_from_the_log_are_listed_and_not_restored(golden):
     store = golden("basic")
     assert run("rebuild", store.root).code == 0
     (piece,) = run("quarantine", store.root, "--json").document["pieces"]

@@ -253,7 +253,7 @@ def test_a_message_document_keeps_every_body_byte():
     assert sha256(message_document(message)) == hashlib.sha256(b"\xff\x00").hexdigest()
 
 
-def test_tail_with_a_group_goes_on_where_the_group_stopped(golden):
+def test_tail_with_a_group_continues_where_the_group_stopped(golden):
     store = golden("basic")
     queue = max(queues(store), key=lambda one: one["max"])
     arguments = ("tail", store.root, "--topic", queue["topic"], "--queue-id", queue["queueId"], "--group", "billing",

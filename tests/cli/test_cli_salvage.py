@@ -25,7 +25,7 @@ def test_a_whole_store_comes_over_whole(golden, tmp_path):
     assert bodies(tmp_path / "new") == bodies(store.root)
 
 
-def test_what_is_damaged_is_left_out_and_told(golden, tmp_path):
+def test_salvage_leaves_out_a_damaged_record_and_reports_it(golden, tmp_path):
     store = golden("roll")
     record = store.verify["records"][3]
     segment = sorted((store.root / "commitlog").iterdir())[0]

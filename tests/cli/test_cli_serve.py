@@ -191,7 +191,7 @@ def test_sigterm_ends_it_while_no_supervisor_can_be_created(tmp_path, monkeypatc
     assert serve_module.Init(tmp_path / "store", {}).run() == 0
 
 
-def test_what_the_engine_refuses_is_its_exit_code(serve, tmp_path):
+def test_serve_exits_with_the_code_of_the_engines_refusal(serve, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "x").write_text("")
     assert serve(name="other").process.wait(60) == 2
@@ -262,7 +262,7 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
-def test_a_wrong_setting_is_told_before_anything_is_made(tmp_path):
+def test_serve_refuses_a_wrong_setting_before_it_makes_the_store(tmp_path):
     ran = run("serve", tmp_path / "store", "--set", "gateway_broker_port=x")
     assert ran.code == 2 and not (tmp_path / "store").exists()
     assert run("serve", tmp_path / "store", "--metrics", "nowhere").code == 2
@@ -309,7 +309,7 @@ def test_a_folder_that_was_set_is_kept_and_a_pool_is_warned_of(tmp_path):
     assert where == str(tmp_path) and "ends with the container" in note
 
 
-def test_what_an_engine_has_left_is_looked_for_where_it_is(rooms, serve, tmp_path):
+def test_the_shared_memory_of_a_running_engine_is_found_in_its_own_directory(rooms, serve, tmp_path):
     """An engine that still runs is taken over where it is, whatever is free now."""
     one = serve("--set", f"shm_directory={tmp_path}")
     one.put(b"1")
@@ -391,7 +391,7 @@ def test_the_compose_file_names_settings_and_files_that_exist():
     assert re.search(r"rule_files:\n  - (\S+)", (CONTAINERS / "prometheus.yml").read_text())[1] == "alerts.yml"
 
 
-def test_what_was_built_here_is_not_sent_to_a_build():
+def test_the_dockerignore_leaves_out_files_that_were_built_locally():
     """In the file that podman and docker both read."""
     left_out = set((SOURCES / ".dockerignore").read_text().split())
     assert {".git", ".venv", "build", "dist", "**/*.so", ".*_cache"} <= left_out and not (SOURCES / ".containerignore").exists()

@@ -83,7 +83,7 @@ def test_a_frozen_store_is_read_only_names_the_cause_and_exits_with_6(owner):
     assert "fdatasync failed" in document["reason"]
 
 
-def test_a_full_disk_is_told(owner):
+def test_status_reports_a_full_disk_as_read_only(owner):
     owner.publish()
     native.store(owner.control.state, "refuse_puts", native.REFUSE_DISK_FULL)
     document = status(owner, code=6)
@@ -101,7 +101,7 @@ def ready(owner, kind, *, heartbeat_age_s, pid=None):
     native.store(line, "state", native.WORKER_READY)
 
 
-def test_a_disk_that_hangs_is_told_with_what_waits_for_it(owner):
+def test_status_reports_a_hanging_disk_with_the_bytes_that_wait_for_it(owner):
     owner.publish()
     ready(owner, native.FLUSHER, heartbeat_age_s=138)
     native.store_position(owner.control.flushed, 1024)
@@ -112,7 +112,7 @@ def test_a_disk_that_hangs_is_told_with_what_waits_for_it(owner):
     assert "flushed stays at 1024 and 3072 bytes wait" in reason and "writer" not in reason
 
 
-def test_a_pass_that_takes_so_long_that_puts_are_refused_is_told(owner):
+def test_status_reports_a_writers_pass_so_long_that_puts_are_refused(owner):
     owner.publish()
     ready(owner, native.WRITER, heartbeat_age_s=0)
     native.store(owner.control.writer, "pass_started_ms", now_ms() - 138_000)
@@ -132,7 +132,7 @@ def test_a_worker_that_goes_round_is_no_reason(owner):
     (0, -365, "this machine's clock was set forward by 365 days since the engine started"),
     (-365, 0, "this machine's clock is 365 days ahead of the last message"),
     (-90, 0, "")])
-def test_a_clock_that_cannot_be_right_is_told(make_owner, last_days, created_days, says):
+def test_status_reports_a_clock_that_cannot_be_right(make_owner, last_days, created_days, says):
     owner = make_owner(created_ms=now_ms() + created_days * DAY_MS)
     owner.make_rest()
     (owner.root / "commitlog").mkdir()
@@ -143,7 +143,7 @@ def test_a_clock_that_cannot_be_right_is_told(make_owner, last_days, created_day
     assert says in status(owner)["reason"] and bool(says) == bool(status(owner)["reason"])
 
 
-def test_a_worker_that_a_signal_has_stopped_is_told_at_once(owner):
+def test_status_reports_a_worker_stopped_by_a_signal_at_once(owner):
     owner.publish()
     with subprocess.Popen(["sleep", "600"]) as child:
         try:

@@ -54,7 +54,7 @@ def test_wrong_arguments_are_named(builder, arguments, says):
     assert done.code == 2 and says in done.stderr
 
 
-def test_a_bad_file_is_told_and_its_backup_shown(builder):
+def test_topics_warns_of_a_bad_file_and_shows_its_backup(builder):
     run("topics", builder.root, "create", "one")
     run("topics", builder.root, "create", "two")
     (builder.root / "config" / "topics.json").write_text("{")

@@ -54,13 +54,13 @@ def test_waits_at_the_same_time_count_once():
     assert "3 times, 350 ms in all, 200 ms at the longest; most of it because the device took long to sync" in found.sentence
 
 
-def test_only_what_ended_since_then_is_told():
+def test_only_stalls_that_ended_since_the_given_time_are_listed():
     old, new = stall(PUTS, "puts", "cpu", 20_000), stall(PUTS, "puts", "sync", 5000)
     assert [one.cause for one in explained(old, new, since_s=10).waits] == ["sync"]
 
 
 @pytest.mark.parametrize("cause, keeper", [("segment", native.ALLOCATOR), ("pool", native.COMMITTER), ("lock", native.SUPERVISOR)])
-def test_who_kept_the_writer_waiting_is_named(cause, keeper):
+def test_a_wait_of_the_writer_names_the_stopped_worker_that_caused_it(cause, keeper):
     behind = stall(keeper, "stopped", "stopped", 1040, 90)
     beside = stall(keeper, "blocked", "no_room", 500, 90)
     [one] = explained(stall(PUTS, "puts", cause), behind, beside).waits
@@ -83,7 +83,7 @@ def test_each_cause_has_a_clause_and_what_helps():
     (stall(native.SUPERVISOR, "died", "restart", took_ms=0, detail=999), "the worker died, and was started again"),
     (stall(native.SUPERVISOR, "start", "start", took_ms=2500), "the engine was started, which took 2.5 s"),
     (stall(native.WRITER, "blocked", "no_room", took_ms=0), "the disk was full, from here on")])
-def test_what_is_said_of_one(one, said):
+def test_each_kind_of_stall_has_its_sentence(one, said):
     found = explained(one)
     assert [each.sentence for each in found.waits + found.others] == [said]
 
@@ -93,13 +93,13 @@ def test_a_put_that_a_frozen_disk_held_up_is_not_put_down_to_memory_alone():
     assert "made writable" in cause.means and cause.advice.startswith("a disk that hangs, or is frozen")
 
 
-def test_what_lasts_just_now_is_told_of_living_workers():
+def test_a_phase_that_still_lasts_long_is_shown_with_its_worker_and_duration():
     found = explained(current={native.FLUSHER: CurrentPhase("sync", NOW_NS - 12 * S), native.WRITER: CurrentPhase("other", NOW_NS - S),
                              native.ALLOCATOR: CurrentPhase("blocked", NOW_NS - MS)})
     assert found.now == ["just now the flusher syncs, for 12 s"]
 
 
-def test_what_was_overwritten_is_counted():
+def test_overwritten_stalls_are_counted():
     minute = (NOW_NS - S) // (60 * S)
     found = explained(stall(PUTS, "puts", "cpu"), minutes=[Minute(minute, 41, 1, None), Minute(minute - 200, 7, 1, None)], since_s=3600)
     assert found.forgotten == 40 and "41 times" in found.sentence
@@ -160,7 +160,7 @@ def test_a_stall_as_people_and_programs_see_it(make_engine):
     assert "the engine was started" in said and "the engine was started" in run("why", engine.root, "--all").stdout
 
 
-def test_what_is_watched_is_kept_over_a_crash_and_over_newer_stalls(make_engine, monkeypatch):
+def test_watched_stalls_are_kept_over_a_crash_and_over_newer_stalls(make_engine, monkeypatch):
     engine = make_engine()
     engine.start()
     waits = why.Waits(engine.root)
@@ -186,7 +186,7 @@ def test_what_is_watched_is_kept_over_a_crash_and_over_newer_stalls(make_engine,
     assert summary["waits"] == len(found.waits) and summary["longest_ms"] > 40 and summary["causes"][0]["means"]
 
 
-def test_what_was_overwritten_between_two_looks_is_counted_and_nothing_else(monkeypatch):
+def test_only_stalls_overwritten_between_two_reads_are_counted_as_forgotten(monkeypatch):
     minute = (monotonic_ns() + 60 * S) // (60 * S)
     soon_ns = minute * 60 * S
 

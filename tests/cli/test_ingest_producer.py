@@ -214,7 +214,7 @@ def test_each_json_line_is_listed_and_a_list_grows(tmp_path, answering):
     assert [row[1:4] for row in listed(acked)] == [(3, 1, 1000), (0, 2, 1000), (3, 3, 1000), (0, 4, 1000)]
 
 
-def test_what_was_acknowledged_before_a_failure_is_listed(tmp_path, answering, monkeypatch):
+def test_messages_acknowledged_before_a_failure_are_listed(tmp_path, answering, monkeypatch):
     monkeypatch.setattr(ingest, "IN_FLIGHT", 1)
     path, acked = tmp_path / "in.jsonl", tmp_path / "acked.jsonl"
     path.write_text('{"body": "a"}\n{"body": "b"}\nno json\n')

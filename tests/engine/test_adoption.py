@@ -38,7 +38,7 @@ def put(engine, body: bytes) -> None:
         assert producer.put("after", body).status == pyengine.PutStatus.PUT_OK
 
 
-def test_a_whole_store_is_read_while_puts_go_on_and_covered(adopted):
+def test_an_adopted_whole_store_is_read_and_covered_while_puts_continue(adopted):
     engine = adopted("roll")
     assert engine.start()["state"] == "running"
     put(engine, b"new")
@@ -51,7 +51,7 @@ def test_a_whole_store_is_read_while_puts_go_on_and_covered(adopted):
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_bit_that_was_wrong_before_is_told_and_keeps_no_later_start_from_working(adopted, end):
+def test_a_bit_wrong_before_adoption_is_reported_and_later_starts_work(adopted, end):
     """The watermark vouched for all of it at once: the start after the next was degraded."""
     engine = adopted("roll")
     segments = sorted((engine.root / "commitlog").iterdir())

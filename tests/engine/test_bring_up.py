@@ -128,7 +128,7 @@ def test_after_a_start_that_was_killed_recovery_removes_all_semaphores(store, st
 
 
 @pytest.mark.parametrize(("beyond", "visible"), [(0, 1), (7, 1), (-1, 0)])
-def test_what_was_not_confirmed_stays_unseen_although_recovery_has_dispatched_it(store, beyond, visible):
+def test_unconfirmed_messages_stay_unseen_although_recovery_has_dispatched_them(store, beyond, visible):
     root, ends = store
     ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0] + beyond))
     assert seen(root) == 3
@@ -226,7 +226,7 @@ def killed_with_confirm(root, config, confirm):
         memory.close()
 
 
-def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
+def test_a_dead_engines_confirm_in_memory_overrides_the_one_in_its_file(store):
     root, ends = store
     ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0]))
     killed_with_confirm(root, load_config(root, MASTER, {}), ends[1])
@@ -234,7 +234,7 @@ def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
         assert position(memory, "confirm") == position(memory, "reput_from") == ends[1]
 
 
-def test_what_only_the_dead_engine_knew_outlives_a_start_that_is_refused(store, monkeypatch):
+def test_a_dead_engines_confirm_in_memory_survives_a_refused_start(store, monkeypatch):
     root, ends = store
     ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[0], term=4))
     slave = {"broker_role": "SLAVE", "ha_master_address": "127.0.0.1:9"}
@@ -360,7 +360,7 @@ def test_the_fewest_that_are_not_refused_are_enough_for_all_workers_and_a_dozen_
     assert os.strerror(errno.EMFILE) not in (root / "engine.log").read_text()
 
 
-def test_producers_beyond_what_the_writer_may_open_are_refused_and_the_others_go_on(tmp_path):
+def test_producers_beyond_the_writers_descriptor_limit_are_refused_and_the_others_continue(tmp_path):
     """The writer maps each session: with one too many it could not even start again, and all puts would wait."""
     root = tmp_path / "store"
     done = spawn("start", root, *(word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")),

@@ -32,7 +32,7 @@ def want(owner, slots):
     native.store(owner.control.writer, "queue_table_wanted", slots)
 
 
-def test_nothing_is_made_until_it_is_asked_for(owner):
+def test_no_queue_table_is_offered_while_the_present_one_is_large_enough(owner):
     assert grow_queue_table(owner.memory) == "" and offered(owner) == 1
     want(owner, 64)
     assert grow_queue_table(owner.memory) == "" and offered(owner) == 1

@@ -156,7 +156,7 @@ def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_take
     assert native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR) == ""
 
 
-def test_what_a_dead_supervisor_said_of_a_worker_is_cleared_by_its_successor(rig):
+def test_a_new_supervisor_clears_its_predecessors_sentence_about_a_worker(rig):
     made = rig(FLUSHER)
     native.write_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR,
                                 "flusher (pid 5) ended with SIGKILL; starting it again")
@@ -170,7 +170,7 @@ def test_what_a_dead_supervisor_said_of_a_worker_is_cleared_by_its_successor(rig
         successor.close()
 
 
-def test_why_no_producer_can_come_stands_beside_what_is_said_of_workers(rig):
+def test_the_reason_that_no_session_can_be_opened_is_published_until_it_is_over(rig):
     made = rig(FLUSHER)
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")

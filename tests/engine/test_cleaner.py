@@ -226,7 +226,7 @@ def disk_percent(engine: RunningEngine) -> int:
 
 
 @pytest.mark.root
-def test_a_disk_that_fills_makes_room_by_itself_and_puts_go_on(small_engine):
+def test_a_filling_disk_is_cleaned_by_itself_and_puts_continue(small_engine):
     engine = small_engine("64m")
     with pyengine.connect(engine.root) as producer:
         for _ in range(160):  # two and a half times the disk

@@ -195,7 +195,7 @@ def test_a_fork_server_ends_with_its_supervisor_and_the_successor_has_its_own(ma
     assert stored(engine) == bodies
 
 
-def test_where_a_library_is_loaded_first_workers_are_started_by_exec(make_engine, start_by_exec):
+def test_workers_are_started_by_exec_while_ld_preload_is_set(make_engine, start_by_exec):
     engine = make_engine()
     engine.start()
     assert fork_servers(engine) == []
@@ -293,7 +293,7 @@ def test_a_fork_server_that_was_killed_is_replaced_one_that_ended_by_itself_is_n
         """)
 
 
-def test_where_a_fork_server_cannot_fork_it_is_left_to_exec(tmp_path):
+def test_a_fork_server_that_cannot_fork_leaves_the_start_to_exec(tmp_path):
     run(tmp_path, """
         server.close()
         left = [os.fork]

@@ -46,7 +46,7 @@ def accepted_by_rocketmq(judge, root, settings) -> dict:
 @pytest.mark.java
 @pytest.mark.maven
 @pytest.mark.timeout(300)
-def test_what_waits_in_a_rocketmq_store_is_delivered_and_rocketmq_reads_it(golden, make_engine, judge):
+def test_delayed_messages_of_a_rocketmq_store_are_delivered_and_rocketmq_reads_them(golden, make_engine, judge):
     """Levels 1 to 3 were delivered by RocketMQ, 7 and 14 messages of levels 4 and 5 wait, all overdue."""
     store = golden("delay")
     engine = make_engine(name=str(store.root), mode="async")

@@ -120,7 +120,7 @@ def scribbled_everywhere(engine, rng, count: int) -> list[str]:
 
 
 @pytest.mark.ci
-def test_whatever_stands_in_shared_memory_is_looked_at_without_harm(make_dead, tmp_path, rng):
+def test_scribbled_shared_memory_is_read_without_harm(make_dead, tmp_path, rng):
     dead = make_dead("pool")
     control = find_folder(dead.root).path / "control"
     assert CONTROL_BYTES == control.stat().st_size

@@ -180,7 +180,7 @@ def test_a_slave_follows_through_closed_links_corruption_and_kills(make_engine, 
     assert ReplicationStateFile(slave.root).read().state.confirm == master.end
 
 
-def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_full_disk(make_engine, scripted, rng):
+def test_a_slave_reports_only_flushed_bytes_and_skips_none_on_a_full_disk(make_engine, scripted, rng):
     source = Growing(rng.random())
     master = scripted(source.more(100), OURS)
     slave = slave_of(make_engine, master, ack_level="flushed", flush_interval_commit_log_ms=20)

@@ -83,7 +83,7 @@ def test_a_new_start_counts_from_nothing(make_engine):
     assert figures(engine)["topics"] == {} and figures(engine)["put_entries_total"] == 0
 
 
-def test_every_figure_of_status_stands_on_the_page(make_owner):
+def test_every_figure_of_the_statistics_is_on_their_page(make_owner):
     owner = make_owner()
     owner.publish()
     shown = statistics.document(statistics.read_statistics(owner.memory))

@@ -95,7 +95,7 @@ def strike(engine, mode, rng):
 
 @pytest.mark.parametrize("mode", EACH_MODE)
 @pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
-def test_nothing_acknowledged_is_lost_doubled_or_reordered(make_engine, tmp_path, rng, mode, rounds):
+def test_acknowledged_messages_are_not_lost_doubled_or_reordered(make_engine, tmp_path, rng, mode, rounds):
     engine = make_engine(mode)
     engine.start()
     producers = start_producers(engine, tmp_path)

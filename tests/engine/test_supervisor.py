@@ -89,7 +89,7 @@ def test_any_worker_killed_is_restarted_in_place_and_nothing_is_lost_or_doubled(
     assert engine.log().count("SIGKILL; starting it again") == len(WORKERS[mode])
 
 
-def test_a_producer_goes_on_while_workers_are_killed_under_it(make_engine, rng):
+def test_a_producer_continues_while_workers_are_killed_under_it(make_engine, rng):
     engine = make_engine("sync")
     engine.start()
     acked, going = [], True

@@ -82,7 +82,7 @@ def is_all_ours(engine) -> bool:
 
 
 @pytest.mark.parametrize("mode", EACH_MODE)
-def test_workers_of_another_build_are_restarted_one_by_one_while_puts_go_on(make_engine, other_build, mode):
+def test_workers_of_another_build_are_restarted_one_by_one_while_puts_continue(make_engine, other_build, mode):
     engine = make_engine(mode)
     start_other(engine, other_build)
     before = builds(engine)

@@ -90,7 +90,7 @@ def test_a_stopped_flusher_in_sync_mode(make_engine):
     assert (found.worker, found.what) == ("flusher", "sync") and "the flusher was stopped by a signal" in found.sentence
 
 
-def test_a_killed_writer_and_what_it_recorded_stays(make_engine):
+def test_a_killed_writers_recorded_stalls_are_kept(make_engine):
     engine = make_engine("async")
     engine.start()
     with pyengine.connect(engine.root) as producer:
@@ -137,7 +137,7 @@ def test_a_pool_without_a_free_buffer_because_the_committer_is_stopped(make_engi
     the_wait(engine.root, "pool", "no buffer of the pool was free: the committer was stopped by a signal")
 
 
-def test_what_a_worker_is_at_is_told_while_it_lasts(make_engine):
+def test_a_wait_for_the_next_segment_is_shown_only_while_it_lasts(make_engine):
     engine = make_engine("async", mapped_file_size_commit_log_bytes=SEGMENT_BYTES)
     engine.start()
     with pyengine.connect(engine.root) as producer:

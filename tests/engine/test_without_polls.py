@@ -100,7 +100,7 @@ def run(parts, puts: int, body_bytes: int, how: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("how", usual(["each", "stream"], ["each"]))
 @pytest.mark.parametrize("mode", usual(MODES, ["async", "sync"], pytest.mark.ci))
-def test_nothing_waits_for_ever_for_a_wake_up(make_sleepers, request, mode, how):
+def test_no_worker_or_producer_waits_for_ever_for_a_wake_up(make_sleepers, request, mode, how):
     """Put, commit, flush and dispatch, over many rolls; each sleeps before each put, or all the time something comes."""
     parts = make_sleepers(mode)
     puts = PUTS_LONG if request.config.run_long else PUTS
@@ -120,7 +120,7 @@ def test_each_of_many_producers_is_woken_by_the_sync_that_it_waits_for(make_slee
         assert (child.returncode, said) == (0, "")
 
 
-def test_what_comes_between_the_last_look_and_the_arming_of_a_latch_is_seen(make_parts, broken_build, tmp_path):
+def test_a_put_between_the_last_look_and_the_arming_of_a_latch_is_seen(make_parts, broken_build, tmp_path):
     board = Board(tmp_path / "board")
     environ = environment(broken_build, *WITHOUT_POLLS) | {VARIABLE: str(tmp_path / "board")}
     parts = make_parts(environments={native.WRITER: environ})

@@ -253,7 +253,7 @@ def test_help_says_what_the_worker_does():
     assert done.returncode == 0 and "A worker for tests." in done.stdout
 
 
-def test_the_service_manager_is_told(make_owner, tmp_path):
+def test_a_worker_notifies_the_service_manager_of_ready_watchdog_and_stopping(make_owner, tmp_path):
     owner = make_owner()
     owner.publish()
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -28,14 +28,14 @@ def use_environment(tmp_path: Path, tools: dict[str, str], **environ: str) -> su
 
 
 @pytest.mark.parametrize("tools", [{}, {"python3": "exit 1"}])
-def test_no_python_is_said_with_what_to_install(tmp_path, tools):
+def test_a_missing_python_is_reported_with_the_version_to_install(tmp_path, tools):
     done = use_environment(tmp_path, tools)
     assert done.returncode == 1
     assert "no Python 3.11 or later with the venv module was found: install one" in done.stderr
 
 
 @pytest.mark.ci
-def test_no_compiler_is_said(tmp_path):
+def test_a_missing_compiler_is_reported(tmp_path):
     done = use_environment(tmp_path, {}, PYENGINE_PYTHON=sys.executable)
     assert done.returncode == 1
     assert "no C compiler was found: install one" in done.stderr

@@ -89,7 +89,7 @@ def test_the_package_serves_where_there_is_no_java_and_loses_the_argument_it_lac
     assert (again.stdout, again.stderr) == (done.stdout, "")
 
 
-def test_no_java_at_all_is_said(use_java):
+def test_a_missing_java_is_reported(use_java):
     done = use_java()
     assert done.returncode == 3
     assert "no Java 17 or later: set JAVA_HOME, put java on PATH, or install the package" in done.stderr

@@ -40,7 +40,7 @@ def test_a_class_is_one_row_with_the_sum_of_the_last_runs_of_all_that_is_in_it(r
     assert row.endswith("| powercut |") and page.startswith("# What was proved")
 
 
-def test_what_did_not_hold_is_told_until_the_same_run_holds(records):
+def test_a_failed_run_is_listed_until_the_same_run_holds(records):
     tell(records, rig="kills", what="flusher, sync", rounds=3, lost=0)
     tell(records, rig="kills", what="writer, sync", rounds=3, lost=1, command="again so")
     page = proofs.page(proofs.read(records))
@@ -162,7 +162,7 @@ def test_a_run_that_ended_without_a_summary_has_not_held_until_its_command_gives
     assert line.held and line.what == "writer, sync"
 
 
-def test_what_was_struck_and_what_was_left_out_is_counted_and_is_no_part_of_the_name(records):
+def test_struck_and_left_out_failpoints_are_counted_and_not_part_of_the_runs_name(records):
     summary = {"kind": "failpoints", "mode": "sync", "seed": 5, "rounds": 2, "lost": 0, "seconds": 1, "failures": [], "scene": "puts",
                "struck": {"a": 2, "b": 3}, "unreached": ["c"], "left_out": 4, "depth": 3}
     (line,) = add(records, json.dumps(summary))
@@ -170,7 +170,7 @@ def test_what_was_struck_and_what_was_left_out_is_counted_and_is_no_part_of_the_
     assert line.counts == {"rounds": 2, "lost": 0, "struck": 5, "unreached": 1, "left_out": 4, "bad": 0}
 
 
-def test_what_was_done_before_a_power_cut_is_part_of_the_name(records):
+def test_the_scene_of_a_power_cut_is_part_of_the_runs_name(records):
     for then in ("", "salvage"):
         *_, line = add(records, json.dumps(asdict(PowerCutSummary("power cut", "sync", 5, scene=then))))
     assert [line.what for line in proofs.read(records)] == ["power cut, sync", "power cut, sync, salvage"]
@@ -185,7 +185,7 @@ def test_each_part_of_a_scene_counts(records):
     assert "| kills | yes, 2 of 2 | 4 rounds," in proofs.page(add(records, json.dumps(summary | {"part": "share 1/2"})))
 
 
-def test_whatever_ends_a_run_becomes_a_failure_and_a_summary(tmp_path, monkeypatch, capsys):
+def test_an_unforeseen_exception_in_a_run_becomes_a_failure_in_its_summary(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     class Stumbling(CrashRun):

@@ -25,7 +25,7 @@ def run_quickstart(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
-def test_what_was_put_is_what_spark_counts_though_a_worker_was_killed(tmp_path):
+def test_spark_counts_every_message_put_although_the_writer_was_killed(tmp_path):
     source = Path(sysconfig.get_paths()["stdlib"]) / "email"
     done = run_quickstart("--input", source, "--megabytes", 2, "--producers", 2, "--mode", "sync", "--store", tmp_path / "store")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -38,7 +38,7 @@ def test_what_was_put_is_what_spark_counts_though_a_worker_was_killed(tmp_path):
     assert (tmp_path / "store" / "commitlog").is_dir()
 
 
-def test_a_difference_is_told_and_fails(capsys, monkeypatch):
+def test_a_difference_in_counts_is_reported_and_fails(capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(STEPS))
     import main
     from counts import Count, add_up
@@ -70,6 +70,6 @@ def test_the_walk_is_repeated_up_to_the_size_that_is_asked_for(monkeypatch, tmp_
 
 @pytest.mark.parametrize(("arguments", "sentence"),
                          [(("--input", "EMPTY"), "holds no Python sources"), (("--store", "EMPTY"), "exists: give a folder")])
-def test_wrong_folders_are_said(tmp_path, arguments, sentence):
+def test_wrong_folders_are_reported(tmp_path, arguments, sentence):
     done = run_quickstart(*(tmp_path if one == "EMPTY" else one for one in arguments))
     assert done.returncode == 1 and sentence in done.stderr

@@ -100,7 +100,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def test_who_may_not_boot_a_systemd_is_told(tmp_path):
+def test_the_systemd_drills_refuse_a_user_other_than_root(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "id").write_text("#!/bin/sh\necho 1000\n")
     (tmp_path / "bin" / "id").chmod(0o755)

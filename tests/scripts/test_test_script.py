@@ -61,7 +61,7 @@ def test_a_test_that_fails_alone_too_fails_the_run(tmp_path):
     [({"test_d.py": SIX_FAIL_BESIDE_OTHERS}, []), ({"test_c.py": FAILS}, ["-n", "0"]), ({"test_c.py": FAILS}, ["tests/test_c.py"])],
     ids=["more-than-five", "one-by-one", "named"],
 )
-def test_nothing_runs_again(tmp_path, tests, arguments):
+def test_failures_are_not_run_again_if_more_than_five_or_one_by_one_or_named(tmp_path, tests, arguments):
     folder = tmp_path / "tree"
     done = scripts_test(folder, tests, *[str(folder / a) if a.startswith("tests") else a for a in arguments])
     assert done.returncode == 1

@@ -50,7 +50,7 @@ def test_slices_come_to_the_same(build_store, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [0, 15, 38])
-def test_damage_is_told_and_what_is_above_its_segment_stays_covered(build_store, number):
+def test_damage_is_reported_and_the_log_above_its_segment_stays_covered(build_store, number):
     store = build_store(40, ours=False, spare=False)
     record = store.records[number]
     store.flip(record.start + BODY_AT)
@@ -77,7 +77,7 @@ def test_a_segment_that_the_cleaner_takes_meanwhile_is_no_damage(build_store):
     assert read_all(log)[-1] == 0 and log.blocked.text == ""
 
 
-def test_a_segment_that_vanishes_is_told(build_store):
+def test_a_vanished_segment_is_reported(build_store):
     store = build_store(40, ours=False, spare=False)
     store.segment(0).unlink()
     log, _ = adopt(store)

@@ -90,7 +90,7 @@ def test_a_segment_that_a_dead_allocator_made_is_taken_over(allocator):
     assert ready_end(owner) == 2 * SEGMENT
 
 
-def test_a_foreign_file_in_the_way_is_told_not_used(allocator):
+def test_a_foreign_file_in_the_way_is_reported_and_not_used(allocator):
     owner, service, reported = allocator
     StorePaths(owner.root).commit_log.mkdir()
     (StorePaths(owner.root).commit_log / segment_name(0)).write_bytes(b"short")
@@ -99,7 +99,7 @@ def test_a_foreign_file_in_the_way_is_told_not_used(allocator):
     assert "has 5 bytes" in reported[0]
 
 
-def test_a_full_disk_is_told_tried_again_and_got_over(allocator, monkeypatch):
+def test_a_full_disk_is_reported_tried_again_and_got_over(allocator, monkeypatch):
     owner, service, reported = allocator
     settle(service)
     full = True
@@ -175,7 +175,7 @@ def test_a_living_writer_keeps_the_segments_ahead_at_a_stop(make_parts):
     service.close()
 
 
-def test_what_an_unfinished_pass_may_have_touched_stays_at_stop(allocator):
+def test_a_stop_keeps_segments_that_an_unfinished_pass_may_have_written(allocator):
     owner, service, _ = allocator
     settle(service)
     native.store(owner.control.writer, "intent_end", SEGMENT + 10)

@@ -55,7 +55,7 @@ def go_until(service, condition, what):
     eventually(step, what)
 
 
-def test_nothing_moves_until_the_writer_has_vouched_for_this_flusher(flusher):
+def test_flushed_does_not_move_until_the_writer_has_vouched_for_this_flusher(flusher):
     owner, writer, service = flusher
     writer.put(b"x" * 100)
     native.store(owner.control.writer, "verified_flusher", service.incarnation - 1)
@@ -80,7 +80,7 @@ def test_a_flush_takes_everything_over_segments_and_tells_the_time_of_the_last_r
     assert native.load(owner.control.flusher, "sync_ns_max") > 0
 
 
-def test_what_is_put_during_a_timed_sync_is_not_counted_as_synced(make_owner, monkeypatch):
+def test_bytes_put_during_a_timed_sync_are_not_counted_as_flushed(make_owner, monkeypatch):
     owner, writer = rig(make_owner, native.MODE_MAPPED)
     writer.vouch()
     writer.put(b"x" * 100)

@@ -115,7 +115,7 @@ def test_committed_is_always_a_record_boundary(rig, monkeypatch):
     assert writer.on_disk() == bytes(writer.log)
 
 
-def test_what_a_dead_committer_had_written_is_written_again(rig):
+def test_a_new_committer_writes_again_the_bytes_a_dead_one_wrote_and_did_not_publish(rig):
     owner, writer, service = rig
     for _ in range(30):
         writer.put(b"x" * 300)
@@ -243,7 +243,7 @@ def test_draining_commits_to_the_end(rig):
     assert committed(owner) == writer.end and writer.on_disk() == bytes(writer.log)
 
 
-def test_the_worker_commits_and_its_successor_goes_on(rig):
+def test_the_worker_commits_and_its_successor_continues(rig):
     owner, writer, service = rig
     first = owner.spawn("pyengine.workers.committer")
     owner.wait_ready(native.COMMITTER)

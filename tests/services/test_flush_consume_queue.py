@@ -118,7 +118,7 @@ def test_only_touched_queue_files_are_synced_and_times_follow(rig):
     assert native.load(rig.service._line, "position") == rig.writer.end
 
 
-def test_nothing_is_claimed_for_what_is_not_dispatched_or_not_flushed(rig):
+def test_checkpoint_and_watermark_cover_only_dispatched_and_flushed_messages(rig):
     rig.writer.put(b"one")
     rig.dispatch()
     rig.flush()
@@ -220,7 +220,7 @@ def test_a_failed_sync_freezes_the_store_and_leaves_the_checkpoint(rig, monkeypa
     assert (read_checkpoint(rig.owner.root), read_watermark(rig.owner.root).watermark) == before
 
 
-def test_a_full_disk_is_said_once_and_got_over(rig, monkeypatch):
+def test_a_full_disk_is_reported_once_and_got_over(rig, monkeypatch):
     rig.writer.put(b"one")
     rig.dispatch()
     rig.flush()
@@ -274,7 +274,7 @@ def test_the_worker_writes_while_it_runs_and_when_it_is_asked_to_stop(rig):
     assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_with_its_file_and_is_the_old_one(tmp_path, monkeypatch):
+def test_a_failed_write_of_the_checkpoint_names_its_file_and_leaves_the_old_one(tmp_path, monkeypatch):
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -373,7 +373,7 @@ def test_a_changed_interval_counts_at_once(rig):
     assert rig.service.pause_s() == 0
 
 
-def test_a_folder_that_cannot_be_listed_is_told_and_tried_again(rig, monkeypatch):
+def test_an_unlistable_folder_blocks_the_watermark_until_it_can_be_listed(rig, monkeypatch):
     def full(path):
         raise OSError(errno.ENFILE, "Too many open files in system", str(path))
 

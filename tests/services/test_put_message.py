@@ -199,7 +199,7 @@ def test_a_wake_up_while_the_engine_stops_returns_to_the_worker(make_parts, monk
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_sync_may_have_failed_on_is_written_again_by_a_writer_that_is_younger_than_it(make_parts, monkeypatch, mode):
+def test_a_new_writer_rewrites_the_bytes_an_older_sync_may_have_failed_on(make_parts, monkeypatch, mode):
     """Before it vouches for the next flusher, once, and not before the committer has written all it has."""
     parts = make_parts(**MODES[mode])
     control, written = parts.control, []
@@ -232,7 +232,7 @@ def test_what_a_sync_may_have_failed_on_is_written_again_by_a_writer_that_is_you
 
 
 @pytest.mark.parametrize("error", [DiskFullError("full", errno=errno.ENOSPC), DiskError("no descriptor", errno=errno.EMFILE)])
-def test_what_passes_by_delays_the_writing_again_and_is_said(make_parts, monkeypatch, error):
+def test_a_passing_disk_error_delays_the_rewrite_and_is_reported(make_parts, monkeypatch, error):
     parts = make_parts()
     with parts.producer() as producer:
         assert producer.put_many("T", [b"x" * 3000] * 5).ok
@@ -260,7 +260,7 @@ def test_what_passes_by_delays_the_writing_again_and_is_said(make_parts, monkeyp
 
 
 @pytest.mark.parametrize("seen, flushed", [(4000, 4000), (9000, 0)])
-def test_nothing_is_written_again_for_a_sync_that_is_over_or_that_began_later(make_parts, monkeypatch, seen, flushed):
+def test_no_bytes_are_rewritten_for_a_sync_that_is_over_or_began_after_the_writer(make_parts, monkeypatch, seen, flushed):
     parts = make_parts()
     with parts.producer() as producer:
         assert producer.put_many("T", [b"x" * 3000] * 5).ok
@@ -279,7 +279,7 @@ def test_nothing_is_written_again_for_a_sync_that_is_over_or_that_began_later(ma
     service.close()
 
 
-def test_what_a_dead_writers_own_sync_for_a_new_flusher_may_have_failed_on_is_written_again_too(make_parts, monkeypatch):
+def test_a_new_writer_rewrites_the_bytes_its_predecessors_own_sync_may_have_failed_on(make_parts, monkeypatch):
     """The error that its sync got died with it, and with that flusher's descriptors; no flusher had a sync in progress."""
     parts = make_parts()
     with parts.producer() as producer:

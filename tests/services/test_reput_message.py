@@ -38,7 +38,7 @@ def service_of(owner, reported=None):
     return ReputMessageService(owner.context(report=Reported() if reported is None else reported))
 
 
-def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
+def test_committed_messages_become_visible_and_wake_consumers(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     service = service_of(owner)
     seen = waiting.load_sequence(owner.control.arrival_seq)
@@ -87,7 +87,7 @@ def test_the_log_is_read_ahead_only_far_behind_the_writer(make_owner, monkeypatc
     service.close()
 
 
-def test_nothing_beyond_committed_is_dispatched(make_owner):
+def test_records_beyond_committed_are_not_dispatched(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     service = service_of(owner)
     ends = []
@@ -135,7 +135,7 @@ def test_a_record_longer_than_a_batch_passes(make_owner, monkeypatch):
     service.close()
 
 
-def test_a_successor_starts_where_the_position_stands_and_repeats_harmlessly(make_owner):
+def test_a_successor_dispatches_again_from_reput_from_without_changes(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     for number in range(100):
         writer.put(b"x" * 300, queue_id=number % 4, properties=f"KEYS\x01k{number}")
@@ -180,7 +180,7 @@ def test_a_full_disk_stops_dispatch_says_so_once_and_is_got_over(make_owner, mon
     service.close()
 
 
-def test_rubbish_below_committed_is_told_and_not_passed_over(make_owner):
+def test_rubbish_below_committed_is_reported_and_not_passed_over(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     reported = Reported()
     service = service_of(owner, reported)
@@ -244,7 +244,7 @@ def test_a_log_that_ends_inside_a_blank_is_waited_for_without_a_word(make_owner)
     service.close()
 
 
-def test_what_was_dispatched_beyond_confirm_at_a_stop_wakes_consumers_when_it_is_confirmed(make_owner):
+def test_messages_dispatched_beyond_confirm_at_a_stop_wake_consumers_once_confirmed(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, dispatch_at=1, replicates=1)
     ends = [writer.put(bytes([number])) and writer.end for number in range(3)]
     ends[0] = ends[1] - (ends[2] - ends[1])

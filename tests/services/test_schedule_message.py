@@ -294,7 +294,7 @@ def test_a_changed_interval_of_the_note_counts_at_once(make_rig):
     ('{"offsetTable":{0:1}}', None, 0, "nothing of it is used"),
     ('{"offsetTable":{1:99}}', None, 3, "but its queue reaches from 0 to 3: continuing at 3"),
 ])
-def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_no_delivery(make_rig, file, backup, first, says):
+def test_delivery_continues_from_the_noted_offsets_and_a_bad_note_does_not_stop_it(make_rig, file, backup, first, says):
     rig = make_rig()
     for number in range(3):
         put = rig.put(1, b"%d" % number)
@@ -314,7 +314,7 @@ def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_no_delivery(make_ri
         assert rig.noted()["7"] == 9, "a level that the table lacks keeps its place"
 
 
-def test_what_is_delivered_stays_so_while_no_slave_has_confirmed_it(make_rig):
+def test_a_delivered_message_is_not_delivered_again_while_no_slave_has_confirmed_it(make_rig):
     """dispatch_at=replicated is new to the store, or the store is a restored backup: queues end at 0 for a while."""
     rig = make_rig({"dispatch_at": 1, "replicates": 1})
 
@@ -341,7 +341,7 @@ def test_what_is_delivered_stays_so_while_no_slave_has_confirmed_it(make_rig):
     assert rig.delivered() == [b"once"]
 
 
-def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_rig):
+def test_an_undeliverable_message_is_reported_and_does_not_block_the_others(make_rig):
     rig = make_rig()
     for text in ("DELAY\x011", "DELAY\x011\x02REAL_TOPIC\x01a/b\x02REAL_QID\x010"):
         assert rig.producer.put_raw(RawMessage(SCHEDULE_TOPIC, b"bad", properties_text=text)).ok
@@ -390,7 +390,7 @@ def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
     assert rig.delivered() == [b"0", b"1", b"2"]
 
 
-def test_what_was_stored_after_a_refused_one_is_not_delivered_twice(make_rig):
+def test_messages_delivered_after_a_refused_one_are_not_delivered_twice(make_rig):
     rig = make_rig()
     for number in range(5):
         put = rig.put(1, b"%d" % number)
@@ -461,7 +461,7 @@ def test_a_session_is_open_only_around_deliveries(make_rig):
     assert service._producer is None
 
 
-def test_nothing_is_put_while_the_engine_stops(make_rig):
+def test_no_delayed_message_is_delivered_while_the_engine_stops(make_rig):
     rig = make_rig()
     put = rig.put(1, b"a")
     rig.wall_ms = put.store_timestamp_ms + 60_000
@@ -542,7 +542,7 @@ def test_a_replayed_clock_and_a_slave_deliver_nothing(make_rig, identity):
     assert rig.delivered() == [] and rig.connects == 0 and not service.drain()
 
 
-def test_a_full_disk_under_the_note_is_told_and_delivery_goes_on(make_rig, monkeypatch):
+def test_a_full_disk_under_the_delay_offsets_is_reported_and_delivery_continues(make_rig, monkeypatch):
     rig = make_rig()
     puts = [rig.put(1, b"a"), rig.put(2, b"b")]
     service = rig.service()
@@ -602,7 +602,7 @@ def test_a_message_with_a_time_of_its_own_waits_level_after_level(make_rig):
     assert rig.queue_end(TIMER_TOPIC, 0) == 0, "only a broker puts into it"
 
 
-def test_what_a_broker_put_aside_is_taken_up_once(make_rig):
+def test_timed_messages_that_a_broker_moved_are_delivered_once(make_rig):
     rig = make_rig()
     rig.put(0, b"due", deliver_at=now_ms() + 60_000), rig.put(0, b"later", deliver_at=now_ms() + HOUR_MS)
     with open_store(rig.root) as store:

@@ -257,7 +257,7 @@ def fields_of(record: bytes) -> dict[str, str]:
     return fields
 
 
-def test_what_workers_say_is_a_record_of_the_journal_with_its_fields(tmp_path):
+def test_lines_of_workers_become_journal_records_with_fields(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(tmp_path / "journal"))
         journal.setblocking(False)
@@ -271,7 +271,7 @@ def test_what_workers_say_is_a_record_of_the_journal_with_its_fields(tmp_path):
         assert re.fullmatch(r"\S+Z writer\[\d+\] START_FAILED first\nsecond\n\S+Z flusher\[\d+\] PUTS_TAKEN third\n", said)
 
 
-def test_where_the_journal_takes_no_records_lines_reach_it_with_their_level(tmp_path):
+def test_lines_reach_a_journal_that_takes_no_records_with_their_level(tmp_path):
     assert say(tmp_path, is_journal=True) == "<3>first\n<3>second\n<6>third\n"
 
 

@@ -138,7 +138,7 @@ def test_a_slave_is_known_for_one_from_its_first_moment(make_rig):
     assert ReplicationStateFile(rig.owner.root).read().state.role == "SLAVE"
 
 
-def test_nothing_is_said_again_before_the_master_has_said_anything(make_rig):
+def test_a_slave_does_not_report_again_before_the_master_has_sent_a_byte(make_rig):
     rig = make_rig(ROCKETMQ, ha_compare_bytes=2000)
     rig.master.is_silent = True
     rig.until(lambda: rig.reports, "it has reported")

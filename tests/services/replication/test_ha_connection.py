@@ -96,7 +96,7 @@ def joined(frames) -> bytes:
     return b"".join(body for _, body in frames)
 
 
-def test_nothing_is_sent_before_the_first_report():
+def test_a_master_sends_no_bytes_before_the_first_report():
     rig = Rig(Log(1000))
     assert rig.hear() == b""
     rig.pass_s(10)
@@ -228,7 +228,7 @@ def test_of_a_frame_that_is_half_sent_the_body_counts_and_not_its_header(pushed,
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_was_sent_is_known_to_the_byte_however_slowly_the_slave_reads(seed):
+def test_a_connection_knows_the_sent_bytes_exactly_however_slowly_the_slave_reads(seed):
     rng = random.Random(seed)
     log = Log(rng.randrange(1, 4 * SEGMENT))
     start = rng.randrange(1, log.end() + 1)

@@ -141,7 +141,7 @@ def test_an_old_handshake_fits_no_new_one(secret):
         slave_handshake(lambda words, size: next(answers), secret.read(), SLAVE)
 
 
-def test_what_comes_right_after_the_proof_is_left(secret):
+def test_bytes_right_after_the_proof_are_left_unread_by_the_handshake(secret):
     handshake = MasterHandshake(secret, lambda: MASTER, may_be_plain=False)
     wire = Wire(handshake)
 

@@ -170,7 +170,7 @@ def test_the_log_is_cut_where_the_masters_ends(tmp_path, masters, manner, compar
 
 
 @MANNERS
-def test_nothing_in_common_is_no_cut(tmp_path, masters, manner):
+def test_logs_without_a_common_record_are_refused_even_with_ha_cut_any(tmp_path, masters, manner):
     for number, content in enumerate((content_of(log_of(2, 60)), content_of(log_of(2, 2)), b"")):
         with pytest.raises(JoinRefusedError, match="nothing in common"):
             joined(tmp_path, log_of(1, 60), masters(content, manner), ha_cut="any")
@@ -199,7 +199,7 @@ def test_a_slave_far_below_a_master_that_has_moved_on_is_refused(tmp_path, maste
         joined(tmp_path, log, masters(content_of(later), manner, min_offset=later.first_offset))
 
 
-def test_what_was_confirmed_is_not_cut_unless_it_is_allowed(tmp_path, masters):
+def test_confirmed_records_are_cut_only_with_ha_cut_any(tmp_path, masters):
     log = log_of(1, 60)
     boundary = boundaries_of(log)[30]
     log.write(tmp_path)
@@ -232,7 +232,7 @@ def test_a_master_that_is_started_as_a_slave_does_not_have_the_new_term_before_i
     assert ReplicationStateFile(tmp_path).read().state.term == 2, "a slave has it at once"
 
 
-def test_a_connection_stands_from_the_first_look_until_the_replicator_has_its_own(tmp_path, masters):
+def test_a_join_keeps_a_connection_to_the_master_until_its_presence_is_closed(tmp_path, masters):
     master = masters(content_of(log_of(1, 60)), ROCKETMQ)
     found = joined(tmp_path, None, master)
     assert len(master.reports) == 1, "one that looked, and one that says nothing"

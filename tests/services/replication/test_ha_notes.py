@@ -27,7 +27,7 @@ def test_a_note_that_cannot_be_written_blocks_until_it_can(make_owner):
     assert file.read().state == ReplicationState("SYNC_MASTER", 0)
 
 
-def test_where_queues_end_is_kept_although_the_file_could_not_be_read(make_owner):
+def test_dispatch_at_is_noted_anew_although_the_replication_file_is_unreadable(make_owner):
     owner = make_owner("store", role=native.SYNC_MASTER, replicates=1, dispatch_at=1)
     owner.publish()
     file = ReplicationStateFile(owner.root)

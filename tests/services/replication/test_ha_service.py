@@ -392,7 +392,7 @@ def test_single_records_need_no_python(make_rig, monkeypatch):
     assert bytes(slave.log) == bytes(rig.writer.log[1:])
 
 
-def test_what_is_deleted_before_c_sends_it_does_not_leave(make_rig):
+def test_bytes_deleted_before_c_sends_them_are_not_sent(make_rig):
     rig = make_rig()
     slave, _ = followed(rig)
     before = len(slave.log)
@@ -446,7 +446,7 @@ def test_reports_that_come_in_pieces_count_when_they_are_whole(make_rig):
     rig.until(lambda: slave.end == rig.writer.end, "served as before")
 
 
-def test_what_is_confirmed_and_the_role_are_noted(make_rig):
+def test_the_confirmed_position_and_the_role_are_noted(make_rig):
     rig = make_rig()
     rig.fill(5000)
     rig.service.start()
@@ -500,7 +500,7 @@ def test_an_orderly_stop_waits_for_a_slave_so_long_and_no_longer(make_rig):
     assert not rig.service.drain()
 
 
-def test_a_taken_port_is_told(make_rig):
+def test_a_replicator_whose_port_is_taken_does_not_start(make_rig):
     rig = make_rig()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves.*set ha_listen_host and ha_listen_port"):
         HAService(rig.owner.context(rig.config, report=rig.reported), replication.Replication.private(), port=rig.service.port)
@@ -534,7 +534,7 @@ def no_such_name(*arguments, **named):
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "a-name", "a..b"])
-def test_an_address_that_cannot_be_had_is_told_or_tried_again(make_rig, monkeypatch, host):
+def test_an_unusable_listen_address_is_refused_at_start_and_reported_later(make_rig, monkeypatch, host):
     rig = make_rig()
     if host == "a-name":
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)

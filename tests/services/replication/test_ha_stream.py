@@ -174,7 +174,7 @@ def test_a_long_blank_goes_in_a_run_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("frame_bytes", [1, 300, 32768])
-def test_what_is_there_already_is_compared_and_only_the_rest_comes_out(tmp_path, rng, frame_bytes):
+def test_bytes_already_in_the_log_are_compared_and_only_the_rest_comes_out(tmp_path, rng, frame_bytes):
     log = make_log(rng, 70)
     content = bytes_of(log)
     begin, own_end = log.messages[5].physical_offset, log.messages[50].physical_offset

@@ -111,7 +111,7 @@ def test_an_empty_file_of_the_master_is_left_out(sides):
     assert sides.carry() == [TOPICS]
 
 
-def test_what_is_the_same_is_not_written_again(sides):
+def test_unchanged_tables_are_not_written_again(sides):
     TopicConfigs(sides.master).create(TopicConfig("T"))
     ConsumerOffsets(sides.master).commit("T", "g", {0: 1})
     sides.carry()
@@ -126,7 +126,7 @@ def test_what_is_the_same_is_not_written_again(sides):
 
 @pytest.mark.parametrize("kind", [TOPICS, GROUPS, OFFSETS, DELAYS])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
-def test_a_table_that_is_none_is_told_and_left_out(sides, kind, content):
+def test_a_table_of_the_master_that_cannot_be_parsed_is_reported_and_left_out(sides, kind, content):
     path = sides.slave / "config" / TABLES[kind][0]
     sides.sink.take(kind, content, 0)
     sides.sink.apply()

@@ -242,7 +242,7 @@ def test_bytes_not_committed_flushed_or_dispatched_are_kept(make_rig, name):
     assert rig.round() == 2
 
 
-def test_what_the_checkpointer_has_yet_to_read_stays(make_rig):
+def test_segments_that_the_checkpointer_has_yet_to_read_are_kept(make_rig):
     rig = make_rig()
     native.store(rig.control.workers[native.CHECKPOINTER], "position", SEGMENT)
     rig.ask(reserved_ms=0)
@@ -420,7 +420,7 @@ def test_holds_are_of_one_process_and_one_engine(make_rig):
     assert held_segments(rig.cleaning.block) == []
 
 
-def test_a_folder_that_cannot_be_written_is_told_once_and_tried_again(make_rig, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_reported_once_and_tried_again(make_rig, monkeypatch):
     rig = make_rig()
     real = clean_files.unlink_durably
 

@@ -103,7 +103,7 @@ def test_a_real_folder_is_measured_as_df_shows_it(tmp_path):
     assert use.usable_bytes <= status.f_blocks * status.f_frsize and use.inodes_left
 
 
-def test_a_folder_without_the_right_to_write_is_said(tmp_path, monkeypatch):
+def test_a_folder_without_the_right_to_write_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode, **_: False)  # root may always
     assert "no right to make files" in measure(tmp_path).unwritable_reason
 
