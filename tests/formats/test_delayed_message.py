@@ -40,7 +40,7 @@ def test_every_delivery_of_the_real_store_comes_out_byte_for_byte(golden):
         assert bytes(record) == log[theirs.physical_offset:theirs.physical_offset + theirs.size_bytes]
 
 
-def test_what_waits_has_the_text_that_the_real_store_wrote():
+def test_a_waiting_message_has_the_text_that_the_real_store_wrote():
     rows = [row for row in load_manifest("delay")["puts"] if row["delayLevel"] > 0]
     assert len(rows) == 45
     for row in rows:
@@ -108,11 +108,11 @@ def message(**properties: str) -> Message:
     ({"REAL_TOPIC": "T", "REAL_QID": "9999999999"}, "is not a queue"),
     ({"REAL_TOPIC": "T", "REAL_QID": "²"}, "is not a queue"),
 ])
-def test_what_can_never_be_delivered_is_told_why(properties, why):
+def test_a_message_that_can_never_be_delivered_has_a_reason(properties, why):
     assert why in delivery_of(message(**properties))
 
 
-def test_what_a_reader_would_not_see_is_left_out_of_the_new_text():
+def test_properties_that_a_reader_would_not_see_are_left_out_of_the_new_text():
     made = delivery_of(Message(topic=SCHEDULE_TOPIC, body=b"", queue_id=0, queue_offset=0, physical_offset=0, size_bytes=0,
                                raw_properties="TAGS\x01\x02REAL_QID\x013\x02REAL_TOPIC\x01T\x02a\x01b\x02"))
     assert isinstance(made, Delivery) and (made.topic, made.queue_id) == ("T", 3)

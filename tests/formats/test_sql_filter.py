@@ -50,7 +50,7 @@ def test_a_condition_that_is_true_matches(sql):
 
 
 @pytest.mark.parametrize("sql", DOES_NOT_MATCH)
-def test_what_is_false_unknown_or_cannot_be_compared_does_not_match(sql):
+def test_false_unknown_and_incomparable_conditions_do_not_match(sql):
     assert not SqlFilter(sql).matches(ORDER)
 
 

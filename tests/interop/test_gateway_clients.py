@@ -66,7 +66,7 @@ def test_messages_sent_in_every_way_are_consumed_once_each(served, clients):
     assert [row["body"] for row in clients.ask("query", topic="all_ways", key="async-7")] == ["async-7"]
 
 
-def test_a_group_goes_on_where_it_stopped(served, clients):
+def test_a_group_continues_where_it_stopped(served, clients):
     def send(*bodies):
         clients.ask("send", group="senders", how="sync", topic="resumed", tags="t", bodies=list(bodies))
 
@@ -293,7 +293,7 @@ def test_a_group_is_set_back_by_the_tools(served, clients):
 
 
 @pytest.mark.long
-def test_kills_under_load_lose_nothing_acknowledged_and_consumers_go_on(served, clients):
+def test_kills_under_load_lose_nothing_acknowledged_and_consumers_continue(served, clients):
     clients.ask("subscribe", name="survivor", group="survivors", topic="survived")
     clients.begin("stream", group="survivors_feed", topic="survived", ms=45_000)
     for victim in ("gateway", "writer", "all", "gateway", "reputter", "flusher", "all"):

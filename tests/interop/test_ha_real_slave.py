@@ -220,7 +220,7 @@ def test_a_real_slave_and_one_of_ours_confirm_together(pair, make_engine, rng):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_real_slave_that_is_killed_goes_on_where_it_stood(make_engine, tmp_path, rng):
+def test_a_real_slave_that_is_killed_continues_where_it_stopped(make_engine, tmp_path, rng):
     engine = make_engine("async", **OURS, ha_listen_port=free_port())
     engine.start()
     load = Load(engine.root, rng)

@@ -62,7 +62,7 @@ def test_the_judge_writes_what_a_manifest_says(judge, tmp_path, recipe):
     assert wrote["after"]["abort"] is False
 
 
-def test_the_judge_goes_on_with_a_store(judge, tmp_path):
+def test_the_judge_appends_to_a_golden_store(judge, tmp_path):
     root = unpack("basic", tmp_path)
     manifest = load_manifest("basic")
     put = decode_put(0, manifest["puts"][0])

@@ -175,7 +175,7 @@ def test_the_real_store_opens_it_and_reads_every_message(all_replayed, judge):
 @each_end
 @pytest.mark.java
 @pytest.mark.maven
-def test_the_real_store_goes_on_with_it(replays, mode, end, judge, tmp_path):
+def test_the_real_store_appends_to_a_replayed_store(replays, mode, end, judge, tmp_path):
     """What RocketMQ appends to our store follows our last message, and has an entry in its queue."""
     from interop.judge import put_row
 

@@ -38,7 +38,7 @@ def memory(folder, engine_id):
         yield made
 
 
-def test_what_the_supervisor_wrote_is_what_others_attach(memory, folder, engine_id):
+def test_attached_memory_has_the_identity_and_counters_of_the_supervisor(memory, folder, engine_id):
     memory.publish()
     with EngineMemory.attach(folder) as other, EngineMemory.attach(folder, writable=False) as reader:
         assert other.identity == reader.identity == identity_of(engine_id)
@@ -79,7 +79,7 @@ def test_another_layout_is_named(memory, folder):
 @pytest.mark.parametrize(("part", "field", "value"), [
     ("identity", "mode", 77), ("identity", "role", 3), ("identity", "segment_bytes", 0), ("identity", "segment_bytes", -1),
     ("identity", "sessions_max", 1 << 31), ("identity", "pool_buffers", 0xFFFFFFFF), ("state", "state", 99)])
-def test_what_no_engine_writes_is_refused(memory, folder, part, field, value):
+def test_control_values_that_no_engine_writes_are_refused(memory, folder, part, field, value):
     memory.publish()
     setattr(getattr(memory.control, part), field, value)
     with pytest.raises(EngineUnavailableError, match="it was written over"):
@@ -166,7 +166,7 @@ def test_a_sleeper_is_woken_from_another_process(memory, folder):
     ((300, "live"), (700, "--set"), None, None, 700, "--set"),
     ((500, "default"), (500, "default"), 500, 500, 500, "live"),
 ])
-def test_which_source_of_a_live_setting_counts_when_they_are_read_again(was, asked, in_file, live, runs, origin):
+def test_a_reload_gives_a_live_setting_its_value_and_origin(was, asked, in_file, live, runs, origin):
     name = "flush_interval_commit_log_ms"
     found = reload_settings(EngineConfig(**{name: was[0]}, origins={name: was[1]}),
                             EngineConfig(**{name: asked[0]}, origins={name: asked[1]}),
@@ -175,7 +175,7 @@ def test_which_source_of_a_live_setting_counts_when_they_are_read_again(was, ask
     assert len(found.changed) == (was[0] != runs) and found.later == []
 
 
-def test_what_needs_a_restart_is_named_and_stays():
+def test_a_changed_setting_that_needs_a_restart_is_named_and_not_applied():
     asked = EngineConfig(flush_disk_type="SYNC_FLUSH", origins={"flush_disk_type": "engine.toml"})
     found = reload_settings(EngineConfig(), asked, {"flush_disk_type": "SYNC_FLUSH"}, {})
     assert found.config == EngineConfig() and found.changed == []

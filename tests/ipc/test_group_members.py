@@ -198,7 +198,7 @@ def test_a_full_group_refuses_the_next(member, monkeypatch):
         member()
 
 
-def test_who_only_looks_makes_nothing(tmp_path):
+def test_opening_members_without_leave_to_create_makes_no_files(tmp_path):
     with pytest.raises(FileNotFoundError):
         GroupMembers(tmp_path, "orders", "billing", may_create=False)
     with pytest.raises(UsageError):

@@ -59,7 +59,7 @@ def test_a_build_is_known_by_its_files_alone(tmp_path):
     assert build() != build_id()
 
 
-def test_a_worker_line_says_who_and_how_it_goes():
+def test_a_worker_line_has_the_workers_process_state_and_counts():
     block = ffi.new("struct ms_worker *")
     worker = block[0]
     heartbeat = Heartbeat(worker)

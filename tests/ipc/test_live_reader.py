@@ -44,7 +44,7 @@ def live(make_owner, golden):
     return make
 
 
-def test_nothing_beyond_the_counters_is_read(live):
+def test_a_live_reader_reads_no_entries_beyond_the_counters(live):
     owner, store = live()
     queue = store.verify["facts"]["queues"][0]
     second_end = queue["entries"][1][0] + queue["entries"][1][1]
@@ -57,7 +57,7 @@ def test_nothing_beyond_the_counters_is_read(live):
         assert len(reader.get_message(queue["topic"], queue["queueId"], 0, level="flushed").messages) == 1
 
 
-def test_how_far_dispatch_has_come_is_told(live):
+def test_a_live_reader_reports_the_dispatched_offset(live):
     owner, store = live()
     end = store.verify["facts"]["maxPhy"]
     native.store_position(owner.control.reput_from, end - 10)
@@ -206,7 +206,7 @@ def test_the_files_decide_once_the_engine_is_gone(store):
 
 
 @pytest.mark.parametrize("retired", [False, True], ids=["", "recovery was killed too"])
-def test_what_a_killed_engine_never_published_is_not_flushed(store, retired):
+def test_records_that_a_killed_engine_never_published_are_not_flushed(store, retired):
     owner, end = store()
     owner.position(end - 1)
     owner.publish()

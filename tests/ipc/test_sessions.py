@@ -254,7 +254,7 @@ def test_a_slot_that_is_about_to_be_free_is_waited_for(server):
         session.close()
 
 
-def test_all_slots_taken_is_said(server):
+def test_a_session_beyond_sessions_max_is_refused(server):
     held = [open_session(server.owner.root) for _ in range(4)]
     with pytest.raises(EngineUnavailableError, match="sessions_max"):
         open_session(server.owner.root)
@@ -262,7 +262,7 @@ def test_all_slots_taken_is_said(server):
         session.close()
 
 
-def test_a_folder_that_was_removed_is_said_and_survived(server):
+def test_sessions_in_a_removed_folder_are_refused_and_the_server_survives(server):
     for name in ("control", "session-1-0-1"):
         server.owner.folder.unlink(name)
     with pytest.raises(EngineUnavailableError, match="no session can be opened"):
@@ -629,7 +629,7 @@ if sys.stdin.read(1) == "l":
 """
 
 
-def test_what_keeps_a_session_from_being_opened_is_known_before_one_is_asked_for(server, monkeypatch):
+def test_the_reason_that_no_session_can_be_opened_is_known_before_a_request(server, monkeypatch):
     assert server.server.no_session_reason() == ""
     monkeypatch.setattr(sessions.os, "open", lambda *arguments, **named: raise_error(OSError(errno.EMFILE, "Too many open files")))
     assert server.server.no_session_reason() == "no session can be opened: Too many open files"

@@ -56,7 +56,7 @@ def test_a_half_made_object_is_refused(folder):
 
 
 @pytest.mark.parametrize("limit, exhausted", [(resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_AS, 1)], ids=["descriptors", "memory"])
-def test_what_the_system_refuses_is_said_with_the_name_and_is_no_missing_engine(folder, limit, exhausted):
+def test_a_mapping_that_the_system_refuses_is_an_error_with_its_name_and_no_missing_engine(folder, limit, exhausted):
     folder.make()
     folder.create("control", 64 << 20).close()
 

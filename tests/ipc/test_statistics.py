@@ -155,7 +155,7 @@ def test_ten_minutes_are_kept_and_older_samples_go(make_owner):
     assert snapshots[-1].at_ns - snapshots[0].at_ns == 60 * S
 
 
-def test_a_successor_goes_on_after_the_samples_of_the_dead_one(make_owner):
+def test_a_successor_continues_after_the_samples_of_the_dead_one(make_owner):
     owner, clock = make_owner(), Clock()
     StoreStatsService(owner.memory, clock).tick()
     put(owner, 50)
@@ -223,7 +223,7 @@ def descriptors() -> int:
 @pytest.mark.parametrize("open_it", [lambda memory: memory.counters, lambda memory: memory.blocked_reasons,
                                      lambda memory: not memory.recorder_of(native.WRITER).handle.shared],
                          ids=["counters", "blocked_reasons", "recorder"])
-def test_what_only_tells_keeps_no_process_from_its_work_where_it_cannot_be_opened(make_owner, monkeypatch, open_it):
+def test_statistics_that_cannot_be_opened_keep_no_process_from_its_work(make_owner, monkeypatch, open_it):
     """A supervisor ended for the statistics once, when their file answered EIO."""
     owner = make_owner()
     owner.memory.close_statistics()

@@ -126,7 +126,7 @@ def test_a_second_supervisor_is_refused_in_every_phase_of_the_first(root, shared
         assert second.own() is Ownership.EXCLUSIVE
 
 
-def test_who_recovers_a_store_by_hand_is_no_supervisor_that_stop_could_end(root):
+def test_a_process_that_recovers_a_store_is_not_taken_for_its_supervisor(root):
     with StoreLock(root, create=True) as lock:
         lock.own()
         assert kind_holder(root, 0) == os.getpid() and kind_holder(root, 3) is None

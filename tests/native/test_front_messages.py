@@ -221,13 +221,13 @@ def test_it_cannot_be_changed(message, name):
             delattr(one, name)
 
 
-def test_what_was_asked_for_is_kept(message):
+def test_a_message_keeps_its_decoded_fields(message):
     assert message._properties is None
     assert message.properties is message.properties is message._properties
     assert message.body is message.body and message.topic is message.topic
 
 
-def test_what_happens_to_the_log_later_does_not_change_it():
+def test_a_later_change_of_the_log_does_not_change_a_message():
     log = Log()
     log.put(body=b"as it was", properties="TAGS\x01a")
     view = memoryview(log.segments[0])
@@ -273,7 +273,7 @@ def test_entries_outside_the_file_are_refused(span):
         read_queue(log.entries, *span, 0, 1, "T", 0, ALL, b"", None, log.find_segment, lambda address: None, belongs_to)
 
 
-def test_nothing_is_left_of_a_message():
+def test_a_deleted_message_leaves_no_references():
     log = Log()
     for _ in range(50):
         log.put(properties="TAGS\x01a")

@@ -49,7 +49,7 @@ def offset(rig, topic, queue_id=0):
     return get_queue_offset(rig.table, topic, queue_id)
 
 
-def test_each_named_queue_goes_on_by_one_and_the_record_says_where(rig):
+def test_each_named_queue_grows_by_one_and_the_record_has_its_offset(rig):
     rig, producer = rig
     for number in range(12):
         status, at = put(rig, producer, f"TAGS\x01a\x02{NAMES}\x01%LMQ%u{number % 2},other", queue_id=3)

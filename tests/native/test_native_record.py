@@ -152,7 +152,7 @@ def test_all_short_byte_sequences_are_judged_as_python_does():
 
 
 @given(FIELDS)
-def test_what_was_encoded_decodes(fields):
+def test_an_encoded_record_decodes_to_its_fields(fields):
     data = encode(**fields)
     message = decode_record(data)
     assert (message.topic, message.body, message.raw_properties) == (

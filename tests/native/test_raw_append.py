@@ -118,7 +118,7 @@ def test_a_slave_s_log_is_its_master_s_byte_for_byte_fillers_too(rigs, tmp_path,
     assert control_native.committed_slot(slave.control)[1] == 1_700_000_000_000
 
 
-def test_what_is_gathered_of_a_segment_that_is_exactly_full_is_written_before_the_next_one(rigs, tmp_path):
+def test_gathered_entries_of_an_exactly_full_segment_are_written_before_the_next_segment(rigs, tmp_path):
     """The last entry of the pass closes the segment, the next one begins another."""
     log = filled_master(rigs, seed=random.randrange(1 << 30))
     slave, producer = slave_with_session(rigs, tmp_path, control_native.MODE_SYNC)
@@ -140,7 +140,7 @@ def test_a_session_outlives_as_many_entries_as_it_has_places_for_answers(rigs, t
         assert (code, answer[DETAIL]) == (0, lib.MS_REFUSED_OFFSET)
 
 
-def test_it_goes_on_after_a_killed_writer(rigs, tmp_path):
+def test_a_raw_append_continues_after_a_killed_writer(rigs, tmp_path):
     log = filled_master(rigs, seed=7)
     slave, producer = slave_with_session(rigs, tmp_path)
     pieces = entries(log, random.Random(2))

@@ -74,7 +74,7 @@ def test_a_stall_that_is_not_whole_is_passed_over(shared):
     assert [stall.number for stall in stalls(shared)] == [2]
 
 
-def test_what_a_scribbler_wrote_is_passed_over(shared):
+def test_a_ring_of_garbage_is_read_as_empty(shared):
     ffi.memmove(ffi.addressof(shared, "ring"), b"\xa5" * ffi.sizeof("struct ms_recorder_ring"),
                 ffi.sizeof("struct ms_recorder_ring"))
     ring = recorder.read_rings(shared)[0]
@@ -96,12 +96,12 @@ def test_the_longest_phase_is_the_cause(shared, phase, cause):
 @pytest.mark.parametrize("what, number, cause", [
     ("blocked", errno.ENOSPC, "no_room"), ("blocked", errno.EDQUOT, "no_room"), ("blocked", errno.EIO, "blocked"),
     ("blocked", 0, "blocked"), ("request", errno.EIO, "failed")])
-def test_what_the_worker_was_told_is_the_cause(shared, what, number, cause):
+def test_the_kind_and_error_number_of_a_stall_give_its_cause(shared, what, number, cause):
     writers(shared).note(what, monotonic_ns(), 0, error_number=number)
     assert stalls(shared)[0].cause == cause
 
 
-def test_what_began_before_the_worker_did_waited_for_its_predecessor(shared):
+def test_a_stall_that_began_before_its_worker_has_the_cause_restart(shared):
     began_ns = monotonic_ns() - LONG_NS
     writers(shared).note("request", began_ns, LONG_NS - 1)
     assert stalls(shared)[0].cause == "restart"
@@ -122,7 +122,7 @@ def test_a_stop_by_a_signal_is_recorded_once(shared):
     assert (stall.what, stall.cause, stall.began_ns) == ("stopped", "stopped", began_ns) and stall.took_ns >= LONG_NS
 
 
-def test_what_takes_long_just_now_is_seen_until_it_is_over(shared):
+def test_the_current_phase_is_seen_until_it_ends(shared):
     handle = writers(shared)
     handle.set_phase(recorder.SYNC_PHASE, 5)
     assert recorder.read_rings(shared)[native.WRITER].current == recorder.CurrentPhase("sync", 5)
@@ -130,7 +130,7 @@ def test_what_takes_long_just_now_is_seen_until_it_is_over(shared):
     assert recorder.read_rings(shared)[native.WRITER].current is None
 
 
-def test_a_new_engine_goes_on_with_what_a_dead_one_recorded(shared):
+def test_a_new_engine_keeps_the_stalls_that_a_dead_one_recorded(shared):
     writers(shared).set_phase(recorder.SYNC_PHASE, 5)
     writers(shared).note("request", 1, 1)
     recorder.format_recorder(shared, BOOT)

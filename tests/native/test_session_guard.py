@@ -72,7 +72,7 @@ def test_any_other_bus_error_ends_the_process(fault):
     assert run(fault + "\nos._exit(3)\n").returncode == -signal.SIGBUS
 
 
-def test_who_was_told_of_bus_errors_before_is_told_still():
+def test_an_earlier_handler_of_bus_errors_is_still_called():
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c",
          PREAMBLE + "session.unguard(7); os.ftruncate(file.fileno(), 0); pointer[0]"],

@@ -111,7 +111,7 @@ def test_a_destination_is_a_folder_or_a_uri(tmp_path):
         open_destination("nothing://bucket")
 
 
-def test_where_blocks_cannot_be_shared_nothing_is_left(tmp_path, monkeypatch):
+def test_a_clone_that_cannot_share_blocks_leaves_no_file(tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.write_bytes(b"x" * 8192)
 

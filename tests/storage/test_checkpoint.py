@@ -167,7 +167,7 @@ def test_a_failed_sync_is_noted_on_a_disk_that_syncs_nothing_more(tmp_path):
     assert read_sync_failure(tmp_path).flushed == 500
 
 
-def test_a_failed_sync_that_can_be_noted_nowhere_is_said(tmp_path):
+def test_noting_a_failed_sync_returns_false_if_it_cannot_be_noted(tmp_path):
     with patch("pyengine.storage.durable_file.write_config", side_effect=FlushError("fsync failed", errno=5)):
         assert not note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
 

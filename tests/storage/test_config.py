@@ -344,7 +344,7 @@ def test_a_new_store_keeps_the_sizes_it_was_made_with(tmp_path):
         load_config(root, {"mappedFileSizeCommitLog": "128KiB"}, {})
 
 
-def test_what_the_queues_hold_is_kept_from_the_last_start(tmp_path):
+def test_settings_of_queue_contents_are_kept_from_the_last_start(tmp_path):
     path = config_path(tmp_path)
     path.parent.mkdir()
     path.write_text("# mine\nenableLmq = true\nspin = 0\n")

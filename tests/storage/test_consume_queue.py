@@ -105,7 +105,7 @@ def test_a_reader_finds_tags_through_what_was_written(cqext, tmp_path):
 
 
 @pytest.mark.parametrize("cut", ["units", "entries"])
-def test_what_no_entry_names_is_cleared_and_written_again(cqext, tmp_path, cut):
+def test_ext_units_that_no_entry_names_are_cleared_and_written_again(cqext, tmp_path, cut):
     """A dispatcher killed between unit and entry, and a queue that recovery has cut."""
     root = tmp_path / "new"
     file_bytes = dispatched(cqext, root)

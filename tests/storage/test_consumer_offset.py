@@ -23,7 +23,7 @@ def path(tmp_path):
     return tmp_path / "config" / "consumerOffset.json"
 
 
-def test_what_rocketmq_wrote_is_read_and_kept(tmp_path, path):
+def test_offsets_that_rocketmq_wrote_are_read_and_kept(tmp_path, path):
     path.write_text(BY_ROCKETMQ)
     offsets = ConsumerOffsets(tmp_path)
     assert offsets.read("orders", "billing") == {0: 123, 1: 45}
@@ -144,7 +144,7 @@ def test_killed_at_any_system_call_a_commit_is_made_or_not(tmp_path, path):
     pytest.fail("the commit never came to its end")
 
 
-def test_without_any_file_to_believe_there_are_no_offsets_and_that_is_said(tmp_path, path):
+def test_damaged_offset_files_give_no_offsets_and_are_noted(tmp_path, path):
     path.write_bytes(b"{")
     path.with_name(path.name + ".bak").write_bytes(b"[")
     found = ConsumerOffsets(tmp_path).table()

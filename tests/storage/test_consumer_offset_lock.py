@@ -78,7 +78,7 @@ def test_a_dead_writer_makes_room_at_once(tmp_path):
         writer.replace(b"after it", keep_as="bak")
 
 
-def test_who_was_passed_over_changes_nothing(tmp_path):
+def test_a_replaced_writer_changes_nothing(tmp_path):
     with lock_of(tmp_path).held() as slow:
         with lock_of(tmp_path, timeout_s=0.05).held() as fast:
             fast.replace(b"fast", keep_as="bak")
@@ -88,7 +88,7 @@ def test_who_was_passed_over_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 16, b"\xff" * 4096, bytes(range(16))])
-def test_whatever_stands_in_the_lock_file_it_locks(tmp_path, content):
+def test_a_lock_file_locks_with_any_content(tmp_path, content):
     (tmp_path / "consumers").mkdir()
     (tmp_path / "consumers" / "lock").write_bytes(content)
     with lock_of(tmp_path).held() as first:
@@ -106,7 +106,7 @@ def test_a_removed_lock_file_is_made_again(tmp_path):
         writer.replace(b"1", keep_as="bak")
 
 
-def test_a_waiting_process_is_told_of_meanwhile(tmp_path):
+def test_a_waiting_process_calls_its_while_waiting_function(tmp_path):
     heard = []
     with lock_of(tmp_path).held():
         with lock_of(tmp_path, timeout_s=0.05, while_waiting=lambda: heard.append(1)).held():

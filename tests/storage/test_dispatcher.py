@@ -89,7 +89,7 @@ def test_an_index_that_is_written_has_the_bytes_of_one_that_is_stored_into(tmp_p
     assert outcome(root) == expected and len(expected[1]) > 1
 
 
-def test_what_is_written_is_what_formats_says(tmp_path, rng):
+def test_written_entries_and_keys_equal_those_of_the_python_formats(tmp_path, rng):
     """Entries and keys against the Python formats, one by one."""
     builder = varied(rng)
     root, log = store_with(tmp_path, builder)

@@ -37,7 +37,7 @@ def outcome(root: Path) -> tuple[dict[str, bytes], list[bytes]]:
         (SMALL_QUEUES, ["T"], 350_000),  # none for an index file
     ],
 )
-def test_a_full_disk_stops_the_dispatch_and_room_lets_it_go_on(geometry, topics, ballast_bytes, small_disk, tmp_path):
+def test_a_full_disk_stops_the_dispatch_and_room_lets_it_continue(geometry, topics, ballast_bytes, small_disk, tmp_path):
     builder = LogBuilder(SEGMENT)
     keys = geometry is SMALL_QUEUES
     for number in range(14_000):

@@ -26,7 +26,7 @@ from pyengine.storage.durable_writes import (
 from pyengine.storage.log_holds import LogHold, write_log_hold
 
 
-def test_short_writes_go_on_where_they_ended_and_a_sync_comes_last(tmp_path, monkeypatch):
+def test_short_writes_continue_where_they_ended_and_a_sync_comes_last(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(bytes(100))
     pwrite, fsync, synced = os.pwrite, os.fsync, []
@@ -106,7 +106,7 @@ def test_a_pause_grows_with_how_long_the_step_took(file):
         8.0, 2.0, durable_writes.FREE_PAUSE_S_MIN]
 
 
-def test_where_holes_cannot_be_punched_everything_goes_at_once(file, monkeypatch):
+def test_a_file_is_freed_at_once_if_holes_cannot_be_punched(file, monkeypatch):
     monkeypatch.setattr(durable_writes, "punch", lambda *_: errno.EOPNOTSUPP)
     descriptor = unlink_durably(file)
     assert list(free_blocks(descriptor, step_bytes=STEP)) == []
@@ -219,7 +219,7 @@ def test_a_config_file_is_written_although_an_engine_that_starts_sweeps(tmp_path
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("other")), lambda path: path.mkdir()],
                          ids=["pipe", "link", "folder"])
-def test_what_has_the_name_of_a_temporary_file_is_not_written_to(tmp_path, make):
+def test_a_foreign_file_with_a_temporary_files_name_is_not_written_to(tmp_path, make):
     path, other = tmp_path / "config" / "topics.json", tmp_path / "config" / "other"
     write_config(path, b"old")
     other.write_bytes(b"of another user")

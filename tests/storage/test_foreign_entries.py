@@ -79,7 +79,7 @@ def test_a_folder_whose_number_no_record_can_have_is_no_queue(store, number):
     assert read(store) == 10
 
 
-def test_a_checkpoint_that_is_no_file_is_told(store):
+def test_a_checkpoint_that_is_a_folder_is_an_error(store):
     (store.root / "checkpoint").unlink()
     (store.root / "checkpoint").mkdir()
     with pytest.raises(DiskError, match="cannot read .*checkpoint"):
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_is_no_file_is_told(store):
         recover(MessageStore(store.root, store.geometry))
 
 
-def test_a_log_that_is_shorter_than_its_queues_say_is_told(store):
+def test_a_log_that_is_shorter_than_its_queues_is_noted(store):
     """RocketMQ's own store, stopped in order: nothing else knows that there had been more."""
     size = store.geometry.mapped_file_size_commit_log_bytes
     with open(store.root / "commitlog" / "00000000000000000000", "r+b") as log:

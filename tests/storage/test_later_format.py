@@ -66,7 +66,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_only_rocketmq_5_keeps_is_named_and_nothing_is_written(golden, tmp_path, kind):
+def test_a_store_with_files_of_rocketmq_5_is_refused_with_their_names_and_not_written(golden, tmp_path, kind):
     store = golden("basic")
     (store.root / "abort").write_bytes(b"")  # there is something to recover
     KINDS[kind](store.root)

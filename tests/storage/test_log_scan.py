@@ -330,7 +330,7 @@ def test_without_a_watermark_and_a_sync_of_its_own_a_reader_says_that_it_cannot_
         FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED)
 
 
-def test_what_a_dead_engine_never_published_is_not_flushed(builder):
+def test_records_that_a_dead_engine_never_published_are_not_flushed(builder):
     middle = half_synced(builder)
     for dead, limit in ((DeadEngine(builder.end, False), builder.end), (DeadEngine(middle + 1, False), middle + 1),
                         (DeadEngine(builder.end, True), middle), (DeadEngine(0, False), middle)):
@@ -339,7 +339,7 @@ def test_what_a_dead_engine_never_published_is_not_flushed(builder):
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO], ids=errno.errorcode.get)
-def test_what_has_the_store_open_is_not_guessed_without_a_descriptor(tmp_path, monkeypatch, number):
+def test_a_lock_file_that_cannot_be_opened_is_an_error_and_no_closed_store(tmp_path, monkeypatch, number):
     """Taken for closed, the end of the log would be what is in the files, beyond what a writer has committed."""
     (tmp_path / "lock").write_bytes(b"")
 

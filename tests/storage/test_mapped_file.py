@@ -270,7 +270,7 @@ def test_clearing_writes_zeros_where_there_were_none_and_keeps_the_file_time(tmp
     assert clear_file_from(path, 4) == 0
 
 
-def test_what_was_cleared_is_synced(tmp_path, monkeypatch):
+def test_a_cleared_part_is_synced(tmp_path, monkeypatch):
     path = allocated_file(tmp_path / "segment", b"keep" + b"x" * 100)
     synced = []
     monkeypatch.setattr(mapped_file, "sync_descriptor", lambda descriptor, path: synced.append(path.read_bytes()[:104]))

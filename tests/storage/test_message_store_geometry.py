@@ -32,7 +32,7 @@ def test_the_files_of_every_golden_store_tell_its_sizes(golden, name):
         assert told[size] == (value if where_from else getattr(DEFAULTS, size)), size
 
 
-def test_what_the_files_cannot_tell_comes_from_the_overrides(golden):
+def test_sizes_that_no_file_tells_come_from_the_overrides(golden):
     store = golden("abnormal-multi-cqgone")
     found = discover(store.root, {"max_hash_slot_num": 16, "mapped_file_size_commit_log_bytes": 5})
     assert found == dataclasses.replace(DEFAULTS, mapped_file_size_commit_log_bytes=16384, max_hash_slot_num=16)
@@ -173,7 +173,7 @@ def test_damaged_and_short_index_files_tell_nothing(tmp_path):
     assert find_layout([tmp_path / ("1" * 17)], DEFAULTS.index_layout) is None
 
 
-def test_a_default_sized_index_is_told_without_a_search(tmp_path):
+def test_a_default_sized_index_is_recognized_without_a_search(tmp_path):
     path = tmp_path / ("0" * 17)
     layout = DEFAULTS.index_layout
     with open(path, "wb") as file:

@@ -11,7 +11,7 @@ from pyengine.errors import DiskError
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_written_replication_state_is_read_back(tmp_path):
     file = ReplicationStateFile(tmp_path)
     assert file.read() == (None, "")
     file.write(ReplicationState("SYNC_MASTER", 4096))
@@ -21,7 +21,7 @@ def test_what_was_written_is_read(tmp_path):
     assert json.loads(file.path.read_text()) == {"role": "SLAVE", "confirm": 1 << 40}
 
 
-def test_where_queues_end_stays_noted_until_it_is_noted_anew(tmp_path):
+def test_the_noted_dispatch_level_is_kept_until_a_write_gives_another(tmp_path):
     file = ReplicationStateFile(tmp_path)
     file.write(ReplicationState("SYNC_MASTER", 10))
     assert file.read().state.dispatch_at == "committed"
@@ -38,7 +38,7 @@ def test_where_queues_end_stays_noted_until_it_is_noted_anew(tmp_path):
                                  '{"role": "KING", "confirm": 5}', '{"role": "SLAVE", "confirm": 5, "dispatchAt": "never"}',
                                  '{"role": ["SLAVE"], "confirm": 5}',
                                  '{"role": "SLAVE", "confirm": 9223372036854775808}'])
-def test_for_a_bad_file_the_one_before_stands_in(tmp_path, bad):
+def test_a_bad_file_is_reported_and_the_previous_one_is_read(tmp_path, bad):
     file = ReplicationStateFile(tmp_path)
     file.write(ReplicationState("SLAVE", 100))
     file.write(ReplicationState("SLAVE", 200))

@@ -150,7 +150,7 @@ def test_tags_are_a_subscription(builder):
             store.get_message("T", 0, 0, tags=" || ")
 
 
-def test_nothing_that_matches_still_moves_on(builder):
+def test_a_get_without_a_match_moves_the_next_offset_on(builder):
     put_all(builder, 10, tags="a")
     with open_store(builder.root) as store:
         result = store.get_message("T", 0, 2, tags="b")
@@ -658,7 +658,7 @@ def test_an_entry_that_leads_to_another_queues_record_gives_nothing(builder):
 
 
 @pytest.mark.parametrize("size_bytes", [1, 8, 60])
-def test_a_look_up_by_time_goes_on_past_an_entry_that_leads_to_a_segments_last_bytes(builder, size_bytes):
+def test_a_look_up_by_time_passes_an_entry_that_leads_to_a_segments_last_bytes(builder, size_bytes):
     for _ in range(40):
         builder.put("T", b"x" * 100)
     builder.write_entry("T", 0, 4, builder.geometry.mapped_file_size_commit_log_bytes - size_bytes, size_bytes, 0)

@@ -60,7 +60,7 @@ def test_a_recovered_store_has_no_findings(golden, name):
     ("abnormal-cqahead", ExitCode.OK), ("abnormal-cqbehind", ExitCode.OK), ("abnormal-cqgone", ExitCode.OK),
     ("abnormal-garbled", ExitCode.CORRUPTION), ("abnormal-badlen", ExitCode.CORRUPTION),
     ("abnormal-shortfile", ExitCode.CORRUPTION), (DEFECTIVE, ExitCode.CORRUPTION)])
-def test_what_recovery_settles_is_no_error_and_what_it_would_quarantine_is(golden, name, exit_code):
+def test_damage_that_recovery_settles_is_no_error_and_other_damage_is(golden, name, exit_code):
     store = golden(name)
     report = check(MessageStore(store.root, discover(store.root, store.sizes)))
     assert report.exit_code is exit_code, found(report)
@@ -265,7 +265,7 @@ def test_records_after_the_damage_are_mentioned(stopped):
     assert f"from {stopped.records[21].start} on" in text
 
 
-def test_where_a_segment_ends_is_looked_up_once_however_much_of_it_is_damaged(stopped, monkeypatch):
+def test_the_end_of_a_segment_with_many_damaged_records_is_looked_up_once(stopped, monkeypatch):
     """Each look reads the rest of the segment: with a gigabyte and thousands of damaged records that took hours."""
     first = [record for record in stopped.records if record.start < stopped.size_bytes]
     for record in first[::4]:
@@ -388,7 +388,7 @@ def test_an_index_file_that_is_filled_beyond_a_running_engines_limit_meanwhile_i
     assert "index" not in {finding.file.split("/")[0] for finding in findings}
 
 
-def test_a_folder_that_is_no_store_is_told_so(tmp_path, build_store):
+def test_a_folder_that_is_no_store_is_refused(tmp_path, build_store):
     with pytest.raises(NotAStoreError):
         check(MessageStore(tmp_path / "nowhere", build_store(3).geometry))
 
@@ -476,7 +476,7 @@ def test_the_advice_for_a_lost_queue_names_it_and_helps(stopped):
     assert check(MessageStore(stopped.root, stopped.geometry)).findings == []
 
 
-def test_entries_that_have_moved_up_are_told_and_the_advice_puts_them_right(stopped):
+def test_entries_that_have_moved_up_are_found_and_the_advised_command_repairs_them(stopped):
     """The queue has no hole, it only ends one entry sooner: recovery tells that, and where the next message's number is."""
     folder = queue_file(stopped).parent
     file = sorted(folder.iterdir())[-1]

@@ -114,7 +114,7 @@ def test_a_wrong_shape_in_a_known_table_is_damage(stopped):
     assert sorted(one.file for one in checked(stopped).findings) == ["config/consumerOffset.json", "config/topics.json"]
 
 
-def test_what_this_engine_writes_has_no_findings(stopped):
+def test_config_tables_that_this_engine_writes_have_no_findings(stopped):
     for name in TABLES:
         (stopped.root / "config" / name).unlink()
     ConsumerOffsets(stopped.root).commit("topic-0", "g", {0: 1})
@@ -131,7 +131,7 @@ def test_a_table_that_is_no_file_cannot_be_read(stopped):
     assert "cannot be read" in finding.text
 
 
-def test_where_the_last_engines_memory_was_may_be_lost_by_a_power_cut(stopped):
+def test_a_garbled_engine_run_file_has_no_findings(stopped):
     for content in GARBAGE.values():
         (stopped.root / "config" / "engine-run.json").write_bytes(content)
         assert checked(stopped).findings == []

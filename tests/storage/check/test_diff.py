@@ -85,7 +85,7 @@ def test_a_golden_store_equals_its_copy(golden, recipe):
 
 
 @pytest.mark.parametrize("slice_bytes", [1, 700, 256 << 10])
-def test_records_that_differ_are_told_with_what_differs(pair, monkeypatch, slice_bytes):
+def test_differing_records_are_reported_with_their_differences(pair, monkeypatch, slice_bytes):
     monkeypatch.setattr(diff_module, "_SLICE_BYTES", slice_bytes)
     store, other, messages = pair
     longest = max(messages[10:60], key=lambda one: len(one.body))

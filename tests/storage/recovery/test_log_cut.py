@@ -167,7 +167,7 @@ def test_a_folder_in_the_notes_place_is_found_by_check(build_store):
     assert finding.severity is Severity.ERROR and "cannot read config/cut: Is a directory" in finding.text
 
 
-def test_a_damaged_note_is_told_and_changes_nothing(build_store):
+def test_a_damaged_note_of_a_cut_is_refused_and_changes_nothing(build_store):
     store = whole_store(build_store, "damaged")
     intend_cut(store.root, Cut(store.records[5].start, store.end, WHY))
     content = cut_path(store.root).read_bytes()

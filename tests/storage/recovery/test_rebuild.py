@@ -124,7 +124,7 @@ def stopped(build_store):
 
 
 @pytest.mark.parametrize("spoil", ["wrong length", "foreign file", "wrong entry", "gone", "folder in it", "a file"])
-def test_whatever_is_wrong_with_a_queue_is_replaced(stopped, spoil):
+def test_a_damaged_queue_is_replaced(stopped, spoil):
     before = queue_bytes(stopped.root)
     folder = stopped.root / "consumequeue" / "topic-0" / "0"
     file = folder / f"{0:020d}"
@@ -247,7 +247,7 @@ def test_killed_anywhere_it_is_finished_by_the_next_run_or_the_next_start(build_
     assert step > 20 and unchanged < 10
 
 
-def test_a_second_rebuild_of_more_goes_on_where_the_first_was_killed(stopped):
+def test_a_rebuild_of_the_whole_store_continues_a_killed_rebuild_of_one_queue(stopped):
     before = queue_bytes(stopped.root)
     first = Selection(topic="topic-0", queue_id=0, index=False)
     assert not run_and_die_at(30, lambda: rebuild(MessageStore(stopped.root, stopped.geometry), first), SYSTEM_CALLS)

@@ -83,7 +83,7 @@ def mapped_segments(store) -> list[str]:
     return [line.partition(folder)[2] for line in Path("/proc/self/maps").read_text().splitlines() if folder in line]
 
 
-def test_what_was_walked_stays_mapped_for_dispatch_and_what_is_deleted_does_not(build_store):
+def test_walked_segments_stay_mapped_for_dispatch_and_deleted_ones_do_not(build_store):
     """A mapping holds the room of a deleted file, and on a full disk dispatch needs it."""
     store = build_store(40, flushed=build_store(40, name="same").end)
     create_abort_file(store.root)
@@ -94,7 +94,7 @@ def test_what_was_walked_stays_mapped_for_dispatch_and_what_is_deleted_does_not(
     assert mapped_segments(store) == []
 
 
-def test_what_is_written_over_itself_is_not_mapped_meanwhile(build_store, monkeypatch):
+def test_a_segment_is_not_mapped_while_it_is_written_over_itself(build_store, monkeypatch):
     """It is read again from the disk afterwards."""
     store = build_store(40, flushed=0)
     create_abort_file(store.root)
@@ -382,7 +382,7 @@ def test_a_folder_on_a_disk_that_is_not_mounted_is_refused_and_nothing_changes(b
     assert_ends_at(store, recovered(store), store.end)
 
 
-def test_what_no_message_needs_the_place_of_may_lie_among_the_queues(build_store):
+def test_foreign_files_in_places_that_no_message_needs_do_not_stop_recovery(build_store):
     store = build_store(12)
     create_abort_file(store.root)
     for place in ("notes.txt", "topic-0/notes.txt", "topic-0/77"):
@@ -392,7 +392,7 @@ def test_what_no_message_needs_the_place_of_may_lie_among_the_queues(build_store
     assert_ends_at(store, recovered(store), store.end)
 
 
-def test_a_queues_place_that_is_found_taken_late_is_told_and_the_next_recovery_goes_on(builder):
+def test_a_file_found_late_in_a_queues_place_is_refused_until_it_is_removed(builder):
     """Where dispatch has to begin is seen only while dispatching: another queue is gone, whose messages lie farther back."""
     for number in range(60):
         builder.put("early" if number < 3 else f"topic-{number % 2}", bytes(100), dispatch=number < 59)
@@ -409,7 +409,7 @@ def test_a_queues_place_that_is_found_taken_late_is_told_and_the_next_recovery_g
     assert check(MessageStore(root, geometry), options=RecoveryOptions(message_index_enable=False)).findings == []
 
 
-def test_a_folder_that_is_no_store_is_told_so(tmp_path):
+def test_a_folder_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(NotAStoreError):
         recover(MessageStore(tmp_path, SMALL))
@@ -467,7 +467,7 @@ def test_entries_after_a_hole_in_a_queue_come_back(build_store):
     assert store.tree() == whole
 
 
-def test_whatever_entries_a_power_cut_left_out_of_many_queue_files_come_back_and_those_of_lost_records_go(build_store, rng):
+def test_entries_that_a_power_cut_lost_come_back_and_those_of_lost_records_go(build_store, rng):
     """Nothing of a queue is known to be synced but what the checkpoint speaks of; RocketMQ looks at three files."""
     store = build_store(400, flushed=0, body_bytes=60)
     recovered(store)

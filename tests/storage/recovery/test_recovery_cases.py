@@ -51,7 +51,7 @@ def segment(tmp_path):
 
 
 @pytest.mark.parametrize(("content", "reason", "ours", "theirs"), ROWS)
-def test_each_tail_is_what_its_bytes_and_its_owner_say(segment, content, reason, ours, theirs):
+def test_a_tail_is_judged_by_its_bytes_and_its_owner(segment, content, reason, ours, theirs):
     used_bytes = len(content.rstrip(b"\0"))
     assert judge_tail(segment(content), END, reason, PYENGINE) == (ours, used_bytes)
     assert judge_tail(segment(content), END, reason, ROCKETMQ) == (theirs, used_bytes)
@@ -59,7 +59,7 @@ def test_each_tail_is_what_its_bytes_and_its_owner_say(segment, content, reason,
 
 @pytest.mark.parametrize("owner", Owner)
 @pytest.mark.parametrize(("content", "reason", "ours", "theirs"), ROWS[1:])
-def test_what_the_commit_slot_does_not_cover_was_never_answered(segment, owner, content, reason, ours, theirs):
+def test_a_tail_beyond_the_commit_slot_is_unpublished(segment, owner, content, reason, ours, theirs):
     assert judge_tail(segment(content), END, reason, owner, by_slot=True)[0] is Tail.UNPUBLISHED
 
 

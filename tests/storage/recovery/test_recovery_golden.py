@@ -64,7 +64,7 @@ def test_the_list_of_what_is_kept_beyond_rocketmq_is_not_out_of_date(golden, nam
 
 
 @pytest.mark.parametrize("name", ["abnormal-multi-cqgone", "abnormal-indexloss"])
-def test_what_is_kept_beyond_rocketmq_is_all_that_was_put(golden, name):
+def test_recovery_keeps_all_puts_of_stores_that_rocketmq_cuts_shorter(golden, name):
     store = golden(name)
     recover_golden(store)
     document = inspect(store.root, store.manifest["config"])
@@ -103,7 +103,7 @@ def test_a_segment_of_wrong_length_is_refused_as_rocketmq_refuses_it(golden):
 
 
 @pytest.mark.parametrize("name", sorted(QUARANTINES))
-def test_what_goes_to_quarantine_are_the_bytes_that_left_the_log(golden, name):
+def test_the_quarantine_has_exactly_the_bytes_that_left_the_log(golden, name):
     store = golden(name)
     (segment,) = [path for path in (store.root / "commitlog").iterdir() if path.read_bytes().strip(b"\0")]
     before = segment.read_bytes()

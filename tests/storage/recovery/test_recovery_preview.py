@@ -74,7 +74,7 @@ def test_a_preview_of_a_brokers_store_is_what_the_run_does(golden, name):
     compare(MessageStore(store.root, discover(store.root, store.sizes)), name)
 
 
-def test_what_is_cut_is_named_piece_by_piece(golden):
+def test_a_preview_names_each_piece_that_would_be_cut(golden):
     store = golden("roll")
     segments = sorted((store.root / "commitlog").iterdir())
     record = next(record for record in store.verify["records"] if record["phy"] > int(segments[-2].name))
@@ -95,7 +95,7 @@ def test_a_store_that_is_whole_has_nothing_to_recover(golden):
 
 
 @pytest.mark.parametrize("begun", ["cut", "rebuild"])
-def test_what_an_interrupted_run_has_begun_is_to_be_finished_first(golden, begun):
+def test_a_preview_is_refused_until_an_interrupted_cut_or_rebuild_is_finished(golden, begun):
     golden_store = golden("roll")
     store = MessageStore(golden_store.root, discover(golden_store.root, golden_store.sizes))
     end = golden_store.verify["facts"]["maxPhy"]

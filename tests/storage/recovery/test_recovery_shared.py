@@ -225,7 +225,7 @@ def test_a_drain_that_is_interrupted_anywhere_comes_to_the_same_store(build_stor
 # -- queues and index that the dead reputter had made ------------------------------
 
 
-def test_what_was_dispatched_is_not_made_again_and_the_rest_is(build_store):
+def test_recovery_dispatches_only_records_after_the_dispatched_end(build_store):
     store = build_store(60)
     recovered(store, None)
     whole = store.tree()
@@ -239,7 +239,7 @@ def test_what_was_dispatched_is_not_made_again_and_the_rest_is(build_store):
     assert store.tree() == whole
 
 
-def test_what_a_dead_reputter_had_written_to_queues_is_synced_too(build_store, monkeypatch):
+def test_queue_entries_that_a_dead_reputter_wrote_are_synced(build_store, monkeypatch):
     store = build_store(60)
     recovered(store, None)
     create_abort_file(store.root)

@@ -121,7 +121,7 @@ def test_a_segment_that_is_no_file_is_missing(stopped, tmp_path, make, which):
     assert report.missing_segments == (int(path.name),) and report.exit_code is ExitCode.REPAIRED
 
 
-def test_a_log_folder_that_does_not_exist_is_told(stopped, tmp_path):
+def test_a_missing_log_folder_is_noted(stopped, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     with open(stopped.root / "config" / "engine.toml", "a") as settings:
         settings.write(f'read_only_commit_log_store_paths = "{elsewhere}"\n')
@@ -176,7 +176,7 @@ def test_the_old_engines_identity_is_not_copied_and_unreadable_config_is_named(s
 @pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff", None])
 @pytest.mark.parametrize("name, table", [
     ("consumerOffset.json", {"offsetTable": {"topic-0@g": {"0": 1}}}), ("subscriptionGroup.json", {"subscriptionGroupTable": {}})])
-def test_of_a_damaged_table_what_it_said_before_is_taken_or_none(stopped, tmp_path, content, name, table):
+def test_a_damaged_table_is_replaced_by_its_bak_file_or_left_out(stopped, tmp_path, content, name, table):
     file = stopped.root / "config" / name
     if content is not None:
         file.write_bytes(content)
@@ -234,7 +234,7 @@ def test_a_destination_that_cannot_be_is_refused_and_left_alone(stopped, tmp_pat
     assert wrong != "full" or [path.name for path in destination.iterdir()] == ["x"]
 
 
-def test_no_store_is_told_so(tmp_path, stopped):
+def test_a_missing_store_is_refused(tmp_path, stopped):
     with pytest.raises(NotAStoreError):
         salvage(tmp_path / "nowhere", tmp_path / "new", stopped.geometry)
     assert not (tmp_path / "new").exists()
@@ -279,7 +279,7 @@ def test_after_a_failure_an_empty_destination_is_as_it_was(stopped, tmp_path, mo
 
 
 @pytest.mark.parametrize("watermark", ["absent", "damaged", "whole"])
-def test_what_is_missing_after_the_last_record_is_known_by_the_watermark_alone(stopped, tmp_path, watermark):
+def test_the_loss_after_the_last_record_is_known_only_with_a_whole_watermark(stopped, tmp_path, watermark):
     watermark_path(stopped.root).unlink(missing_ok=True)
     if watermark != "absent":
         write_watermark(stopped.root, DurableWatermark("u", 1, stopped.end))
@@ -298,7 +298,7 @@ def test_what_is_missing_after_the_last_record_is_known_by_the_watermark_alone(s
 
 
 @pytest.mark.parametrize("kept", [0, 1000])
-def test_zeros_between_records_are_told_though_nothing_stands_there(stopped, tmp_path, kept):
+def test_zeros_between_records_are_reported(stopped, tmp_path, kept):
     """An older copy of a segment, put back: it ends in zeros where records and a blank had followed."""
     start = max(8192, stopped.boundary_before(8192 + kept))
     stopped.poke(start, bytes(12288 - start))
@@ -308,7 +308,7 @@ def test_zeros_between_records_are_told_though_nothing_stands_there(stopped, tmp
     assert_whole(tmp_path / "new", stopped.geometry, [r for r in stopped.records if not start <= r.start < 12288])
 
 
-def test_a_log_that_ends_before_what_had_been_synced_is_told(stopped, tmp_path):
+def test_a_log_that_ends_before_its_synced_end_is_reported(stopped, tmp_path):
     last = stopped.records[-1]
     stopped.poke(last.start, bytes(len(last.data)))
     report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
@@ -363,7 +363,7 @@ def test_op_messages_name_their_half_messages_after_a_loss_too(builder, tmp_path
         assert (ends[3], ends[10], ends[11]) == (b"-", b"09", b"no number"), "the last half message is not ended"
 
 
-def test_a_new_log_that_is_not_whole_is_told(builder, tmp_path, monkeypatch):
+def test_a_new_log_that_is_not_whole_is_noted(builder, tmp_path, monkeypatch):
     """Whatever salvage itself might do wrong."""
     for number in range(3):
         builder.put("T", b"%d" % number)
