@@ -64,7 +64,7 @@ def test_the_list_of_what_is_kept_beyond_rocketmq_is_not_out_of_date(golden, nam
 
 
 @pytest.mark.parametrize("name", ["abnormal-multi-cqgone", "abnormal-indexloss"])
-def test_recovery_keeps_all_puts_of_stores_that_rocketmq_cuts_shorter(golden, name):
+def test_recovery_gives_back_all_queue_entries_and_keys_that_rocketmq_loses(golden, name):
     store = golden(name)
     recover_golden(store)
     document = inspect(store.root, store.manifest["config"])
