@@ -133,7 +133,7 @@ def test_a_store_that_its_owner_recovers_is_busy(golden):
         assert ran.code == 5 and "its owner" in ran.stderr
 
 
-def test_beside_a_running_engine_what_is_dispatched_is_checked(make_parts):
+def test_check_beside_a_running_engine_covers_only_dispatched_messages(make_parts):
     """No reputter runs: nothing is dispatched, so nothing is missing."""
     parts = make_parts()
     with parts.producer() as producer:

@@ -40,7 +40,7 @@ def test_explain_shows_every_setting_with_its_origin(monkeypatch):
     assert {name for name, row in by_name.items() if row["fixed"]} == set(FIXED_NAMES)
 
 
-def test_changed_shows_only_what_differs(tmp_path):
+def test_explain_changed_shows_only_settings_that_differ_from_their_defaults(tmp_path):
     ran = run("config", "explain", "--changed", "--set", "put_timeout_ms=5s")
     assert "put_timeout_ms" in ran.stdout and "5000" in ran.stdout and "flush_disk_type" not in ran.stdout
 
@@ -110,7 +110,7 @@ def outcomes(document: dict) -> dict[str, str]:
     return {row["key"]: row["outcome"] for row in document["broker_conf"]}
 
 
-def test_a_brokers_file_is_taken_and_what_differs_is_named(golden, broker_conf):
+def test_settings_of_a_brokers_file_are_taken_and_each_outcome_is_listed(golden, broker_conf):
     store = golden("roll")  # its segments have 16384 bytes
     document = run("config", "explain", store.root, "--broker-conf", broker_conf, "--set", "file_reserved_time_hours=7", "--json").document
     values = {row["name"]: row["value"] for row in document["settings"]}
@@ -182,7 +182,7 @@ def test_each_setting_says_when_a_change_takes_effect():
     assert len(cleaning) == 14 and all(row.live == "at once" for row in cleaning)
 
 
-def test_a_stopped_store_keeps_what_is_set_for_its_next_start(stopped):
+def test_config_set_on_a_stopped_store_is_kept_for_its_next_start(stopped):
     ran = run("config", "set", stopped, "fileReservedTime=24", "log_retention_bytes=200G", "--json")
     assert ran.code == 0 and not ran.document["running"], ran
     assert {row["name"]: (row["value"], row["live"], row["takes_effect"]) for row in ran.document["settings"]} == {

@@ -17,7 +17,7 @@ HEADER_NAMES = {"file": "name", "beginTs": "begin_timestamp_ms", "endTs": "end_t
                 "indexCount": "index_count"}
 
 
-def test_checkpoint_is_what_rocketmq_wrote(golden):
+def test_dump_shows_the_checkpoint_that_rocketmq_wrote(golden):
     store = golden("multi-index")
     before = picture(store.root)
     document = run("dump", store.root, "checkpoint", "--json").document
@@ -29,7 +29,7 @@ def test_checkpoint_is_what_rocketmq_wrote(golden):
     assert picture(store.root) == before
 
 
-def test_index_headers_and_entries_are_what_rocketmq_wrote(golden):
+def test_dump_shows_the_index_headers_and_entries_that_rocketmq_wrote(golden):
     store = golden("multi-index")
     before = picture(store.root)
     document = run("dump", store.root, "index", "--json", "--entries", "--max", 100).document
@@ -47,7 +47,7 @@ def test_index_headers_and_entries_are_what_rocketmq_wrote(golden):
 
 
 @pytest.mark.parametrize("recipe", ["basic", "prefill", "roll"])
-def test_queue_entries_are_what_rocketmq_wrote(golden, recipe):
+def test_dump_shows_the_queue_entries_that_rocketmq_wrote(golden, recipe):
     store = golden(recipe)
     before = picture(store.root)
     for queue in store.manifest["facts"]["queues"]:

@@ -221,7 +221,7 @@ def test_without_an_engine_puts_say_how_to_start_one(golden):
     assert changes(before, picture(store.root)) == []
 
 
-def test_stop_of_what_does_not_run_is_no_error(golden):
+def test_stop_of_an_engine_that_does_not_run_is_no_error(golden):
     store = golden("abnormal")
     before = picture(store.root)
     ran = run("stop", store.root, "--json")

@@ -138,7 +138,7 @@ def test_links_have_their_figures():
 
 
 @pytest.mark.parametrize("name", ["alerts.yml", "alerts_test.yml", "dashboard.json"])
-def test_alerts_and_dashboard_ask_only_for_what_is_exported(owner, name):
+def test_alerts_and_dashboard_use_only_exported_metrics(owner, name):
     text = (MONITORING / name).read_text(encoding="utf-8").replace('\\"', '"')
     found = scrape(owner.root) | families(replication_text(slave=False)) | families(replication_text(slave=True))
     by_page = set(re.findall(r"`(pyengine_\w+)`", PAGE.read_text(encoding="utf-8")))  # some have samples only when there is something

@@ -41,7 +41,7 @@ def test_all_for_people_and_the_sizes_are_kept(golden):
     assert ran.code == 0 and ran.stdout.startswith("Rebuilt the index from") and "rebuild-2" in ran.stdout
 
 
-def test_damage_below_what_was_durable_is_refused(golden):
+def test_rebuild_refuses_damage_below_the_durable_end(golden):
     store = golden("basic")
     write_watermark(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1, store.verify["facts"]["maxPhy"]))
     flip(store.root / "commitlog" / ("0" * 20), store.verify["records"][50]["phy"] + 4)

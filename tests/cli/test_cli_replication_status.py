@@ -48,7 +48,7 @@ def status(owner, code: int = 0) -> dict:
     return ran.document
 
 
-def test_a_master_shows_each_slave_and_what_is_not_confirmed(replicating):
+def test_replication_status_of_a_master_shows_each_slave_and_the_unconfirmed_bytes(replicating):
     owner, links = replicating(SYNC_MASTER, min_in_sync_replicas=2)
     native.store_position(owner.control.confirm, 3000)
     native.store(owner.control.replicator, "slaves_connected", 2)
@@ -148,7 +148,7 @@ def test_without_the_shared_object_the_counters_are_shown(make_owner):
     assert run("top", owner.root, "--count", 1).code == run("metrics", owner.root, "--once").code == 0
 
 
-def test_a_stopped_store_shows_what_it_noted(make_owner):
+def test_replication_status_of_a_stopped_store_shows_its_noted_state(make_owner):
     owner = make_owner()
     (owner.root / "commitlog").mkdir()
     ReplicationStateFile(owner.root).write(ReplicationState("SLAVE", 700, master_end=900))

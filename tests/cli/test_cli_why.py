@@ -37,7 +37,7 @@ def explained(*stalls: Stall, current: dict[int, CurrentPhase] | None = None, mi
 PUTS = recorder.PUTS_RING
 
 
-def test_waits_are_what_puts_waited_for_and_the_rest_is_beside_them():
+def test_stalls_that_puts_waited_for_are_listed_apart_from_the_others():
     found = explained(
         stall(PUTS, "puts", "stopped"), stall(native.FLUSHER, "sync", "sync", detail=1), stall(native.REPLICATOR, "confirm", "slave"),
         stall(native.FLUSHER, "sync", "sync"), stall(native.WRITER, "pass", "fault"), stall(native.ALLOCATOR, "round", "round"))
@@ -68,7 +68,7 @@ def test_a_wait_of_the_writer_names_the_stopped_worker_that_caused_it(cause, kee
     assert one.sentence.endswith(f": the {name} was stopped by a signal, for no longer than 90 ms")
 
 
-def test_each_cause_has_a_clause_and_what_helps():
+def test_each_cause_has_a_clause_and_advice():
     assert set(why.CAUSES) == set(recorder.CAUSE_NAMES)
     for cause, (means, advice) in why.CAUSES.items():
         [one] = explained(stall(PUTS, "puts", cause, bytes=2048, major_faults=2, queued_ns=50 * MS, window_ns=200 * MS)).waits
@@ -204,7 +204,7 @@ def test_only_stalls_overwritten_between_two_reads_are_counted_as_forgotten(monk
     assert (len(found.waits), found.forgotten) == (4, 3), "40 were there before, 44 and two more were never seen"
 
 
-def test_a_table_of_stalls_names_what_was_measured_and_what_was_only_counted(capsys):
+def test_a_table_of_stalls_shows_measured_and_merely_counted_ones(capsys):
     one, none = explained(stall(PUTS, "puts", "sync"), minutes=[Minute((NOW_NS - S) // (60 * S), 3, 1, None)]).summary, explained().summary
     why.write_stalls("mode", {"sync": one, "async": none})
     told = capsys.readouterr().out

@@ -195,7 +195,7 @@ def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def test_the_list_of_acknowledged_holds_what_was_promised_and_nothing_else(tmp_path, answering, monkeypatch):
+def test_the_list_of_acknowledged_holds_only_confirmed_messages(tmp_path, answering, monkeypatch):
     monkeypatch.setattr(ingest, "BATCH_MESSAGES", 2)
     path, acked = tmp_path / "in.txt", tmp_path / "acked.jsonl"
     path.write_bytes(b"a\nb\nc\nd\ne\n")

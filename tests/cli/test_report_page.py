@@ -153,7 +153,7 @@ def test_a_bar_is_an_hour_or_as_long_as_it_takes(hours, step):
 
 
 @given(st.one_of(st.integers(0, 10**20), st.floats(0.01, 1e18)), st.sampled_from([10, 1024]))
-def test_an_axis_holds_what_is_drawn_with_few_round_marks(most, base):
+def test_an_axis_reaches_the_highest_value_with_few_round_marks(most, base):
     top, ticks = scale(most, base)
     assert top >= most * (1 - 1e-9) and ticks[0] == 0 and len(ticks) <= 7
     assert ticks[-1] == pytest.approx(top) or most == 0
@@ -173,7 +173,7 @@ def test_a_line_is_broken_where_there_is_nothing():
     assert drawn.count("<polyline") == 2 and drawn.count("<circle") == 4
 
 
-def test_a_pipe_is_written_into_and_what_a_link_leads_to_is_replaced(tmp_path):
+def test_a_page_is_written_into_a_pipe_and_replaces_the_target_of_a_link(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

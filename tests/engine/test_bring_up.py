@@ -149,7 +149,7 @@ def test_a_store_that_no_slave_has_confirmed_shows_nothing(store):
     assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 0)
 
 
-def test_a_sync_master_that_lost_what_slaves_confirmed_does_not_start_over_it(store):
+def test_a_sync_master_that_lost_confirmed_bytes_does_not_start_without_ha_cut_any(store):
     root, ends = store
     noted = ReplicationState("SYNC_MASTER", ends[2] + 1000)
     ReplicationStateFile(root).write(noted)
@@ -207,7 +207,7 @@ def tree(root):
     return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and path.name != "lock"}
 
 
-def test_a_slave_that_lost_what_it_had_reported_reports_what_it_has(store):
+def test_a_slave_that_lost_reported_bytes_lowers_its_confirm_to_the_end_of_its_log(store):
     root, ends = store
     ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[2] + 1000, master_end=ends[2] + 2000))
     with brought_up(root, broker_role="SLAVE", ha_master_address="127.0.0.1:9") as memory:
@@ -321,7 +321,7 @@ def test_a_start_whose_pool_leaves_too_few_descriptors_is_refused(tmp_path):
     (FEW, 1 << 20, 2048), (FEW, 60, 60), (1024, resource.RLIM_INFINITY, 2048), (DESCRIPTORS_MIN, DESCRIPTORS_MIN, None),
     (4096, 1 << 20, None),
     (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None), (FEW, FEW, "refused")])
-def test_a_supervisor_raises_what_it_may(monkeypatch, soft, hard, becomes):
+def test_a_supervisor_raises_its_descriptor_limit_as_far_as_it_may(monkeypatch, soft, hard, becomes):
     raised = []
     monkeypatch.setattr(bring_up_module.resource, "getrlimit", lambda which: (soft, hard))
     monkeypatch.setattr(bring_up_module.resource, "setrlimit", lambda which, pair: raised.append(pair))

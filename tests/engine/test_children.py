@@ -216,7 +216,7 @@ def test_a_twin_that_was_first_is_adopted(rig):
     assert native.load(line(made), "incarnation") == 1
 
 
-def test_stop_reports_what_does_not_finish_and_kills_it(rig):
+def test_stop_reports_a_worker_that_does_not_finish_and_kills_it(rig):
     made = rig(FLUSHER)
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
@@ -286,7 +286,7 @@ def test_a_worker_killed_just_before_a_stop_is_up_again_before_the_first_one_end
     assert {incarnation for state, incarnation in seen if state != native.WORKER_READY} == {2}
 
 
-def test_a_halting_engine_does_not_wait_long_for_who_never_came_up(rig, monkeypatch):
+def test_a_halting_engine_does_not_wait_long_for_a_worker_that_never_came_up(rig, monkeypatch):
     real = subprocess.Popen
     monkeypatch.setattr("pyengine.engine.children.HALTED_TIMEOUT_S", 0.1)
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", lambda command, **named: real(["sleep", "3600"], **named))

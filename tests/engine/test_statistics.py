@@ -28,7 +28,7 @@ def put(engine, messages: int, topic: str = "orders") -> None:
 
 
 @pytest.mark.parametrize("mode", EACH_MODE)
-def test_status_shows_what_was_put_flushed_and_dispatched(make_engine, mode):
+def test_status_shows_counts_of_puts_flushes_and_dispatches(make_engine, mode):
     engine = make_engine(mode)
     engine.start()
     assert figures(engine)["put_latency_99_ms"] is None

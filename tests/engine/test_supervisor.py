@@ -120,7 +120,7 @@ def test_a_producer_continues_while_workers_are_killed_under_it(make_engine, rng
 
 
 @pytest.mark.parametrize("mode", EACH_MODE)
-def test_everything_killed_the_next_start_recovers_and_keeps_what_was_acknowledged(make_engine, mode):
+def test_a_start_after_all_processes_were_killed_keeps_acknowledged_messages(make_engine, mode):
     engine = make_engine(mode)
     engine.start()
     if mode == "pool":
@@ -621,7 +621,7 @@ def test_an_engine_whose_lock_was_removed_gets_no_second_one_beside_it(make_engi
     assert stored(engine) == bodies
 
 
-def test_stop_of_what_does_not_run_is_false(tmp_path):
+def test_stop_of_an_engine_that_does_not_run_returns_false(tmp_path):
     assert stop_engine(tmp_path) is False
     assert supervisor_pid(tmp_path) is None
     assert SharedFolder(tmp_path / "none").names() == []

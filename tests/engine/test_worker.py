@@ -153,7 +153,7 @@ def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(
     assert waited == [log_file.RESTART_PAUSE_S]
 
 
-def test_a_worker_says_what_keeps_it_from_its_work(make_owner):
+def test_a_blocked_worker_publishes_its_reason(make_owner):
     owner = make_owner()
     owner.publish()
     owner.spawn("", "fail-slow", script=SCRIPT)

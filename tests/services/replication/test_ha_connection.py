@@ -104,7 +104,7 @@ def test_a_master_sends_no_bytes_before_the_first_report():
     assert not rig.connection.positioned
 
 
-def test_a_slave_gets_everything_from_where_it_stands_and_hears_where_the_log_ends():
+def test_a_slave_gets_all_bytes_after_its_report_and_then_the_end_of_the_log():
     rig = Rig(Log(3 * SEGMENT + 100))
     rig.report(1000)
     frames = rig.frames()

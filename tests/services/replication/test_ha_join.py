@@ -178,7 +178,7 @@ def test_logs_without_a_common_record_are_refused_even_with_ha_cut_any(tmp_path,
 
 @MANNERS
 @pytest.mark.parametrize("master_begins", [1, 2, 3])
-def test_a_master_that_has_deleted_what_we_have_is_followed_as_long_as_the_logs_overlap(
+def test_a_master_that_deleted_its_oldest_segments_is_followed_if_the_logs_overlap(
         tmp_path, masters, manner, master_begins):
     log = log_of(1, 60)
     whole = content_of(diverged(log, log.end, records=60))

@@ -144,7 +144,7 @@ def test_slaves_get_the_log_byte_for_byte_as_it_grows(make_rig, mode):
     assert bytes(late.log) == bytes(rig.writer.log[SEGMENT:])
 
 
-def test_only_what_is_committed_is_sent(make_rig):
+def test_only_committed_bytes_are_sent_to_a_slave(make_rig):
     rig = make_rig()
     slave = rig.slave(1)
     rig.fill(5000)

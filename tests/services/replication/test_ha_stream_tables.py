@@ -57,7 +57,7 @@ def test_a_slave_has_its_masters_topics_groups_and_offsets(sides):
     assert sides.reported == []
 
 
-def test_only_what_was_changed_goes_over_again(sides):
+def test_only_changed_tables_are_sent_again(sides):
     offsets = ConsumerOffsets(sides.master)
     offsets.commit("T", "g", {0: 1})
     assert sides.carry() == [OFFSETS] and sides.carry() == []

@@ -517,7 +517,7 @@ def test_killed_at_any_step_the_next_one_finishes_and_the_store_is_whole(make_ri
     assert segment_name(4 * SEGMENT) in os.listdir(StorePaths(rig.root).commit_log)
 
 
-def test_a_log_hold_keeps_what_it_names_until_its_time_is_over(make_rig):
+def test_a_log_hold_keeps_its_segments_until_its_time_is_over(make_rig):
     rig = make_rig()
     rig.clock.hour_now = 4
     write_log_hold(rig.root, LogHold("backup-1", "backup to /b (pid 7)", 2 * SEGMENT + 5, NOW_MS + 60_000))

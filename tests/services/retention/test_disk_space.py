@@ -66,7 +66,7 @@ def test_a_path_of_any_bytes_can_be_the_cause(probe):
     assert native_cleaning.reason(probe.block).startswith("the disk of /log? is 91 % used")
 
 
-def test_a_new_probe_takes_back_what_a_dead_one_had_set(probe):
+def test_a_new_probe_clears_the_disk_full_flag_of_a_dead_one(probe):
     native.refuse_puts(probe.owner.control, native.REFUSE_DISK_FULL | native.REFUSE_STOPPING)
     assert probe.check() and refused(probe) == native.REFUSE_STOPPING
 
