@@ -39,7 +39,7 @@ KILLED_MAX = 5             # kills of the supervisor within KILLED_WITHIN_S: the
 KILLED_WITHIN_S = 60.0
 SESSIONS_WANTED = 16       # producers for which shared memory must have room, in addition to the pool
 QUEUES_WANTED = 1000
-_PASSING = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # for these a process may be created a moment later
+_TRANSIENT_ERRNOS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # of posix_spawn(), which is tried again
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
@@ -168,9 +168,9 @@ class Init:
 
     def run(self) -> int:
         """Run until the engine has ended and every process is reaped; return the engine's exit code."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # sigtimedwait() takes them: none is lost or interrupts
-        # Children inherit this: none of these signals ends them before they install handlers.
-        unheard = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # sigtimedwait() receives them, one at a time
+        # Children inherit this, so these signals cannot end them before they install handlers.
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
         try:
             if os.getpid() != 1:
                 waiting.adopt_orphans()  # this process reaps workers whose supervisor was killed
@@ -179,13 +179,13 @@ class Init:
                 self._start_what_is_due()
                 found = signal.sigtimedwait(_SIGNALS, TICK_S)
                 if found is not None:
-                    self._hear(signal.Signals(found.si_signo))
-                self._collect()
-            self._end_metrics()
+                    self._handle_signal(signal.Signals(found.si_signo))
+                self._reap()
+            self._stop_metrics()
         finally:
             while signal.sigtimedwait(_SIGNALS, 0) is not None:
                 pass
-            for number, handler in unheard.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._code
@@ -196,7 +196,7 @@ class Init:
         try:
             what.pid = os.posix_spawn(sys.executable, [sys.executable, *words], self._environment, setsigmask=[])
         except OSError as error:
-            is_given_up = what is self._supervisor and error.errno not in _PASSING
+            is_given_up = what is self._supervisor and error.errno not in _TRANSIENT_ERRNOS
             write_line(f"cannot start {words[2]}: {os_error_sentence(error)}; {'given up' if is_given_up else 'trying again'}")
             if is_given_up:
                 self._code = int(ExitCode.FAILED)
@@ -215,18 +215,18 @@ class Init:
         if any((self._store / sign).exists() for sign in STORE_SIGNS):  # no metrics before the store exists
             self._start(metrics)
 
-    def _hear(self, number: signal.Signals) -> None:
+    def _handle_signal(self, number: signal.Signals) -> None:
         supervisor = self._supervisor
         if number in (signal.SIGTERM, signal.SIGINT):
             if not self._stopping:
                 write_line(f"{number.name}: the engine is stopped in order")
             self._stopping = True
-            # If it was just killed, its successor stops the workers; without any supervisor there are none.
+            # A supervisor that was just killed is restarted at once, with --stop, since its workers still run.
             supervisor.due_s = min(supervisor.due_s, time.monotonic()) if supervisor.has_run else 0.0
         if number is not signal.SIGCHLD and supervisor.pid:
             os.kill(supervisor.pid, signal.SIGTERM if number == signal.SIGINT else number)
 
-    def _collect(self) -> None:
+    def _reap(self) -> None:
         """Reap every ended process, a child or an adopted orphan."""
         while True:
             try:
@@ -237,14 +237,14 @@ class Init:
                 return
             if pid == self._supervisor.pid:
                 self._supervisor.pid = 0
-                self._note_end(status)
+                self._handle_supervisor_end(status)
             elif self._metrics is not None and pid == self._metrics.pid:
                 self._metrics.pid = 0
                 self._metrics.due_s = time.monotonic() + RESTART_PAUSE_S
                 if not self._stopping:
-                    write_line(f"the endpoint of the figures has ended ({_ended(status)}) and is started again")
+                    write_line(f"the metrics endpoint has ended ({_ended(status)}) and is started again")
 
-    def _note_end(self, status: int) -> None:
+    def _handle_supervisor_end(self, status: int) -> None:
         """Handle the supervisor's end: exit with it, or restart it if it was killed."""
         if os.WIFEXITED(status):
             self._code = os.WEXITSTATUS(status)
@@ -257,17 +257,17 @@ class Init:
                        "given up")
             self._code = int(ExitCode.FAILED)
             return
-        write_line(f"the supervisor was killed by {_ended(status)} and is started again: it takes living workers over")
+        write_line(f"the supervisor was killed by {_ended(status)} and is started again: it adopts the living workers")
         self._supervisor.due_s = now_s + (0.001 if self._stopping else RESTART_PAUSE_S)
 
-    def _end_metrics(self) -> None:
+    def _stop_metrics(self) -> None:
         self._stopping = True
         metrics = self._metrics
         if metrics is not None and metrics.pid:
             os.kill(metrics.pid, signal.SIGTERM)
             while metrics.pid:
                 signal.sigtimedwait({signal.SIGCHLD}, TICK_S)
-                self._collect()
+                self._reap()
 
 
 def _ended(status: int) -> str:

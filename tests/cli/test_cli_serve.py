@@ -246,7 +246,7 @@ def test_metrics_and_health_are_beside_it_and_come_back(serve):
     (endpoint,) = [pid for pid in children(one.process.pid) if b"--listen" in command_of(pid)]
     os.kill(endpoint, signal.SIGKILL)
     eventually(lambda: len(re.findall(r"http://\S+/metrics", one.said())) == 2, "it answers again")
-    assert "the endpoint of the figures has ended (SIGKILL)" in one.said()
+    assert "the metrics endpoint has ended (SIGKILL)" in one.said()
     assert one.end() == 0
     with pytest.raises(ProcessLookupError):
         os.kill(endpoint, 0)
