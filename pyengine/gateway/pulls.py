@@ -1,8 +1,8 @@
 """Pulls: messages of a queue, at once or when they arrive (RocketMQ: PullMessageProcessor, PullRequestHoldService).
 
 A pull that finds no messages may be held. Held pulls wait by queue. One thread for all of them sleeps on the engine's arrival
-sequence; when messages were dispatched, the loop checks those queues. There is no polling. A held pull ends with messages,
-with its timeout, or with its connection.
+sequence; when messages were dispatched, the loop checks the queues of held pulls. A held pull ends with messages, with its
+timeout, or with its connection.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Pull:
     subscription: Subscription
     asked_offset: int
     until_s: float = 0.0
-    is_read: bool = False  # now, in another thread
+    is_being_read: bool = False  # in another thread
 
 
 class Pulls:
@@ -171,8 +171,11 @@ class Pulls:
         return GetRecords(found.status, records, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
 
     def _waited_for(self, pull: Pull, result: GetRecords) -> GetRecords:
-        """The result; where no level shows yet what the queue has before the offset (dispatch_at=replicated), one that waits for
-        that: after PULL_OFFSET_MOVED the group would go back."""
+        """Return `result`, but OFFSET_OVERFLOW_ONE for an offset beyond what readers see and not beyond the queue's end.
+
+        With dispatch_at=replicated a queue has entries that readers do not see yet. PULL_OFFSET_MOVED would reset the group's
+        offset to an earlier one.
+        """
         is_beyond = result.status in (GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE) and pull.offset > 0
         if is_beyond and pull.offset <= self._reader.queue_end(pull.topic, pull.queue_id):
             return result._replace(status=GetStatus.OFFSET_OVERFLOW_ONE, next_begin_offset=pull.offset)
@@ -224,7 +227,7 @@ class Pulls:
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
         self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
         self._anything_held.set()
-        self._answer_queue((pull.topic, pull.queue_id), self._dispatched())  # messages since the read have woken no pull
+        self._answer_queue((pull.topic, pull.queue_id), self._dispatched())  # for messages that were dispatched after the read
 
     def _set_held(self, key: tuple[str, int], pulls: list[Pull]) -> None:
         if pulls:
@@ -237,7 +240,7 @@ class Pulls:
     def _wait_for_arrivals(self) -> None:
         """Sleep in a thread until messages are dispatched, for all held pulls; it reads only the sequence.
 
-        After each look the loop has four times the look's duration for other work.
+        After each check of the held pulls the loop has four times the check's duration for other work.
         """
         assert self._loop is not None
         seen = 0
@@ -263,7 +266,7 @@ class Pulls:
         `keys`: the remaining queues; None at the beginning, for all."""
         began_s = time.monotonic()
         keys = list(self._held) if keys is None else keys
-        goes_on = False
+        is_continued = False
         try:
             limit = self._dispatched()
             while keys:
@@ -271,10 +274,10 @@ class Pulls:
                 took_s = time.monotonic() - began_s
                 if keys and took_s >= ANSWER_SLICE_S:
                     asyncio.get_running_loop().call_soon(self._answer_held, keys, spent_s + took_s)
-                    goes_on = True
+                    is_continued = True
                     break
         finally:
-            if not goes_on:  # the thread waits for it
+            if not is_continued:  # _wait_for_arrivals() sleeps until then
                 self._answer_s = spent_s + time.monotonic() - began_s
                 self._answered.set()
 
@@ -282,7 +285,7 @@ class Pulls:
         try:
             return self._reader.dispatched_offset(LEVEL)
         except (EngineError, OSError):
-            return 0  # during a recovery of the store they wait on
+            return 0  # the store is being recovered: no held pull is answered
 
     def _answer_queue(self, key: tuple[str, int], limit: int) -> None:
         """Answer the held pulls of one queue; an error ends these only."""
@@ -292,7 +295,7 @@ class Pulls:
             queue = self._reader.queue(*key)
             end = 0 if queue is None else queue.max_offset(limit)
             left = [pull for pull in pulls if (end <= pull.offset and now_s < pull.until_s) or not self._finish(pull, now_s)]
-        except Exception as error:  # noqa: BLE001 - a fault here must not leave all others without answers
+        except Exception as error:  # noqa: BLE001 - the other queues' pulls are answered all the same
             left = []
             for pull in pulls:
                 if pull.request.is_open:
@@ -300,11 +303,11 @@ class Pulls:
         self._set_held(key, left)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
-        """Answer a held pull; return False if it must wait on, and while another thread reads for it."""
+        """Answer a held pull; return False if it stays held, also while another thread reads for it."""
         if pull.subscription.condition is None:
             return self._try(pull, now_s, lambda: self._get_now(pull))
-        if not pull.is_read:
-            pull.is_read = True
+        if not pull.is_being_read:
+            pull.is_being_read = True
             task = asyncio.get_running_loop().create_task(self._finish_later(pull))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -314,7 +317,7 @@ class Pulls:
         """Answer a held pull with a condition, which takes long, in another thread."""
         coming = self._executor.run(self._get_now, pull)
         await asyncio.wait((coming,))
-        pull.is_read = False
+        pull.is_being_read = False
         if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):
             key = pull.topic, pull.queue_id
             self._set_held(key, [each for each in self._held.get(key, ()) if each is not pull])
