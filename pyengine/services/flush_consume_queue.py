@@ -47,7 +47,7 @@ from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
 
 WATERMARK_INTERVAL_NS = 1_000_000_000
-SHARE = 10  # the pause after a round is at least this many times as long as the round
+PAUSE_ROUNDS = 10  # the pause after a round is at least this many times as long as the round
 SLICE_BYTES = 8 << 20
 RETRY_NS = 1_000_000_000
 
@@ -101,7 +101,7 @@ class FlushConsumeQueueService(Service):
         if began_ns >= self._due_ns:
             self._try_round(final=False)
             now_ns = monotonic_ns()
-            self._due_ns = now_ns + max(self._interval_ns, SHARE * (now_ns - began_ns))
+            self._due_ns = now_ns + max(self._interval_ns, PAUSE_ROUNDS * (now_ns - began_ns))
         if not self._is_frozen:
             try:
                 self._adopted.work()
@@ -190,7 +190,7 @@ class FlushConsumeQueueService(Service):
         for topic, queue_id, _ in fresh:
             if topic not in deleted:
                 self._entered[topic] = max(queue_id, self._entered.get(topic, -1))
-        self._entered_stamp = stamp  # from before: the next round sees a deletion in between
+        self._entered_stamp = stamp  # read before enter(), so that the next round sees a deletion in between
 
     def _sync_queue(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
         size = self._queue_file_bytes
@@ -224,7 +224,7 @@ class FlushConsumeQueueService(Service):
         return decode_ext_address(tags_code) if is_ext_address(tags_code) else None
 
     def _sync_derived(self, path: str, is_synced: bool = False) -> None:
-        """Sync one file of queues or index; `is_synced`: its file system was synced, so check only for an error of that.
+        """Sync one file of queues or index; `is_synced`: its file system was synced, so check only for a write error.
 
         A file that does not exist (it was removed, or never created) is skipped.
         """
@@ -323,7 +323,7 @@ class AdoptedLog:
         base = (top - 1) // self._segment_bytes * self._segment_bytes
         path = self._store.commit_log_segment(base)
         try:
-            if self._is_deleted(base):
+            if self._skip_if_deleted(base):
                 return
             if self._at < 0:
                 _sync_file(str(path), fdatasync)
@@ -340,7 +340,7 @@ class AdoptedLog:
         if is_whole:
             failpoint("adopted_segment_read")
             self._move_to(base)
-        elif not self._is_deleted(base):
+        elif not self._skip_if_deleted(base):
             self._is_done = True
             damage = (
                 f"the log is {why}, in the part from before this engine; everything from {top} on was read and is whole. "
@@ -348,8 +348,8 @@ class AdoptedLog:
                 "`pyengine salvage STORE DEST`")
             self.blocked.set(damage, damage, event=Event.LOG_DAMAGED)
 
-    def _is_deleted(self, base: int) -> bool:
-        """Whether the cleaner has deleted the segment, whose bytes then read as zeros; then the work is done."""
+    def _skip_if_deleted(self, base: int) -> bool:
+        """End the work if the cleaner has deleted the segment, whose bytes then read as zeros; return whether it has."""
         if base >= self._min_offset():
             return False
         self._move_to(base)
@@ -360,7 +360,7 @@ class AdoptedLog:
         self.verified_from = base if base > self._min_offset() else 0
         if not self.verified_from:
             self._is_done = True
-            self._report(Event.OLD_LOG_READ, "the log that was there before this engine is read and whole: the watermark covers all of it")
+            self._report(Event.OLD_LOG_READ, "the log from before this engine is read and whole: the watermark covers all of it")
 
 
 def _sync_file(path: str, sync: Callable[[int, str], None]) -> None:
