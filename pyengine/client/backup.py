@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport
 
 HOLD_MS = 600_000
-READY = "ready"  # in STORE/.restoring: the store is complete and only has to be moved to its place; has the result for the report
+READY = "ready"  # a file in STORE/.restoring with the result: the store is complete and only has to be moved to its place
 _TEMPORARY = (f"{MANIFEST}.tmp", f"{PROGRESS}.tmp", f"{MANIFEST}.new", f"{PROGRESS}.new")
-_OURS = ("commitlog/", "tables/")
+_BACKUP_FOLDERS = ("commitlog/", "tables/")
 _OF_THIS_STORE = NOT_KEPT | {REPLICATION}
 
 Progress = Callable[[int, int | None], None]
@@ -171,7 +171,7 @@ class _Backup:
         """Remove what the backup of this manifest does not consist of."""
         kept = {one.name for one in manifest.files}
         found = self._dest.sizes()
-        self._dest.remove([name for name in found if name not in kept and name.startswith(_OURS)])
+        self._dest.remove([name for name in found if name not in kept and name.startswith(_BACKUP_FOLDERS)])
         self._dest.remove([name for name in (PROGRESS, *_TEMPORARY) if name in found])
 
     def _only_copy_error(self, before: Manifest, why: str) -> CorruptionError:
@@ -191,7 +191,7 @@ class _Backup:
     def _cut(self, uuid: str, before: Manifest | None) -> Manifest:
         """Decide what to back up, as a manifest without pieces and tables; from now on the engine does not delete it."""
         if self._store.is_live:
-            with log_held(self._root):  # waits until deletions that began before our hold are over
+            with log_held(self._root):  # waits for deletions that began before the hold
                 pass
         self._tables = list(_config_tables(self._root))
         end = self._whole_end(before, self._flushed_end())
@@ -216,9 +216,9 @@ class _Backup:
             raise UsageError(f"{self._root} cannot be backed up now, because it is not known how far its log is durable: {error}") from None
 
     def _whole_end(self, before: Manifest | None, end: int) -> int:
-        """Up to where the log is copied: `end`, or what is there beyond it of a store at rest that has lost its end, or is damaged there.
+        """Return the offset up to which to copy the log: `end`; for a store that lost synced records, what its files still have.
 
-        CorruptionError where a backup in the destination has more: it may be the only copy. A broker's store has no other witness.
+        CorruptionError if an earlier backup in the destination has more, since it may be the only copy.
         """
         synced = lost_end(self._store)
         is_shorter = before is not None and before.end > end
@@ -228,23 +228,23 @@ class _Backup:
             raise self._only_copy_error(before, f"the log of {self._root} ends at {end}, but {why}, so its end is lost or damaged")
         if synced is None:
             return end
-        there = end
+        copied_end = end
         for start in self._store.commit_log.starts():
-            if start <= there < start + self._segment_bytes:
-                there = min(start + self._segment_bytes, synced)
-        if there == end:
-            self.damage.append(end)  # else the walk of what is copied finds it
-        return there
+            if start <= copied_end < start + self._segment_bytes:
+                copied_end = min(start + self._segment_bytes, synced)
+        if copied_end == end:
+            self.damage.append(end)  # _copy_piece() finds damage in what is copied
+        return copied_end
 
     def _reusable(self, manifest: Manifest) -> list[Piece]:
         """Return the pieces of earlier backups that exist and have the log's bytes, ascending, without gaps in a segment."""
         sizes = self._dest.sizes()
         there = [piece for piece in self._known if sizes.get(piece.name) == piece.size_bytes]
         found = list(self._chains(manifest, there))
-        if found and not self._is_the_log(found[-1]):  # the log was truncated below its durable end, and other records were appended
-            true = [piece for piece in there if self._is_the_log(piece)]
-            self.rewritten_bytes = sum(piece.size_bytes for piece in {*there} - {*true})
-            found = list(self._chains(manifest, true))
+        if found and not self._matches_log(found[-1]):  # the log was truncated below its durable end, and other records were appended
+            matching = [piece for piece in there if self._matches_log(piece)]
+            self.rewritten_bytes = sum(piece.size_bytes for piece in {*there} - {*matching})
+            found = list(self._chains(manifest, matching))
         return found
 
     def _chains(self, manifest: Manifest, pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -255,15 +255,15 @@ class _Backup:
             at, end = segment, min(segment + self._segment_bytes, manifest.end)
             while at < end:
                 fitting = [piece for piece in by_start.get(at, ()) if piece.segment == segment and piece.end <= end]
-                if len(fitting) > 1:  # the log was truncated once and other records were appended: some of the pieces are of the old log
-                    fitting = [piece for piece in fitting if self._is_the_log(piece)]
+                if len(fitting) > 1:  # some are of a log that was truncated, after which other records were appended
+                    fitting = [piece for piece in fitting if self._matches_log(piece)]
                 if not fitting:
                     break
                 longest = max(fitting, key=lambda piece: (piece.end, piece.number))
                 yield longest
                 at = longest.end
 
-    def _is_the_log(self, piece: Piece) -> bool:
+    def _matches_log(self, piece: Piece) -> bool:
         view = self._store.commit_log.view(piece.segment)
         if view is None or piece.end > piece.segment + self._segment_bytes:
             return False
