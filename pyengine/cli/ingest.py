@@ -2,7 +2,7 @@
 
 Each producer gets a contiguous share of the input as byte ranges of files. A line belongs to the range that has its first
 byte: the producer of a range skips the line in which it starts and finishes the line in which it ends. So every line is
-read once, wherever a range begins.
+read exactly once.
 
 One producer runs in the command's own process, several in processes of their own (`python -m pyengine.cli.ingest`). Such a
 process reads its job from stdin, one JSON document, and writes JSON lines to stdout: the tally at most every
@@ -146,10 +146,10 @@ def find_files(paths: Sequence[Path], pattern: str | None) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*")
-                            if one.is_file() and (pattern is None or fnmatch(one.name, pattern)))
+            inside = sorted(file for file in path.rglob("*")
+                            if file.is_file() and (pattern is None or fnmatch(file.name, pattern)))
             if not inside:
-                raise UsageError(f"{path} holds no file{f' like {pattern}' if pattern else ''}")
+                raise UsageError(f"{path} contains no file{f' like {pattern}' if pattern else ''}")
             found += inside
         elif path.exists():
             found.append(path)
@@ -184,7 +184,7 @@ def size_of(path: Path) -> int:
 def run_jobs(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
     """Run each job in a process of its own to the end; return the tally of all.
 
-    If one fails, stop the others and raise its EngineError. No producer process remains in any case, also after Ctrl-C.
+    If one fails, stop the others and raise its EngineError. No producer process remains afterwards, also after Ctrl-C.
     """
     processes: list[subprocess.Popen[bytes]] = []
     tallies = [Tally() for _ in jobs]
@@ -308,7 +308,7 @@ def split_lines(block: bytes) -> list[bytes]:
 
 
 class AckedList:
-    """Appends to the file at `path`, which it creates if needed, at each write() and at the end of its block.
+    """Appends a line for each acknowledged message to the file at `path`, at each write() and at the end of its block.
 
     UsageError if the file cannot be opened.
     """
@@ -326,12 +326,12 @@ class AckedList:
         if not result.ok:
             return
         if isinstance(result, PutManyResult):
-            first, places = result.first_queue_offset, [result.first_physical_offset, *[None] * (len(bodies) - 1)]
+            first, offsets = result.first_queue_offset, [result.first_physical_offset, *[None] * (len(bodies) - 1)]
         else:
-            first, places = result.queue_offset, [result.physical_offset]
-        for number, (body, place) in enumerate(zip(bodies, places, strict=True)):
+            first, offsets = result.queue_offset, [result.physical_offset]
+        for number, (body, physical_offset) in enumerate(zip(bodies, offsets, strict=True)):
             row = {"topic": result.topic, "queue_id": result.queue_id, "queue_offset": first + number,
-                   "physical_offset": place, "body_sha256": hashlib.sha256(body).hexdigest()}
+                   "physical_offset": physical_offset, "body_sha256": hashlib.sha256(body).hexdigest()}
             self._rows.append(json.dumps(row).encode() + b"\n")
         if len(self._rows) >= ROWS_AT_ONCE:
             self.write()
@@ -411,7 +411,7 @@ class Job:
 
 @dataclass
 class Tally:
-    """What was acknowledged so far; `read_bytes` is its part of the input."""
+    """What was acknowledged so far; `read_bytes` counts the bytes of those lines in the input."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -428,7 +428,7 @@ class Tally:
 def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     """Put every line of the job, and report the tally after each batch.
 
-    If a line is not a message or a put is refused, raise EngineError with file and line. The last report has what was
+    If a line is not a message or a put is refused, raise EngineError with file and line. The last report counts what was
     acknowledged until then.
     """
     from pyengine import connect
@@ -478,7 +478,7 @@ class _Work:
                 body_bytes = sum(map(len, bodies))
                 read_bytes = min(unread, body_bytes + len(bodies))  # the last line of a file may lack its newline
                 unread -= read_bytes
-                self._count(result, _place(name, number), bodies, read_bytes)
+                self._count(result, _location(name, number), bodies, read_bytes)
                 queue += 1
                 number = number + len(bodies) if number is not None else None
                 self.report(self.tally)
@@ -490,7 +490,7 @@ class _Work:
         def settle(most: int) -> None:
             while len(waiting) > most:
                 future, number, line_bytes, body = waiting.popleft()
-                self._count(future.result(), _place(name, number), [body], line_bytes)
+                self._count(future.result(), _location(name, number), [body], line_bytes)
 
         number, count = first_line, self.job.first_queue
         for block in blocks:
@@ -498,13 +498,13 @@ class _Work:
             for line in split_lines(block):
                 read_bytes = min(unread, len(line) + 1)  # the last line of a file may lack its newline
                 unread -= read_bytes
-                arguments = _object_arguments(line, _place(name, number))
+                arguments = _object_arguments(line, _location(name, number))
                 arguments.setdefault("queue_id", count % self.job.queues)
                 body = arguments.pop("body")
                 try:
                     future = self.producer.put_async(self.job.topic, body, **arguments)
                 except TypeError as error:  # for example tags that are a number
-                    raise UsageError(f"{_place(name, number)}: {error}") from error
+                    raise UsageError(f"{_location(name, number)}: {error}") from error
                 waiting.append((future, number, read_bytes, body))
                 settle(IN_FLIGHT)
                 count += 1
@@ -514,12 +514,12 @@ class _Work:
         settle(0)
         self.report(self.tally)
 
-    def _count(self, result: PutManyResult | PutResult, place: str, bodies: Sequence[bytes], read_bytes: int) -> None:
+    def _count(self, result: PutManyResult | PutResult, location: str, bodies: Sequence[bytes], read_bytes: int) -> None:
         """Count what was acknowledged; for a refusal raise EngineError that names file and line."""
         is_unconfirmed = result.status in UNCONFIRMED
         if not result.ok and not is_unconfirmed:
             not_stored = "" if result.indeterminate else " are not stored"  # the reason of an indeterminate result says it
-            raise EngineError(f"{place}: the next {len(bodies)} line(s){not_stored}: {result.status.name}: {result.reason}")
+            raise EngineError(f"{location}: the next {len(bodies)} line(s){not_stored}: {result.status.name}: {result.reason}")
         if self.acked is not None:
             self.acked.add(result, bodies)
         self.tally.add(Tally(len(bodies), sum(map(len, bodies)), read_bytes, len(bodies) if is_unconfirmed else 0))
@@ -530,7 +530,7 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
     try:
         document = json.loads(line)
     except ValueError as error:
-        raise UsageError(f"{where}: no JSON object: {error}") from error
+        raise UsageError(f"{where}: not a JSON object: {error}") from error
     if not isinstance(document, dict) or ("body" in document) == ("body_base64" in document):
         raise UsageError(f"{where}: give an object with body (text) or body_base64")
     unknown = sorted(document.keys() - set(JSONL_FIELDS))
@@ -540,11 +540,11 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
     try:
         document["body"] = document["body"].encode() if encoded is None else base64.b64decode(encoded, validate=True)
     except (ValueError, TypeError, AttributeError) as error:
-        raise UsageError(f"{where}: the body is not text, or body_base64 no base64: {error}") from error
+        raise UsageError(f"{where}: the body is not text, or body_base64 is not base64: {error}") from error
     return document
 
 
-def _place(name: str, number: int | None) -> str:
+def _location(name: str, number: int | None) -> str:
     return f"{name}, line {number}" if number is not None else name
 
 

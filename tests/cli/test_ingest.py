@@ -51,7 +51,7 @@ def test_folders_stand_for_their_files_in_order(tmp_path):
     assert names == ["a.txt", "b/1.py", "b/2.py", "b/c/3.py"]
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("gone", "does not exist"), ("empty", "holds no file")])
+@pytest.mark.parametrize(("name", "sentence"), [("gone", "does not exist"), ("empty", "contains no file")])
 def test_a_missing_path_is_refused(tmp_path, name, sentence):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=sentence):

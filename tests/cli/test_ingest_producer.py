@@ -146,8 +146,8 @@ def test_jsonl_says_all_of_a_message(tmp_path, producer):
 
 
 @pytest.mark.parametrize(("line", "sentence"), [
-    ("{", "no JSON object"), ("[]", "give an object"), ("{}", "give an object"), ('{"body": 3}', "not text"),
-    ('{"body": "a", "body_base64": "YQ=="}', "give an object"), ('{"body_base64": "§"}', "no base64"),
+    ("{", "not a JSON object"), ("[]", "give an object"), ("{}", "give an object"), ('{"body": 3}', "not text"),
+    ('{"body": "a", "body_base64": "YQ=="}', "give an object"), ('{"body_base64": "§"}', "not base64"),
     ('{"body": "a", "tag": "b"}', "unknown field 'tag'"),
 ])
 def test_a_line_that_is_no_message_names_the_place(tmp_path, producer, line, sentence):
