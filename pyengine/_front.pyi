@@ -1,4 +1,4 @@
-"""pyengine._front (csrc/front): what a program calls for each message."""
+"""pyengine._front (csrc/front): puts and gets of single messages, in C."""
 
 from collections.abc import Callable, Collection
 from typing import Any, Self
@@ -53,7 +53,7 @@ class Lock:
     def locked(self) -> bool: ...
 
 class PendingPut:
-    """The future of one put_async, as long as it is not a Future like any other."""
+    """The future of one put_async, until _become_future() makes it a full concurrent.futures.Future."""
 
     def result(self, timeout: float | None = None) -> Any: ...
     def exception(self, timeout: float | None = None) -> BaseException | None: ...
@@ -88,7 +88,7 @@ class SubmitterFront:
     waits: int
 
 class ProducerFront:
-    """The base of Producer: puts that need nothing special."""
+    """The base of Producer: ordinary puts, in C; Producer makes all others."""
 
     def __init__(self, puts: SubmitterFront, /) -> None: ...
     @property
@@ -97,7 +97,7 @@ class ProducerFront:
     def _prefixes(self) -> dict[tuple[str, int, str | None, int], bytes]: ...
 
 def use_message(message: type[Message], decode_host: Callable[[bytes], str], /) -> None:
-    """Messages that are read are made of a subclass of this class."""
+    """Set the class of the messages that read_queue returns, and the function that decodes their hosts."""
 
 def read_queue(
     entries: Buffer, first: int, end: int, offset: int, messages_max: int, topic: str, queue_id: int,
@@ -105,13 +105,15 @@ def read_queue(
     find_segment: Callable[[int], tuple[int, int, Buffer | None]], find_code: Callable[[int], int | None],
     belongs: Callable[[Message, str, int], bool], /,
 ) -> tuple[int, list[Message], list[int], int]:
-    """The messages of the queue entries in [first, end) of a file, the first of which has the number `offset`.
+    """Return the messages of the queue entries in [first, end) of a file, the first of which has the queue offset `offset`.
 
-    (GetStatus, messages, their numbers, entries passed). `limits`: the log's end, how many bytes before it are taken to be
+    The result: (GetStatus, messages, their queue offsets, entries passed).
+
+    `limits`: the log's end, how many bytes before it are assumed to be
     in memory, and bytes and messages of one answer from memory and from disk. `tags` are wanted and `codes` their hashes as
-    32-bit numbers; None: all. `find_segment(physical offset)` gives start, end and bytes of a segment, None where it is
-    gone; `find_code` the hash that an address in the extension stands for, None where that is unknown; `belongs` is asked
-    about a record of another topic or queue.
+    32-bit numbers; None: all. `find_segment(physical offset)` gives start, end and bytes of a segment, None if it does
+    not exist; `find_code` gives the tags code at an address of the extension, None if it does not exist; `belongs` tells whether
+    a record of another topic or queue belongs to this queue too.
     """
 
 def read_records(
@@ -120,7 +122,7 @@ def read_records(
     find_segment: Callable[[int], tuple[int, int, Buffer | None]], find_code: Callable[[int], int | None],
     belongs: Callable[[Message, str, int], bool], /,
 ) -> tuple[int, bytes, int, int, int]:
-    """The same messages as read_queue, as they are in the log: (GetStatus, records end to end, how many, entries passed,
+    """Return the messages of read_queue as records of the log: (GetStatus, records end to end, their count, entries passed,
     physical offset of the first)."""
 
 def use_futures(put_future: type[PendingPut], future: type[Any], /) -> None: ...

@@ -4,8 +4,6 @@ The columns are those of pyengine.native.scan. Every field is nullable and has a
 plain type (int32, int64, timestamp[us, UTC], string, binary), as Spark
 expects of a Python data source. In text that is not UTF-8, U+FFFD replaces the invalid
 bytes; a value is null only if the property is absent.
-
-Outside of pyengine/spark only this module, client/tables.py and backups to a URI import pyarrow.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ _TYPES = {
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
     """Return the Arrow schema of these columns (default: all); UsageError for an unknown or repeated name."""
     names = COLUMNS if columns is None else tuple(columns)
-    doubles = sorted({name for name in names if names.count(name) > 1})
-    if doubles:
-        raise UsageError(f"column {doubles[0]!r} is named twice")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"column {repeated[0]!r} is named twice")
     return pa.schema([pa.field(name, _TYPES[column_kind(name)], nullable=True) for name in names])
 
 

@@ -1,8 +1,7 @@
 """RocketMQ's getMessage on one queue, its subscriptions (FilterAPI, DefaultMessageFilter), and the statistics of a reader.
 
 Readers map the store read-only and do not report to the engine, so the figures of StoreStatsService's gets are
-those of one reader in one process; no process adds them up. The progress of a consumer group is in its stored
-offsets.
+those of one reader in one process.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pyengine.storage.mapped_file import MappedFileQueue
 use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
-_OF_SQL = re.compile(r"""[\s=<>()'"]""")
+_SQL_CHARACTERS = re.compile(r"""[\s=<>()'"]""")
 
 
 class TagFilter(NamedTuple):
@@ -44,13 +43,13 @@ class TagFilter(NamedTuple):
 
 
 def parse_subscription(text: str | None) -> TagFilter | None:
-    """Parse `a || b`; None, empty or `*` means no filter. UsageError if one side of the bars is empty, or the text is SQL."""
+    """Parse `a || b`; None, empty or `*` means no filter. UsageError if a tag is empty, or the text is SQL."""
     if text is None or arguments.text(text, "tags") in ("", SUB_ALL):
         return None
     tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))
     if "" in tags:
         raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
-    if any(map(_OF_SQL.search, tags)):
+    if any(map(_SQL_CHARACTERS.search, tags)):
         raise UsageError(f"{text!r} is not a list of tags: write tags like 'a || b'; an SQL92 condition, also one on TAGS, goes into sql")
     return TagFilter(tags, struct.pack(f"={len(tags)}i", *map(string_hash, tags)))
 
@@ -109,7 +108,7 @@ class GetStatistics:
                 was.transferred_bytes + size_bytes, max(was.entire_time_max_ms, took_ns / 1e6))
 
 
-NEAR_BYTES_MAX = 1 << 30  # at the log's end: a reader that must not wait for a disk reads only there
+NEAR_BYTES_MAX = 1 << 30  # before the log's end; records() reads only there, so that it does not wait for a disk
 ENTRIES_WALKED_MIN = 800  # least number of entries that one call may filter (16,000 bytes of entries)
 
 
@@ -161,7 +160,7 @@ class MessageGetter:
                 near_bytes: int | None) -> GetRecords | None:
         """Like get(), without a condition, with the records as they are in the log; None if the caller must use get().
 
-        That is so if the first message is farther than `near_bytes` from the log's end (None: what is assumed to be in memory,
+        The caller must if the first message is farther than `near_bytes` from the log's end (None: what is assumed to be in memory,
         NEAR_BYTES_MAX at most), or was deleted during the read.
         """
         _, limit, min_offset, max_offset = entries
