@@ -37,14 +37,14 @@ struct ms_affinity {
     int32_t cpu;                    /* the CPU chosen last; -1 none */
     int64_t until_ns;               /* the writer's: when the scheduler chooses again */
     uint32_t is_bound;              /* 1: the mask is `cpu` alone, set here */
-    uint64_t allowed[16];           /* the mask before */
+    uint64_t allowed[16];           /* the mask before it was set here */
 };
 
-/* No CPU is chosen yet: writer and flusher of sync mode will share one. */
+/* Enable the affinity of writer and flusher in sync mode, without a CPU yet. */
 void ms_affinity_begin(struct ms_affinity *affinity);
-/* The writer, after each pass, which it made on `cpu`. */
+/* For the writer after each pass, which ran on `cpu`: stay there, or let the scheduler choose again. */
 void ms_affinity_note(struct ms_affinity *affinity, int cpu, int64_t now_ns);
-/* The flusher: move to the writer's CPU. */
+/* For the flusher: move to the writer's CPU. */
 void ms_affinity_follow(struct ms_affinity *affinity, int cpu);
 
 /* Set how the kernel schedules this process; 0 or -errno. */

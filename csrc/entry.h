@@ -45,7 +45,7 @@ struct ms_records {
     uint32_t left;
 };
 
-/* Return how many of an entry's `bytes` determine lengths and routing: all but the bodies of PUT and MANY. 0 if its lengths
+/* Return how many of an entry's `bytes` determine lengths and routing: all but the bodies of PUT and MANY; 0 if its lengths
  * contradict each other. */
 uint64_t ms_entry_decisive_bytes(const struct ms_entry *head, uint64_t bytes);
 /* Parse an entry: 1 if its lengths agree. `copy` has at least its decisive bytes; `bytes` counts all. */

@@ -43,6 +43,6 @@ struct ms_pool_commit {
 
 /* Commit the bytes below `wrote`, piece by piece, until CLOCK_MONOTONIC `until_ns`; in a stream for MS_COMMIT_ROUND_NS at
  * most. If nothing is left and there is no stream it returns, or with `may_sleep` sleeps on the latch, which the caller
- * has armed. MS_COMMIT_*; IDLE also after a signal, or a wake-up without bytes to commit. Afterwards the latch is
+ * has armed. Return MS_COMMIT_*; IDLE also after a signal, or a wake-up without bytes to commit. Afterwards the latch is
  * disarmed. */
 int ms_pool_commit_run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep);
