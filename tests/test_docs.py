@@ -21,12 +21,12 @@ from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from waiting import scaled_timeout_s
 
-NOT_OURS = {".git", ".venv", "build", "target", "node_modules", ".pytest_cache"}
+NOT_OF_THE_TREE = {".git", ".venv", "build", "target", "node_modules", ".pytest_cache"}
 
 
 def pages() -> list[Path]:
     found = (path.relative_to(SOURCES) for path in SOURCES.rglob("*.md"))
-    return sorted(path for path in found if not NOT_OURS & set(path.parts))
+    return sorted(path for path in found if not NOT_OF_THE_TREE & set(path.parts))
 
 
 PAGES = pages()
@@ -72,7 +72,7 @@ def test_the_index_has_every_page_of_docs():
 
 
 def test_the_newest_version_of_the_change_log_is_the_packages():
-    """Its section is dated; `pyproject.toml` and `pyengine.__version__` name the same version. Above it may be what comes next."""
+    """Its section is dated; `pyproject.toml` and `pyengine.__version__` name the same version. Above it may be an unreleased one."""
     sections = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)
     newest = sections[1] if sections[0].endswith(" - unreleased") else sections[0]
     assert re.fullmatch(re.escape(pyengine.__version__) + r" - \d{4}-\d\d-\d\d", newest)
@@ -92,9 +92,9 @@ def source_texts() -> list[tuple[str, str]]:
     kinds = {".py", ".c", ".h", ".sh", ".java", ".md"}
     found = [path for folder in folders for path in sorted((SOURCES / folder).rglob("*")) if path.suffix in kinds]
     found += [SOURCES / page for page in PAGES]
-    mine = Path(__file__).resolve()
+    this_file = Path(__file__).resolve()
     return [(str(path.relative_to(SOURCES)), path.read_text(encoding="utf-8")) for path in found
-            if path != mine and path.name != "_native.c" and not NOT_OURS & set(path.relative_to(SOURCES).parts)]
+            if path != this_file and path.name != "_native.c" and not NOT_OF_THE_TREE & set(path.relative_to(SOURCES).parts)]
 
 
 def numbers_of(page: str) -> set[str]:
@@ -185,7 +185,7 @@ SMALL = {
 
 
 class Reader:
-    """Somebody who tries the blocks of a page, one after the other, in an empty folder, as the page has them."""
+    """Runs the blocks of a page as they are, one after the other, in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "work"
@@ -198,7 +198,7 @@ class Reader:
         self.environment = base | {"PATH": f"{shim.parent}:{base['PATH']}"}
 
     def run(self, block: Block) -> str:
-        """The block's stdout; it must end well."""
+        """Run the block, which must succeed; return its stdout."""
         program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
         done = subprocess.run([*program, block.text], cwd=self.folder, env=self.environment, capture_output=True,
                               text=True, timeout=scaled_timeout_s(240))
@@ -206,7 +206,7 @@ class Reader:
         return done.stdout
 
     def run_until(self, block: Block, lines: int) -> str:
-        """Its stdout up to so many lines; then it is told to end, which it must do well."""
+        """Run a Python block until it has printed `lines` lines, then end it with SIGTERM; return the lines."""
         with subprocess.Popen([sys.executable, "-c", block.text], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
                               text=True) as process:
             try:
@@ -293,7 +293,7 @@ def test_the_blocks_of_the_consumers_page_run(reader):
     assert condition == "[b'7']\n"
     assert sorted(re.findall(r"order \d", first)) == [f"order {number}" for number in range(1, 5)]
     assert "order 4" in second and "billing" in shell and "forgotten" in shell
-    assert len(re.findall(r"\| order \d", shell)) == 4, "after the reset everything came again"
+    assert len(re.findall(r"\| order \d", shell)) == 4, "after the reset all messages were delivered again"
 
 
 @pytest.mark.ci

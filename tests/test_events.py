@@ -1,4 +1,4 @@
-"""The table of events: each is said somewhere, and tells what to do."""
+"""The table of events: the code reports each, and each has a meaning and an action."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def test_the_code_uses_every_listed_event_and_no_other():
 
 
 @pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
-def test_an_event_has_a_meaning_and_what_is_trouble_has_something_to_do(event):
+def test_an_event_has_a_meaning_and_a_warning_or_error_has_an_action(event):
     assert event.level in (ERROR, WARNING, INFO) and event.meaning.endswith(".")
     assert event.action.endswith((".", ").")) and (event.action != NOTHING or event.level == INFO)
 
 
-def test_two_events_never_count_as_one():
+def test_no_two_events_have_the_same_value():
     """An Enum takes a second member with the same value for the first."""
     assert len(Event.__members__) == len(list(Event))

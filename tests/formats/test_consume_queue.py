@@ -22,7 +22,7 @@ def record(names: str, offsets: str):
     ("%LMQ%a,archive", "5", []),
     ("", "", []),
 ])  # fmt: skip
-def test_names_and_offsets_go_in_pairs(names, offsets, places):
+def test_each_name_has_the_offset_of_the_same_position(names, offsets, places):
     assert further_places(record(names, offsets)) == places
 
 
@@ -33,12 +33,12 @@ def test_a_record_belongs_to_its_queues_and_to_a_light_one_under_either_number()
     assert [place for place in asked if belongs_to(one, *place)] == [("T", 2), ("%LMQ%a", 0), ("%LMQ%a", 2), ("archive", 2)]
 
 
-def test_of_a_queue_that_is_named_twice_the_first_number_counts():
+def test_of_a_queue_that_is_named_twice_the_first_offset_counts():
     one = record("%LMQ%a,archive,%LMQ%a", "5,6,7")
     assert [further_offset(one, *place) for place in (("%LMQ%a", 0), ("%LMQ%a", 2), ("archive", 2), ("archive", 0), ("T", 2))] == [
         5, 5, 6, None, None]
 
 
-def test_offsets_are_replaced_by_place_and_nothing_else_is_touched():
+def test_only_the_offsets_at_the_given_positions_are_replaced():
     text = b"x\1\xff\xfe\2INNER_MULTI_QUEUE_OFFSET\0015,0,6\2INNER_MULTI_QUEUE_OFFSET2\0019\2"
     assert with_further_offsets(text, {0: 4, 2: 70}) == text.replace(b"5,0,6", b"4,0,70")

@@ -157,7 +157,7 @@ def test_each_level_is_its_counter(store, mode, written):
     assert live.limit(ReadLevel.FLUSHED) == 300
 
 
-def test_replicated_is_what_slaves_have_confirmed_be_it_nothing(store):
+def test_replicated_is_what_slaves_have_confirmed(store):
     owner, _ = store(replicates=1)
     owner.publish()
     live = watermark_of(owner)
@@ -168,7 +168,7 @@ def test_replicated_is_what_slaves_have_confirmed_be_it_nothing(store):
     live.close()
 
 
-def test_queues_end_at_what_is_confirmed_where_the_engine_says_so(store):
+def test_queues_end_at_the_confirmed_offset_with_dispatch_at_replicated(store):
     owner, end = store(replicates=1, dispatch_at=1)
     native.store_position(owner.control.confirm, end - 1)
     owner.publish()
@@ -178,7 +178,7 @@ def test_queues_end_at_what_is_confirmed_where_the_engine_says_so(store):
     live.close()
 
 
-def test_without_an_engine_queues_end_where_it_was_noted(store):
+def test_without_an_engine_queues_end_at_the_noted_offset(store):
     owner, end = store()
     with open_store(owner.root) as reader:
         files = FilesWatermark(owner.root, reader.commit_log)
@@ -217,7 +217,7 @@ def test_records_that_a_killed_engine_never_published_are_not_flushed(store, ret
     assert (live.limit(ReadLevel.FLUSHED), live.limit(ReadLevel.COMMITTED)) == (end - 1, end)
 
 
-def test_a_killed_engine_does_not_tell_the_end_of_a_log_that_a_broker_has_appended_to_since(store):
+def test_a_killed_engines_memory_does_not_bound_a_log_that_a_broker_opened_afterwards(store):
     owner, end = store()
     owner.position(end - 1)
     lock = owner.root / "lock"
@@ -273,7 +273,7 @@ def test_a_recovering_store_is_busy(store):
 
 
 class Unflushed:
-    """A store whose engine took messages up to 100 and made them durable up to what `flushed` says, look by look."""
+    """A store whose engine has committed up to 100; each call for the flushed end returns the next value of `flushed`."""
 
     def __init__(self, *flushed: int, is_live: bool = True, interval_ms: int = 1) -> None:
         self.root, self.is_live = "store", is_live
@@ -291,4 +291,4 @@ def test_the_flushed_end_covers_what_was_committed_or_is_an_error(monkeypatch):
     assert flushed_end(Unflushed(40, is_live=False)) == 40, "nothing will flush it any more"
     monkeypatch.setattr(live_reader, "FLUSH_WAIT_S", -19.9)
     with pytest.raises(EngineError, match="durable up to 40, but messages up to 100 were committed 0 s ago.*why it is not flushed"):
-        flushed_end(Unflushed(40, interval_ms=10_000))  # it waits for two intervals, and here 19.9 s less
+        flushed_end(Unflushed(40, interval_ms=10_000))  # FLUSH_WAIT_S + two intervals of 10 s: 0.1 s

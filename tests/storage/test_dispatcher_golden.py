@@ -10,17 +10,17 @@ from pyengine.engine_config import Geometry
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
 
-# What the log alone cannot give again, and so is compared in part below.
+# Stores whose queues do not follow from the log alone; tests below compare a part of them.
 NOT_FROM_THE_LOG = {
     "cleaned",  # its first segments are gone
-    "prefill",  # the same; its queues were rebuilt by RocketMQ from what is left
+    "prefill",  # the same; its queues were rebuilt by RocketMQ from the segments that are left
     "cqext",  # its tags codes are addresses in the extension
     "widetopic",  # RocketMQ's dispatcher jumped over records that it could not read
 }
 
 
 def dispatched(store, root, **settings):
-    """A Dispatcher over an empty folder that was given the store's whole log."""
+    """Dispatch the store's whole log into `root`; return (why it stopped, ends of the queues, entries out of order)."""
     config = store.manifest["config"]
     geometry = Geometry(**store.sizes)
     if "messageDelayLevel" in config:

@@ -101,7 +101,7 @@ def test_filler_is_shown_as_rocketmq_shows_it(builder):
     assert (queue["min"], queue["max"]) == (10, 14)
     assert queue["entries"][:3] == [[0, 0x7FFFFFFF, 0]] * 3
     assert [message["queueOffset"] for message in document["messages"]] == [13]
-    assert [sample["offset"] for sample in document["byTime"] if "offset" in sample] == [0] * 4  # it cannot read filler's time
+    assert [sample["offset"] for sample in document["byTime"] if "offset" in sample] == [0] * 4  # RocketMQ cannot read the time of filler
 
 
 def test_an_ipv6_host_is_printed_like_java(builder):
