@@ -184,7 +184,7 @@ def test_sigterm_ends_it_while_no_supervisor_can_be_created(tmp_path, monkeypatc
         asked.append(arguments)
         if len(asked) > 1:
             pytest.fail("it is tried again after SIGTERM")
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # to this thread: others do not block it
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "posix_spawn", refuse)
