@@ -135,7 +135,8 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
     assert engine() == []
 
 
-def test_a_producer_whose_start_was_interrupted_is_killed_too(tmp_path):
+def test_a_producer_whose_start_was_interrupted_is_killed_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS), prepend=os.pathsep)  # without it the producers end by themselves
     run = CrashRun(tmp_path / "store", tmp_path, "writer", "async", 5)
     run.make_producers()
     started, run.producers = run.producers, []
