@@ -2,7 +2,6 @@
 
     python bench/bench_spark.py [--log-bytes 1g] [--body-bytes 1024] [--cores 2] [--rounds 3] [--folder DIR] [--json FILE] [--page]
     python bench/bench_spark.py --plan 16,2000      what the driver takes to plan a read through so many queues
-    python bench/bench_spark.py --jobs 128m,1g,2g   diff and rebuild of logs of these sizes, in one process and in the workers
     python bench/bench_spark.py --hop               what each step between the log and the JVM costs, and designs for it
 
 --page writes the figures into their place in docs/performance.md. --keep DIR keeps log and Parquet files in DIR, and takes those
@@ -39,9 +38,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from measure import Row, figure, keep, show, write_into  # noqa: E402
 from pyengine.ipc.crashed_engine_memory import rebuild_offline  # noqa: E402
-from pyengine.ipc.live_reader import diff_now, open_store  # noqa: E402
+from pyengine.ipc.live_reader import open_store  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
-from pyengine.spark import diff, export_parquet, rebuild, session, stats  # noqa: E402
+from pyengine.spark import export_parquet, session, stats  # noqa: E402
 from pyengine.spark.options import read_options  # noqa: E402
 from pyengine.spark.plan import plan  # noqa: E402
 from pyengine.spark.schema import chosen_columns  # noqa: E402
@@ -76,7 +75,6 @@ def main() -> None:
     arguments.add_argument("--prepare", action="store_true")
     only = arguments.add_mutually_exclusive_group()
     only.add_argument("--plan", type=lambda text: list(map(int, text.split(","))), metavar="QUEUES,...")
-    only.add_argument("--jobs", type=lambda text: sorted(map(size, text.split(","))), metavar="SIZE,...")
     only.add_argument("--hop", action="store_true")
     asked = arguments.parse_args()
     if asked.prepare and not asked.keep:
@@ -85,8 +83,8 @@ def main() -> None:
     try:
         if asked.plan:
             name, lines = "plans", plans(asked, folder)
-        elif asked.jobs or asked.hop:
-            name, lines = ("jobs", jobs(asked, folder)) if asked.jobs else ("the Arrow hop", hop(asked, folder))
+        elif asked.hop:
+            name, lines = "the Arrow hop", hop(asked, folder)
         else:
             rows = measure(asked, folder)
             if not rows:
@@ -288,60 +286,6 @@ def spent(work: Callable[[], object]) -> Spent:
     cpu_s, begun = session_cpu_s(), time.perf_counter()
     work()
     return time.perf_counter() - begun, session_cpu_s() - cpu_s
-
-
-def jobs(asked: argparse.Namespace, folder: Path) -> str:
-    """Lines of a page: diff and rebuild of growing logs, in one process and in the workers in turns, and from where those are faster."""
-    spark = session("bench", cores=asked.cores)
-
-    def medians(log_bytes: int, rounds: int) -> dict[str, Spent]:
-        store, other = folder / "store", folder / "other"
-        write_log(store, log_bytes, asked.body_bytes, min(SEGMENT_BYTES, log_bytes))
-        shutil.copytree(store, other)
-        config = load_config(store, {})
-        ways: dict[str, Callable[[], object]] = {
-            "diff": lambda: diff_now(store, other), "diff in workers": lambda: diff(spark, store, other),
-            "rebuild": lambda: rebuild_offline(store, config), "rebuild in workers": lambda: rebuild(spark, store, config=config)}
-        seen: dict[str, list[Spent]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for way, work in ways.items():
-                seen[way].append(spent(work))
-                shutil.rmtree(store / "quarantine", ignore_errors=True)
-        for path in (store, other):
-            shutil.rmtree(path)
-        return {way: (median(wall_s for wall_s, _ in taken), median(cpu_s for _, cpu_s in taken)) for way, taken in seen.items()}
-
-    medians(asked.jobs[0], 2)  # the session compiles what it runs
-    found = {log_bytes: medians(log_bytes, asked.rounds) for log_bytes in asked.jobs}
-    spark.stop()
-    ways = list(found[asked.jobs[0]])
-    lines = [f"Logs of bodies of {asked.body_bytes:,} bytes, in memory, median of {asked.rounds} rounds in turns; {machine(asked)}. "
-             "Seconds, and CPU seconds of all processes:", "", "| log | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
-    for log_bytes, taken in found.items():
-        cells = [f"{figure(wall_s)}, {figure(cpu_s)}" for wall_s, cpu_s in taken.values()]
-        lines.append(f"| {log_bytes / 1e6:,.0f} MB | " + " | ".join(cells) + " |")
-    lines += ["", *(crossing(job, {log_bytes: (taken[job], taken[f"{job} in workers"]) for log_bytes, taken in found.items()}, asked.cores)
-                    for job in ("diff", "rebuild"))]
-    return "\n".join(lines) + "\n"
-
-
-def crossing(job: str, found: dict[int, tuple[Spent, Spent]], cores: int) -> str:
-    """From which log on the workers are faster, as a sentence: measured, else by what a gigabyte and a start cost."""
-    sizes = sorted(found)
-    faster = [log_bytes for log_bytes in sizes if all(found[size][1][0] < found[size][0][0] for size in sizes if size >= log_bytes)]
-    (alone_s, _), (spread_s, spread_cpu_s) = (
-        [(found[sizes[-1]][way][at] - found[sizes[0]][way][at]) / (sizes[-1] - sizes[0]) * 1e9 for at in (0, 1)] for way in (0, 1))
-    begin_s = max(0.0, found[sizes[0]][1][0] - spread_s * sizes[0] / 1e9)
-    costs = (f"one process takes {figure(alone_s)} s for a GB more, the workers {figure(spread_s)} s ({figure(spread_cpu_s)} of CPU) and "
-             f"{figure(begin_s)} s to begin")
-    if faster:
-        return f"- `{job}`: the workers are faster from {faster[0] / 1e6:,.0f} MB on ({costs})."
-    if spread_s < alone_s:
-        first_s = found[sizes[0]][0][0] - alone_s * sizes[0] / 1e9
-        return (f"- `{job}`: on {cores} cores one process is faster up to {sizes[-1] / 1e9:.1f} GB; from about "
-                f"{(begin_s - first_s) / (alone_s - spread_s):,.1f} GB on the workers would be, for {costs}.")
-    return (f"- `{job}`: on {cores} cores one process is faster at all of these sizes, and no size changes that: {costs}. The workers need "
-            f"more than {spread_cpu_s / alone_s:.1f} cores, all at work, to be faster for each GB.")
 
 
 def hop(asked: argparse.Namespace, folder: Path) -> str:

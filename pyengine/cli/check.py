@@ -82,9 +82,7 @@ def print_report(report: CheckReport) -> None:
 @click.command()
 @store_command
 @click.argument("other", type=GivenPath(path_type=Path), metavar="OTHER")
-@spark_option
-@master_option
-def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_spark: bool, master: str | None) -> int:
+def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path) -> int:
     """Compare a store with its slave or its copy. The command changes nothing.
 
     The command compares the logs record by record, over the range that both have, and the ends of
@@ -93,29 +91,19 @@ def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_s
     one store has, fields of records that differ, queues with different ends, and counts by topic.
     Engines may run on both stores: the command ignores later messages.
 
-    --spark gives the same result and reads in Spark's workers, on several processors or hosts that
-    see both stores (docs/spark.md).
-
     Exit codes: 0 equal in the range that both have, 3 different, 1 no part of the log is in both.
 
     \b
     Examples:
       pyengine diff STORE OTHER
       pyengine diff STORE OTHER --json
-      pyengine diff STORE OTHER --spark --master 'local[4]'
     """
     existing_store(store)
     existing_store(other)
-    if on_spark or master is not None:
-        with spark_session("pyengine diff", master) as spark, byte_bar("diff", None) as show:
-            from pyengine.spark.store_verify import diff as diff_in_workers
+    from pyengine.ipc.live_reader import diff_now
 
-            report = diff_in_workers(spark, store, other, settings=settings, progress=show)
-    else:
-        from pyengine.ipc.live_reader import diff_now
-
-        with byte_bar("diff", None) as show:
-            report = diff_now(store, other, settings=settings, progress=show)
+    with byte_bar("diff", None) as show:
+        report = diff_now(store, other, settings=settings, progress=show)
     output.print_answer(report.to_dict(), as_json, lambda: _print_diff(report))
     return report.exit_code
 

@@ -24,11 +24,8 @@ from pyengine.cli import output
 from pyengine.cli.output import (
     GivenPath,
     byte_bar,
-    master_option,
     raw_option,
     reading,
-    spark_option,
-    spark_session,
     store_command,
 )
 from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
@@ -119,11 +116,8 @@ def _queue_loss(cut: CutQueue) -> str:
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="Only this queue of the topic.")
 @click.option("--queues", is_flag=True, help="Rebuild queues, and the index only with --index.")
 @click.option("--index", is_flag=True, help="Rebuild the index, and queues only with --queues or --topic.")
-@spark_option
-@master_option
 def rebuild(
     store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool,
-    on_spark: bool, master: str | None,
 ) -> int:
     """Rebuild queues and index from the commit log alone.
 
@@ -132,9 +126,6 @@ def rebuild(
     recovers a store that was not stopped in order. The store must not be running. After an
     interruption run the command again; the next start also finishes it. A queue without any message
     in the log stays as it is.
-
-    --spark rebuilds all queues and the index in Spark's workers, with the same bytes (docs/spark.md).
-    For a store of some GiB on one host the command is faster without it.
 
     Exit codes: 0 rebuilt, 3 refused (durable bytes are damaged; nothing was changed),
     4 rebuilt, and part of the log went to quarantine, 5 in use.
@@ -146,15 +137,6 @@ def rebuild(
       pyengine rebuild STORE --index --json
     """
     existing_store(store)
-    if on_spark or master is not None:
-        if topic is not None or queues or index:
-            raise UsageError("--spark makes all queues and the index: leave out --topic, --queue-id, --queues and --index")
-        config = load_config(store, settings)
-        with spark_session("pyengine rebuild", master) as spark, byte_bar("rebuild", None) as show:
-            from pyengine.spark.store_rebuild import rebuild as rebuild_in_workers
-
-            report = rebuild_in_workers(spark, store, config=config, progress=show)
-        return output.print_report(report, as_json, _print_rebuild)
     from pyengine.ipc.crashed_engine_memory import rebuild_offline
     from pyengine.storage.recovery.rebuild import Selection
 

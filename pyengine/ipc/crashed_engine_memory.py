@@ -31,7 +31,7 @@ from pyengine.storage.recovery.report import Progress, RecoveryOptions, Recovery
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
-    from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
+    from pyengine.storage.recovery.rebuild import RebuildReport, Selection
 
 EXIT_WAIT_S = 2.0  # a process that was killed releases its lock a moment before it disappears
 POLL_INTERVAL_S = 0.02
@@ -232,7 +232,6 @@ def _require_unused(root: Path) -> None:
 
 def rebuild_offline(
     root: Path, config: EngineConfig, selection: Selection | None = None, *, progress: Progress | None = None,
-    work: RebuildWork | None = None,
 ) -> RebuildReport:
     """Run storage.recovery.rebuild in a stopped store. StoreBusyError while any process has it open."""
     from pyengine.storage.recovery.rebuild import rebuild
@@ -245,7 +244,7 @@ def rebuild_offline(
         with open_crashed_memory(root) as crashed:
             crashed.require_dead()
             report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=crashed.shared,
-                             progress=progress, work=work)
+                             progress=progress)
             if report.state is RecoveryState.RECOVERED and crashed.discard():
                 raise_epoch(root)
     return report

@@ -38,7 +38,7 @@ from pyengine.storage.store_reader import StoreReader
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
-    from pyengine.storage.check.diff import DiffReport, DiffWork, QueueEnds
+    from pyengine.storage.check.diff import DiffReport, QueueEnds
     from pyengine.storage.check.report import CheckProgress, CheckReport
     from pyengine.storage.check.work import CheckWork
 
@@ -382,15 +382,15 @@ def _flushed_by_broker(store: MessageStore) -> int:
     return end_of_stored_until(LogView.of(store.list_log(), store.segment_bytes, None), until_ms)
 
 
-def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None = None, progress: CheckProgress | None = None,
-             work: DiffWork | None = None) -> DiffReport:
+def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None = None,
+             progress: CheckProgress | None = None) -> DiffReport:
     """Compare two stores as they are now: with a running engine up to the committed offset, else to the end of the log.
 
     Records that an engine appends meanwhile are not compared, and engines are kept from deleting segments. `settings` apply to
     a store whose files do not tell them. Raises NotAStoreError, ConfigError, and StoreBusyError if a store recovers or loses
     segments meanwhile.
     """
-    from pyengine.storage.check.diff import ComparedStore, DiffReport, DiffWork, Logs, compare_logs, end_beyond_damage
+    from pyengine.storage.check.diff import ComparedStore, DiffReport, Logs, compare_logs, end_beyond_damage
     from pyengine.storage.check.work import LogSegments
 
     began_s = time.monotonic()
@@ -411,7 +411,7 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None =
         notes = [f"{reader.root} begins at {log.min_offset}: nothing before is compared" for log, reader in zip(logs, readers)
                  if start < end and log.min_offset > min(logs.store.min_offset, logs.other.min_offset)]
         try:
-            found = compare_logs(logs, start, end, work or DiffWork(), progress or (lambda done, total: None))
+            found = compare_logs(logs, start, end, progress or (lambda done, total: None))
         except FileNotFoundError as error:
             raise StoreBusyError(f"{error.filename} was deleted while it was compared: try again") from error
         notes += [f"{reader.root} has no whole record at {places[0]}: `pyengine check` tells more"

@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from pyengine.spark.jobs import skipped_ranges
     from pyengine.spark.message_stats import collect_stats, stats
     from pyengine.spark.spark_session import register, session, sql
-    from pyengine.spark.store_rebuild import rebuild
-    from pyengine.spark.store_verify import diff, verify
+    from pyengine.spark.store_verify import verify
     from pyengine.spark.stream import source_metrics
 
 _WHERE = {name: f"pyengine.spark.{module}" for module, names in {
     "export": ("export_parquet",), "jobs": ("skipped_ranges",), "message_stats": ("collect_stats", "stats"),
-    "spark_session": ("register", "session", "sql"), "store_rebuild": ("rebuild",), "store_verify": ("diff", "verify"),
+    "spark_session": ("register", "session", "sql"), "store_verify": ("verify",),
     "stream": ("source_metrics",),
 }.items() for name in names}
-__all__ = ["collect_stats", "diff", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "source_metrics", "sql",
+__all__ = ["collect_stats", "export_parquet", "register", "session", "skipped_ranges", "source_metrics", "sql",
            "stats", "verify"]
 
 

@@ -8,8 +8,6 @@ The flow, the rules and the report are those of `pyengine check` (storage.check)
 
 A range counts only if the range before it ended where its task began; a queue file only if the file before it ended where its task
 had assumed. Other ranges are read again in the driver, so the outcome is that of one walk for any log.
-
-`diff` compares the logs of two stores in the same way (storage.check.diff).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +25,6 @@ from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import broken_chain, count_keys, sync, walk
 from pyengine.spark.jobs import Unit, run_units
-from pyengine.storage.check.diff import DiffReport, DiffWork, Logs, Piece, PieceFound, Places, compare_piece, guess_record
 from pyengine.storage.check.queues import queue_files
 from pyengine.storage.check.report import CheckReport
 from pyengine.storage.check.work import (
@@ -76,22 +73,6 @@ def verify(
     return check_now(root, config, None if acked is None else Path(acked), work=work)
 
 
-def diff(
-    spark: SparkSession, store: str | os.PathLike[str], other: str | os.PathLike[str], *,
-    settings: Mapping[str, object] | None = None, task_bytes: int = TASK_BYTES,
-    progress: Callable[[int, int], None] | None = None, **sizes: object,
-) -> DiffReport:
-    """Compare two stores, a master and its slave, or a store and its copy, with the same report as `pyengine diff`.
-
-    `sizes` (or `settings`) are settings of either store that its files do not show. Workers read the files of both under the same
-    paths. NotAStoreError, ConfigError, StoreBusyError.
-    """
-    from pyengine.ipc.live_reader import diff_now
-
-    work = WorkersDiff(spark, task_bytes, GrowingProgress(progress))
-    return diff_now(Path(store).absolute(), Path(other).absolute(), settings={**(settings or {}), **sizes}, work=work)
-
-
 # -- units ------------------------------------------------------------------------
 
 
@@ -117,9 +98,6 @@ class LogWalk:
     first: int
     stop: int
     limit: int
-    checks_crc: bool = True
-    multi_dispatch: bool = False
-    apart: bool = False
 
     @property
     def unit(self) -> Unit:
@@ -134,10 +112,8 @@ class LogWalk:
     def walked(self, view: mmap.mmap, begin: int) -> LogPart:
         """Return the part from the record at `begin` on."""
         base = self.segment.start_offset
-        found = walk(view, base, begin, self.stop, limit=self.limit, check_crc=self.checks_crc)
-        queues = touched_queues(
-            view, base, begin, found.end_offset, multi_dispatch=self.multi_dispatch, apart=self.apart).queues
-        return LogPart(begin, found, queues)
+        found = walk(view, base, begin, self.stop, limit=self.limit, check_crc=True)
+        return LogPart(begin, found, touched_queues(view, base, begin, found.end_offset, apart=True).queues)
 
 
 def _follow_chains(path: Path, layout: IndexLayout, count: int, common: object) -> int:
@@ -168,34 +144,6 @@ def _count_keys(segment: MappedFile, start: int, end: int, common: object) -> tu
         return count_keys(view, base, start, end), reached == end
 
 
-def _compare(piece: Piece, logs: Logs) -> PieceFound | None:
-    """Compare a piece of two logs; None if in one log no record is found near the start."""
-    here, there = (guess_record(log, piece[0], GUESS_BYTES) for log in logs)
-    found = None if here is None or there is None else compare_piece(logs, (here, there), piece[1])
-    for log in logs:
-        log.close()
-    return found
-
-
-class WorkersDiff(DiffWork):
-    """Compares pieces of two logs in the workers, in advance."""
-
-    def __init__(self, spark: SparkSession, task_bytes: int, progress: GrowingProgress) -> None:
-        self.piece_bytes = task_bytes
-        self._spark = spark
-        self._progress = progress
-
-    def begin(self, logs: Logs, pieces: Sequence[Piece]) -> None:
-        for log in logs:
-            log.close()
-        units = [Unit(2 * (piece[1] - piece[0]), functools.partial(_compare, piece)) for piece in pieces]
-        self._found = run_units(self._spark, units, logs, task_bytes=2 * self.piece_bytes, progress=self._progress)
-
-    def piece(self, logs: Logs, number: int, piece: Piece, at: Places) -> PieceFound:
-        found = self._found[number]
-        return found if found is not None and found.begin == at else super().piece(logs, number, piece, at)
-
-
 # -- the check's work --------------------------------------------------------------
 
 
@@ -212,7 +160,7 @@ class WorkersCheck(CheckWork):
         self._index = [(path, header.index_count) for path in index_files if (header := _plausible_header(path, layout))]
         self._layout = layout
         walks = [one for segment in log.segments
-                 for one in log_walks(segment, log.size_bytes, log.end, self._task_bytes, apart=True)]
+                 for one in log_walks(segment, log.size_bytes, log.end, self._task_bytes)]
         chains = [Unit(layout.size_bytes, functools.partial(_follow_chains, path, layout, count)) for path, count in self._index]
         found = self._run([*(one.unit for one in walks), *chains], None)
         self._walks = WalkedLog(list(zip(walks, found)))
@@ -297,11 +245,11 @@ class WalkedLog:
                 return
 
 
-def log_walks(segment: MappedFile, size_bytes: int, limit: int | None, task_bytes: int, **settings: bool) -> list[LogWalk]:
+def log_walks(segment: MappedFile, size_bytes: int, limit: int | None, task_bytes: int) -> list[LogWalk]:
     """Return the ranges of one segment, up to `limit` of the log."""
     start = segment.start_offset
     stop = start + size_bytes if limit is None else min(start + size_bytes, limit)
-    return [LogWalk(segment, at, min(at + task_bytes, stop), stop, **settings) for at in range(start, stop, task_bytes)]
+    return [LogWalk(segment, at, min(at + task_bytes, stop), stop) for at in range(start, stop, task_bytes)]
 
 
 def _plausible_header(path: Path, layout: IndexLayout) -> IndexHeader | None:

@@ -261,14 +261,10 @@ class RecoveryMarker:
 
 @dataclass(frozen=True, slots=True)
 class RebuildMarker:
-    """`folder`: a name in quarantine/; `pieces`: paths relative to the root, and relative to that folder after the move.
-
-    `is_made`: the pieces are rebuilt, durably, up to where the log ended: no piece is moved any more.
-    """
+    """`folder`: a name in quarantine/; `pieces`: paths relative to the root, and relative to that folder after the move."""
 
     folder: str
     pieces: tuple[str, ...]
-    is_made: bool = False
 
     def moved_path(self, store: StorePaths, piece: str) -> Path:
         """Return the path of a piece after its move."""
@@ -281,8 +277,8 @@ _RECOVERY: DurableRecord[RecoveryMarker] = DurableRecord(
 _RECOVERED: DurableRecord[int] = DurableRecord(
     "recovered", lambda offset: {"kept_from": offset}, lambda of: int(of["kept_from"]), is_sealed=False)
 _REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
-    "rebuild", asdict, lambda of: RebuildMarker(str(of["folder"]), tuple(map(str, of["pieces"])), of.get("is_made") is True),
-    is_sealed=False, indent=1)
+    "rebuild", asdict, lambda of: RebuildMarker(str(of["folder"]), () if of.get("is_made") is True else tuple(map(str, of["pieces"]))),
+    is_sealed=False, indent=1)  # version 0.2 noted with `is_made` that the pieces are rebuilt: none is moved any more
 
 
 def read_marker(root: Root) -> RecoveryMarker | None:

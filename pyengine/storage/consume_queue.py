@@ -10,7 +10,6 @@ that: they are cleared, so that RocketMQ's walk from unit to unit at its start d
 
 from __future__ import annotations
 
-import errno
 import functools
 import mmap
 import os
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import DiskError, FormatError, StoreRefusedError, disk_error
+from pyengine.errors import FormatError, StoreRefusedError, disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_UNIT_BYTES_MIN, CQ_FILLER_SIZE, MESSAGE_BYTES_MIN
 from pyengine.formats.consume_queue import (
     ENTRY,
@@ -347,29 +346,28 @@ def settle_empty_queue(folder: Path, file_bytes: int) -> None:
         sync_folder(folder.parent.parent)
 
 
-def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:
+def open_queue_file(folder: Path, file_bytes: int, position: int) -> tuple[int, int, int]:
     """Open, or create, the file of entry `position`: (descriptor, start of the file in the queue, bytes with blocks, -1: unknown).
 
     A new file gets filler in place of entries that will not be written (docs/formats.md section 8.3).
-    Raises DiskFullError, DiskError (also for a missing file without `may_make`), StoreRefusedError.
+    Raises DiskFullError, DiskError, StoreRefusedError.
     """
     byte = position * CQ_ENTRY_BYTES
-    return _open_file_at(folder, file_bytes, byte, byte % file_bytes, may_make)
+    return _open_file_at(folder, file_bytes, byte, byte % file_bytes)
 
 
 def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int, int]:
     """Do as open_queue_file() for the extension's file of byte `offset`."""
-    return _open_file_at(folder, file_bytes, offset, 0, True)
+    return _open_file_at(folder, file_bytes, offset, 0)
 
 
-def _open_file_at(folder: Path, file_bytes: int, byte: int, filler_bytes: int, may_make: bool) -> tuple[int, int, int]:
+def _open_file_at(folder: Path, file_bytes: int, byte: int, filler_bytes: int) -> tuple[int, int, int]:
     start = byte - byte % file_bytes
     path = folder / segment_name(start)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        if not may_make:
-            raise DiskError(f"{path} is gone: another process has changed the store", errno=errno.ENOENT, path=str(path)) from None
+        pass  # it is made below
     except OSError as error:
         raise disk_error(error, "open", path) from error
     else:

@@ -108,8 +108,6 @@ class Dispatcher:
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
     """
 
-    _may_make_files = True
-
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -217,7 +215,7 @@ class Dispatcher:
         A queue that has a folder already may have entries, and is opened when it is needed.
         """
         wanted = _text(self.loop.wanted_topic()), self.loop.struct.wanted_queue_id
-        if start < self._queues_known_to or wanted in self._begun or not self._may_make_files or self._ext_bytes:
+        if start < self._queues_known_to or wanted in self._begun or self._ext_bytes:
             return
         self._queues_known_to = end
         new = [(queue.topic, queue.queue_id)
@@ -276,7 +274,7 @@ class Dispatcher:
         if self._open_files >= self._open_files_max:
             self._close_least_used()
         folder = self._folder(topic, queue.queue_id)
-        fd, start, allocated = open_queue_file(folder, self._file_bytes, position, may_make=self._may_make_files)
+        fd, start, allocated = open_queue_file(folder, self._file_bytes, position)
         queue.fd, queue.file_start, queue.allocated_bytes = fd, start, allocated
         self._open_files += 1
 

@@ -357,16 +357,6 @@ class IndexFiles:
             current.inherit(predecessor)
         return current
 
-    def next_names(self, count: int) -> list[str]:
-        """Return names for `count` files after the newest one, which another process creates."""
-        names = index_file_names(self._folder)
-        number = int(names[-1]) if names else None
-        found = []
-        for _ in range(count):
-            number = next_index_number(number, self._now())
-            found.append(f"{number:017d}")
-        return found
-
     def close(self) -> None:
         if self._current is not None and self._mapping is not None:
             self._current.release()

@@ -6,24 +6,19 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from damage import flip
 from fix_cli import run
-from fix_golden import RECIPES, load_manifest, size_settings, unpack, usual
+from fix_golden import RECIPES, unpack
 from fix_spark import run_units_here
 from pyengine.errors import ConfigError, EngineError
-from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import HEAD_BY_FLAGS, V6_FLAGS
-from pyengine.ipc.live_reader import check_now, diff_now
+from pyengine.ipc.live_reader import check_now
 from pyengine.spark import store_verify
-from pyengine.spark.store_verify import diff, verify
+from pyengine.spark.store_verify import verify
 from pyengine.storage.config import load_config
 from spark.logs import write_log
-from spark.oracle import log_messages
 from waiting import eventually
 
 FILES = ("commitlog", "consumequeue", "index", "consumequeue_ext")
@@ -203,106 +198,6 @@ def test_an_index_file_that_is_full_while_jobs_run_is_left_to_the_next_check(tmp
         monkeypatch.setattr(store_verify, "run_units", run_while_it_grows)
         report = verify(None, tmp_path / "store", task_bytes=1 << 20)
         assert (report.index_files, report.findings) == (before - 1, [])
-
-
-def compare_diffs(store: Path, other: Path, task_bytes: int, sizes: dict[str, int], spark=None) -> dict:
-    """The document that both ways of comparing two stores give, which must be one and the same."""
-    try:
-        wanted = document(diff_now(store, other, settings=sizes))
-    except EngineError as error:
-        with pytest.raises(type(error)) as raised:
-            diff(spark, store, other, task_bytes=task_bytes, **sizes)
-        assert str(raised.value) == str(error)
-        return {}
-    assert document(diff(spark, store, other, task_bytes=task_bytes, **sizes)) == wanted, f"parts of {task_bytes} bytes"
-    return wanted
-
-
-def sizes_of(recipe: str) -> dict[str, int]:
-    return size_settings(load_manifest(recipe)["config"])
-
-
-def others(recipe: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """(what it is, where) of stores to compare with a golden one: a copy, changed copies, another golden store."""
-    yield "a copy", unpack(recipe, folder / "copy")
-    segment_bytes = sizes_of(recipe)["mapped_file_size_commit_log_bytes"]
-    messages = [] if recipe == "abnormal-shortfile" else log_messages(folder / "copy" / recipe)  # that one is refused
-    for message in [message for message in messages if message.body][:1]:
-        flipped, at = unpack(recipe, folder / "flipped"), message.physical_offset + HEAD_BY_FLAGS[message.sys_flag & V6_FLAGS].size
-        flip(StorePaths(flipped).commit_log_segment(at // segment_bytes * segment_bytes), at % segment_bytes)
-        yield "a body flipped", flipped
-    shorter = unpack(recipe, folder / "shorter")
-    used = [path for path in sorted((shorter / "commitlog").iterdir()) if path.read_bytes().strip(b"\0")]
-    if used:
-        used[-1].unlink()
-        yield "its last segment missing", shorter
-    following = RECIPES[RECIPES.index(recipe) + 1 :] + RECIPES
-    another = next((name for name in following if name != recipe and sizes_of(name) == sizes_of(recipe)), following[0])
-    yield f"the golden store {another}", unpack(another, folder / "another")
-
-
-@pytest.mark.parametrize("recipe", usual(RECIPES, ("roll", "lmq", "tx", "abnormal-multi", "cleaned", "widetopic")))
-def test_a_golden_store_and_another_differ_alike_in_parts_of_any_size(golden, here, recipe, rng, request, tmp_path):
-    store = golden(recipe)
-    for what, other in others(recipe, tmp_path / "others"):
-        print(what)
-        compare_diffs(store.root, other, 30_000 if recipe == "bigmsg" else 4096, store.sizes)
-    for round_ in range(20 if request.config.run_long else 2):
-        other = unpack(recipe, tmp_path / f"damaged-{round_}")
-        done = [spoil(other, rng) for _ in range(rng.randrange(1, 4))]
-        print(round_, done)
-        compare_diffs(store.root, other, rng.choice([30_000 if recipe == "bigmsg" else 700, 100_000, 1 << 30]), store.sizes)
-
-
-def test_logs_that_went_apart_differ_alike(here, tmp_path, rng):
-    from logs import LogBuilder
-    from pyengine.formats.paths import StorePaths, segment_name
-
-    logs = LogBuilder(1 << 16), LogBuilder(1 << 16)
-    for log in logs:
-        for number in range(50):
-            log.append("T", b"x" * number)
-    for log, name in zip(logs, ("store", "other")):
-        log.append_varied(rng, 2000)
-        folder = StorePaths(tmp_path / name).commit_log
-        folder.mkdir(parents=True)
-        for number, data in enumerate(log.segments):
-            (folder / segment_name(number << 16)).write_bytes(bytes(data).ljust(1 << 16, b"\0"))
-    for task_bytes in (1000, 1 << 30):
-        found = compare_diffs(tmp_path / "store", tmp_path / "other", task_bytes, {"mapped_file_size_consume_queue_bytes": 2000})
-        assert found["records"]["equal"] >= 50 and found["left_out"] > 0
-
-
-@pytest.mark.ci
-@pytest.mark.spark
-@pytest.mark.java
-def test_the_diff_command_finds_the_same_with_spark(spark, tmp_path):
-    store, other = unpack("roll", tmp_path / "a"), unpack("roll", tmp_path / "b")
-    with open(other / "commitlog" / f"{0:020d}", "r+b") as file:
-        file.seek(300)
-        file.write(b"damage")
-    alone, spread = run("diff", store, other, "--json"), run("diff", store, other, "--spark", "--json")
-    assert alone.code == spread.code == 3 and alone.document["first_difference"] is not None
-    assert spread.document | {"seconds": 0} == alone.document | {"seconds": 0}
-    equal = run("diff", store, store, "--spark")
-    assert equal.code == 0 and "The stores are equal" in equal.stdout
-
-
-@pytest.mark.spark
-@pytest.mark.java
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_workers_find_the_differences_that_one_process_finds(spark, tmp_path, recipe, rng):
-    store, sizes = unpack(recipe, tmp_path / "store"), sizes_of(recipe)
-    found = {"itself": compare_diffs(store, store, 20_000, sizes, spark)}
-    for what, other in others(recipe, tmp_path):
-        found[what] = compare_diffs(store, other, 20_000, sizes, spark)
-    spoiled = unpack(recipe, tmp_path / "spoiled")
-    print(spoil(spoiled, rng))
-    compare_diffs(store, spoiled, 20_000, sizes, spark)
-    wanted = {"itself": True, "a copy": True, "a body flipped": False}
-    assert {what: report["is_equal"] for what, report in found.items() if report and what in wanted} == (
-        {} if recipe == "abnormal-shortfile" else {what: wanted[what] for what in found if what in wanted})
 
 
 @pytest.mark.spark

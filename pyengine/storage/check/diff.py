@@ -14,7 +14,7 @@ complete record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ _SLICE_BYTES = 256 << 10
 _NAMES = tuple(each.name for each in fields(Message) if each.compare and each.name != "physical_offset")
 
 Places = tuple[int, int]
-Piece = tuple[int, int]
 
 
 class Logs(NamedTuple):
@@ -99,28 +98,13 @@ class PieceFound:
             mine += its
 
 
-class DiffWork:
-    """Compares the pieces in order, in this process; a caller with more processors or hosts replaces it."""
-
-    piece_bytes = PIECE_BYTES
-
-    def begin(self, logs: Logs, pieces: Sequence[Piece]) -> None:
-        """Prepare; called once, before the first piece."""
-
-    def piece(self, logs: Logs, number: int, piece: Piece, at: Places) -> PieceFound:
-        """Return the result of compare_piece() for this piece."""
-        return compare_piece(logs, at, piece[1])
-
-
-def compare_logs(logs: Logs, start: int, end: int, work: DiffWork, progress: Callable[[int, int], None]) -> PieceFound:
+def compare_logs(logs: Logs, start: int, end: int, progress: Callable[[int, int], None]) -> PieceFound:
     """Compare the records that begin in [start, end), a range that both logs have."""
-    pieces = list(_pieces(start, end, logs, work.piece_bytes))
     at = _first_record(logs.store, start), _first_record(logs.other, start)
-    work.begin(logs, pieces)
     found = PieceFound(at, at)
-    for number, piece in enumerate(pieces):
-        found.add(work.piece(logs, number, piece, found.end))
-        progress(piece[1] - start, end - start)
+    for stop in _piece_ends(start, end, logs):
+        found.add(compare_piece(logs, found.end, stop))
+        progress(stop - start, end - start)
     return found
 
 
@@ -165,22 +149,12 @@ def end_beyond_damage(log: LogSegments, end: int, *, was_stopped: bool) -> int:
     return end
 
 
-def guess_record(log: LogSegments, first: int, within: int) -> int | None:
-    """Return the most likely start of the first record at or after `first`, within `within` bytes; None if there is none."""
-    segment = log.view_at(first)
-    if segment is None:
-        return None
-    base, limit, view = segment
-    return base if first == base else sync(view, base, first, min(first + within, limit), limit=limit)
-
-
-def _pieces(start: int, end: int, logs: Logs, piece_bytes: int) -> Iterator[Piece]:
-    """Divide [start, end) at every segment boundary of either log, into pieces of at most `piece_bytes`."""
+def _piece_ends(start: int, end: int, logs: Logs) -> Iterator[int]:
+    """Divide [start, end) at every segment boundary of either log, into pieces of at most PIECE_BYTES; yield their ends."""
     while start < end:
         boundaries = [start - start % log.size_bytes + log.size_bytes for log in logs]
-        stop = min(end, start + piece_bytes, *boundaries)
-        yield start, stop
-        start = stop
+        start = min(end, start + PIECE_BYTES, *boundaries)
+        yield start
 
 
 def _first_record(log: LogSegments, start: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -120,19 +120,12 @@ def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mma
                 yield view, base, at, stop
 
 
-# Writes the queues and the index of [start, end) of the log, durably, in other processes; False: the caller must do it.
-DispatchElsewhere = Callable[[Work, LogView, int, int], bool]
-
-
 class LogDispatch:
     """Dispatches the log to queues and index, and makes them durable."""
 
-    def __init__(
-        self, work: Work, log: LogView, plan: LogPlan, index_progress: bytes | None, elsewhere: DispatchElsewhere | None = None
-    ) -> None:
+    def __init__(self, work: Work, log: LogView, plan: LogPlan, index_progress: bytes | None) -> None:
         """`index_progress`: the index undo of valid shared memory, else None."""
         self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
-        self._elsewhere = elsewhere
 
     def run(self, start: int, unchanged: list[QueueState] | None) -> tuple[int, list[QueueState]]:
         """Dispatch from `start` on, durably; return where dispatch began, and the queues afterwards.
@@ -143,9 +136,7 @@ class LogDispatch:
         if start < end or self._index_progress is not None:
             self._work.on_step("dispatch")
             try:
-                is_done = self._elsewhere is not None and self._index_progress is None and self._elsewhere(
-                    self._work, self._log, start, end)
-                while not is_done and (gap := self._dispatch_until_gap(start)) is not None:
+                while (gap := self._dispatch_until_gap(start)) is not None:
                     log_min = max(self._log.min_offset, 0)
                     earlier = record_start(self._log, max(log_min, gap.max_physical))
                     if earlier >= start:  # the queue lacks an entry and has later ones: only the log's first record is early enough
@@ -204,30 +195,13 @@ class LogDispatch:
                         if dispatcher.stopped_by == GAP:
                             return gaps[-1]
                         if reached == at:  # RocketMQ's log may have damage that its recovery never reads
-                            passed = skip_damage(view, base, at, stop, dispatcher.stopped_by)
-                            self._work.notes.append(passed.note)
-                            reached = passed.following
+                            following = sync(view, base, at + 1, stop) if at + 1 < stop else None
+                            reached = stop if following is None else following
+                            self._work.notes.append(
+                                f"nothing between {at} and {reached} could be dispatched ({dispatcher.stopped_by})")
                         at = reached
                         self._work.progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
         return None
-
-
-class UndispatchedRange(NamedTuple):
-    """A range of the log that cannot be dispatched."""
-
-    at: int
-    following: int
-    reason: str
-
-    @property
-    def note(self) -> str:
-        return f"nothing between {self.at} and {self.following} could be dispatched ({self.reason})"
-
-
-def skip_damage(view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> UndispatchedRange:
-    """Return where complete records follow the damage at `at`; `stop` if there are none before it."""
-    following = sync(view, base, at + 1, stop) if at + 1 < stop else None
-    return UndispatchedRange(at, stop if following is None else following, reason)
 
 
 class DeletedIndex(NamedTuple):

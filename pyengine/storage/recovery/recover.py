@@ -72,7 +72,6 @@ from pyengine.storage.log_scan import (
 from pyengine.storage.mapped_file import MappedFile, drop_page_cache, mapped
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import (
-    DispatchElsewhere,
     IndexPlan,
     LogDispatch,
     delete_index_files,
@@ -126,7 +125,6 @@ def recover(
     shared: SharedState | None = None,
     options: RecoveryOptions | None = None,
     on_step: OnStep | None = None,
-    elsewhere: DispatchElsewhere | None = None,
 ) -> RecoveryReport:
     """Recover the store; everything up to the report's end offset is durable when this returns.
 
@@ -136,10 +134,9 @@ def recover(
     NotAStoreError, DiskFullError, DiskError, FlushError. Damage below pyengine's watermark raises no error: the report has
     state DEGRADED, and nothing was changed; with `accept_loss` the log is truncated there and the rest goes to quarantine.
     A failed sync is noted in config/sync-failure, and until the next boot recovery does not rely on earlier syncs.
-    `elsewhere` may dispatch in place of this process.
     """
     started_s = time.monotonic()
-    recovery = _Recovery(store, options or RecoveryOptions(), progress, on_step, elsewhere=elsewhere)
+    recovery = _Recovery(store, options or RecoveryOptions(), progress, on_step)
     try:
         report = recovery.run(shared, accept_loss)
     except FlushError as error:
@@ -211,10 +208,9 @@ class _Recovery:
     def __init__(
         self, store: MessageStore, options: RecoveryOptions, progress: Progress | None = None,
         on_step: OnStep | None = None, copied: DurableWatermark | None = None, is_dry_run: bool = False,
-        elsewhere: DispatchElsewhere | None = None,
     ) -> None:
         self._store = store
-        self._options, self._is_dry_run, self._elsewhere = options, is_dry_run, elsewhere
+        self._options, self._is_dry_run = options, is_dry_run
         self._progress = GrowingProgress(progress)
         self._on_step = on_step or (lambda name: None)
         self._quarantine = Quarantine(store, dry_run=is_dry_run)
@@ -234,8 +230,7 @@ class _Recovery:
         self._note_failed_sync(reading.watermark, shared)
         segments = self._store.list_complete_log(accept_loss=accept_loss)
         cut, self._rebuilt = read_cut(self._store), read_rebuild_marker(self._store)
-        to_move = self._rebuilt if self._rebuilt is not None and not self._rebuilt.is_made else None
-        if self._is_dry_run and (cut is not None or to_move is not None):
+        if self._is_dry_run and (cut is not None or self._rebuilt is not None):
             begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
             raise EngineError(f"a run on {self._store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
                               "preview cannot; run `recover`, or restore the store")
@@ -245,9 +240,9 @@ class _Recovery:
             segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._valid_watermark(reading, segments)
         log = LogView.of(segments, self._store.segment_bytes, reading.watermark).with_kept_mappings()
-        if to_move is not None:
+        if self._rebuilt is not None:
             self._on_step("move")
-            move_to_quarantine(self._store, to_move)
+            move_to_quarantine(self._store, self._rebuilt)
         queues = list_queues(self._store)
         if self._options.enable_consume_queue_ext:
             refuse_foreign_extensions(self._store)
@@ -456,7 +451,7 @@ class _Recovery:
             delete_index_files(plan.index.deleted)
             failpoint("recovery_index_deleted")
         unchanged = None if cuts or plan.orphaned_folders else plan.queues
-        dispatch = LogDispatch(self._work, plan.files, plan.log, plan.index_progress, self._elsewhere)
+        dispatch = LogDispatch(self._work, plan.files, plan.log, plan.index_progress)
         self._dispatched_from, queues = dispatch.run(plan.dispatch_from, unchanged)
         self._finish(plan, watermark)
         return queues
