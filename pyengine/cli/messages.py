@@ -333,9 +333,10 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
 @topic_option
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="Only this queue; may be repeated. Default: all queues, also new ones.")
-@click.option("--from", "place", type=PlaceType(), default="last", show_default=True, metavar="first|last|OFFSET|TIME",
+@click.option("--from", "place", type=PlaceType(), default=None, metavar="first|last|OFFSET|TIME",
               help="Where to start in each queue: at its first message, with new messages only (last), at an offset, or at the first "
-              "message stored at a time or later. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970.")
+              "message stored at a time or later. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970. "
+              "Default: last; with --group first, if the group is new to the topic.")
 @click.option("--group", default=None, help="Join this consumer group: continue at its offsets, and commit them.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
@@ -344,7 +345,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
 @level_option
 @raw_option
 def tail(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], place: Place,
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], place: Place | None,
     group: str | None, follow: bool, max_messages: int | None, tags: str | None, sql: str | None, level: str | None, raw: bool,
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
@@ -353,16 +354,18 @@ def tail(
     queue come in order; it reads the queues in turn. Without --group it changes nothing. With it,
     it is one member of the group: all living members share the queues, and the group's offsets are
     in config/consumerOffset.json, as in RocketMQ. After a crash a message may come twice; none is
-    left out. --from applies to a group that is new to the topic, and --queue-id reads only that
-    queue, outside of the sharing (docs/consumers.md).
+    left out. A group that has offsets continues there, whatever --from says. --queue-id reads only
+    that queue, outside of the sharing (docs/consumers.md).
 
     \b
     Examples:
       pyengine tail STORE --topic orders
       pyengine tail STORE --topic orders --from first --no-follow --json
       pyengine tail STORE --topic orders --from 2026-01-31T12:00:00Z
-      pyengine tail STORE --topic orders --group billing --from first
+      pyengine tail STORE --topic orders --group billing
     """
+    if place is None:
+        place = "last" if group is None else "first"
     start = AtOffset(place) if isinstance(place, int) else place
     with reading(store, settings) as reader:
         if not follow and topic not in reader.topics():

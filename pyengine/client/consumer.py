@@ -69,7 +69,7 @@ def consume(
     group: str | None = None,
     tags: str | None = None,
     sql: str | None = None,
-    from_: Start = "last",
+    from_: Start = "first",
     queues: Sequence[int] | None = None,
     level: ReadLevel | str | None = None,
     auto_commit: bool = True,
@@ -83,9 +83,10 @@ def consume(
     `group` names a consumer group: config/consumerOffset.json has its offsets, and its living members, in any number of
     processes, share the topic's queues. Without a group all queues are read and no offset is stored. `tags` is a
     subscription (`a || b`, `*` or None for all), `sql` a condition on the properties in SQL92 (`price > 5 AND region = 'eu'`);
-    all members of a group must use the same. `from_` is where a group that is new
-    to the topic starts: "last" (only messages from now on), "first", or a time (a datetime, or ms since 1970).
-    With `queues` the consumer reads only these and gets no share of the others. `level` is a ReadLevel or its name.
+    all members of a group must use the same. `from_` is where a group that is new to the topic, or a consumer without a
+    group, starts: "first", "last" (only messages from now on), or a time (a datetime, or ms since 1970). A group that has
+    offsets continues there. With `queues` the consumer reads only these and gets no share of the others. `level` is a
+    ReadLevel or its name.
 
     With `auto_commit` a message is done when the program asks for the next one; offsets are stored every
     `commit_interval_s` and at the end. Without it a message is done after ack(), retry() or commit(). A member without a

@@ -46,6 +46,7 @@ def run_consumer(
     later: see Consumer.retry, also for `delay_level`. Up to `concurrency` messages are handled at once, each in a thread of
     its own; with 1 they are handled in this thread, and those of a queue in order. At the end the call waits for running
     handlers and stores the offsets; a second signal has its usual effect. Outside the main thread no signal is caught.
+    A group that is new to the topic starts with the first message.
     `options` are those of pyengine.consume (from_, tags, max_reconsume_times, settings ...). An error of the store also ends
     the call, and so does a handler that raises a BaseException which is not an Exception.
     """

@@ -128,7 +128,7 @@ def test_tails_of_one_group_share_the_queues(make_engine):
         for queue_id in range(4):
             producer.put_many("orders", [b"%d" % number for number in range(20)], queue_id=queue_id)
         tails = [subprocess.Popen(
-            command_line("tail", engine.root, "--topic", "orders", "--group", "billing", "--from", "first", "--json"),
+            command_line("tail", engine.root, "--topic", "orders", "--group", "billing", "--json"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) for _ in range(2)]
         try:
             pids = {one.pid for one in tails}

@@ -308,8 +308,7 @@ def compressed(builder):
 
 @pytest.mark.parametrize("command", [
     ("get", "--topic", "T", "--queue-id", 0, "--offset", 0), ("query", "--topic", "T", "--key", "k"), ("message", 0),
-    ("tail", "--topic", "T", "--from", "first", "--max-messages", 1), ("tail", "--topic", "T", "--group", "g", "--from", "first",
-                                                                      "--max-messages", 1),
+    ("tail", "--topic", "T", "--from", "first", "--max-messages", 1), ("tail", "--topic", "T", "--group", "g", "--max-messages", 1),
 ], ids=["get", "query", "message", "tail", "tail of a group"])
 def test_a_compressed_body_is_shown_as_the_producer_had_it_unless_raw(compressed, command):
     name, *arguments = command

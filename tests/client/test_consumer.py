@@ -29,7 +29,7 @@ def consume(builder):
     opened = []
 
     def make(**options) -> pyengine.Consumer:
-        options = {"topic": "orders", "group": "billing", "from_": "first"} | options
+        options = {"topic": "orders", "group": "billing"} | options
         opened.append(pyengine.consume(builder.root, **settings(builder), **options))
         return opened[-1]
 
@@ -190,7 +190,22 @@ def test_closing_ends_a_pull_in_another_thread(builder, consume):
 # --- where it starts ------------------------------------------------------------------------------
 
 
-def test_a_new_group_starts_at_the_end_unless_told(builder, consume):
+@pytest.mark.parametrize("group", ["billing", None])
+def test_a_consumer_starts_with_the_first_message_unless_told(builder, consume, group):
+    expected = fill(builder, 5)
+    assert bodies(consume(group=group).pull()) == expected
+
+
+@pytest.mark.parametrize("start", ["first", "last", START_MS])
+def test_a_group_that_has_offsets_continues_there_whatever_the_start(builder, consume, start):
+    expected = fill(builder, 5)
+    consumer = consume()
+    consumer.commit(consumer.pull(2))
+    consumer.close()
+    assert bodies(consume(from_=start).pull()) == expected[2:]
+
+
+def test_a_new_group_can_start_at_the_end(builder, consume):
     fill(builder, 5)
     consumer = consume(from_="last")
     assert consumer.pull(timeout_s=0) == [] and stored(builder) == {0: 5}

@@ -35,7 +35,7 @@ def running(engine, names):
         def __init__(self, handler, **options) -> None:
             super().__init__()
             self.stop = threading.Event()
-            self.options = {"from_": "first", "commit_interval_s": 0.05, "stop": self.stop} | options
+            self.options = {"commit_interval_s": 0.05, "stop": self.stop} | options
             self.handler = handler
             self.error = None
             self.start()
@@ -233,7 +233,7 @@ def test_tasks_handle_messages_and_failed_ones_come_again(engine, names):
             if message.reconsume_times == 0:
                 raise ValueError("not yet")
 
-        await asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, handle, concurrency=5, stop=stop, from_="first"),
+        await asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, handle, concurrency=5, stop=stop),
                                scaled_timeout_s(60))
 
     asyncio.run(main())
@@ -255,7 +255,7 @@ def test_a_cancelled_call_leaves_running_messages_to_the_next_call(engine, names
                 cancelled.append(message.body)
                 raise
 
-        task = asyncio.ensure_future(pyengine.run_consumer_async(engine.path, *names, handle, from_="first"))
+        task = asyncio.ensure_future(pyengine.run_consumer_async(engine.path, *names, handle))
         await asyncio.wait_for(begun.wait(), scaled_timeout_s(60))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -284,7 +284,7 @@ async def handle_async(message):
         os.write(out, b"begun\\n")
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     os.write(out, message.body + b"\\n")
-options = dict(from_="first", commit_interval_s=0.05, max_reconsume_times=1000)
+options = dict(commit_interval_s=0.05, max_reconsume_times=1000)
 if form == "async":
     asyncio.run(pyengine.run_consumer_async(store, topic, group, handle_async, concurrency=2, **options))
 else:
