@@ -21,7 +21,6 @@ checkpoint too, is synced before another file relies on it; one that a power cut
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -54,14 +53,15 @@ from pyengine.formats.paths import segment_start
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, lost_end, open_store
 from pyengine.native.failpoint import failpoint
-from pyengine.native.scan import walk
+from pyengine.native.scan import RowFilter, walk
 from pyengine.results import ReadLevel
 from pyengine.storage.arrow import LogScanner
 from pyengine.storage.arrow import schema as scan_schema
 from pyengine.storage.backup_files import locked_folder, store_identity
-from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC, TopicConfigs
+from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
+from pyengine.storage.store_reader import find_topics
 
 STATE = "_pyengine_tables.json"
 PIECE_BYTES = 64 << 20
@@ -201,16 +201,8 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
 
 
 def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
-    """Raise UsageError if the pattern matches no topic of the store, unless the store has no topic at all.
-
-    It reads the log only before the error, since the newest messages may have a topic that has no queue yet.
-    """
-    known = {*store.topics(), *TopicConfigs(store.root).read().rows}
-    if any(map(pattern.fullmatch, known)):
-        return
-    with contextlib.suppress(CorruptionError):  # the run itself reports damage
-        for batch in store.scan(columns=["topic"], level=ReadLevel.COMMITTED):
-            known.update(pc.unique(batch["topic"]).to_pylist())
+    """Raise UsageError if the pattern matches no topic of the store, unless the store has no topic at all."""
+    known = find_topics(store, lambda topics: any(map(pattern.fullmatch, topics)))
     if known and not any(map(pattern.fullmatch, known)):
         raise UsageError(f"topic pattern {pattern.pattern!r} matches none of the {len(known)} topics of {store.root}"
                          f"{did_you_mean(pattern.pattern, known)}: with --allow-missing the tables are begun without it")
@@ -235,7 +227,7 @@ class _Filling:
         self._pattern = pattern
         self._piece_bytes = piece_bytes
         self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
-        self._scanner = LogScanner(("topic", *COLUMNS))
+        self._scanner = LogScanner(("topic", *COLUMNS), row_filter=RowFilter(queued_only=True))
         self.commits = 0
         self.missed_bytes = 0
         self.messages: dict[str, int] = {}

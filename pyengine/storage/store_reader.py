@@ -16,19 +16,21 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX
-from pyengine.errors import CorruptionError, FormatError, UsageError, disk_error, require_extra
+from pyengine.errors import CorruptionError, FormatError, UsageError, did_you_mean, disk_error, require_extra
+from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import existing_store, load_config
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, folder_names, is_plain_file
@@ -229,11 +231,15 @@ class StoreReader:
         topics: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         level: ReadLevel | str | None = None,
+        *,
+        allow_missing: bool = False,
     ) -> Iterator[pyarrow.RecordBatch]:
         """Return the log as Arrow record batches in the order of its bytes; needs pyarrow.
 
-        `topics` and `columns` choose rows and columns (docs/arrow.md). If a segment is deleted during the scan, its remaining
-        rows are left out. UsageError for an unknown column; CorruptionError at damage below the end for this level.
+        Without `topics` the rows are all records of the log. With `topics` they are the messages that consumers of these topics
+        see, without prepared and rolled-back ones; UsageError for a topic that the store has not, unless `allow_missing`.
+        `columns` chooses columns (docs/arrow.md). If a segment is deleted during the scan, its remaining rows are left out.
+        UsageError for an unknown column; CorruptionError at damage below the end for this level.
         """
         self._require_open()
         limit = self._watermark.limit(self._level(level))
@@ -244,14 +250,20 @@ class StoreReader:
         from pyengine.native.scan import RowFilter, choose_topics
         from pyengine.storage.arrow import LogScanner
 
-        chosen = None if topics is None else RowFilter(choose_topics(topics))
-        return self._scan(LogScanner(columns, row_filter=chosen), limit)
+        row_filter = None
+        if topics is not None:
+            topics = tuple(topics)
+            self._check_topics(set(topics), allow_missing)
+            row_filter = RowFilter(choose_topics(topics), queued_only=True)
+        return self._scan(LogScanner(columns, row_filter=row_filter), limit)
 
     def to_arrow(
         self,
         topics: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         level: ReadLevel | str | None = None,
+        *,
+        allow_missing: bool = False,
     ) -> pyarrow.RecordBatchReader:
         """Return the record batches of `scan` as one Arrow stream; needs pyarrow.
 
@@ -259,7 +271,7 @@ class StoreReader:
         `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It can be read once, while the reader is open. Errors as
         for `scan`.
         """
-        batches = self.scan(topics, columns, level)
+        batches = self.scan(topics, columns, level, allow_missing=allow_missing)
         from pyengine.storage.arrow import stream
 
         return stream(columns, batches)
@@ -341,6 +353,15 @@ class StoreReader:
         """Keep a segment from being deleted during a read, if an engine runs that can hold it."""
         return contextlib.nullcontext(False)
 
+    def _check_topics(self, topics: set[str], allow_missing: bool) -> None:
+        if light := sorted(topic for topic in topics if topic.startswith(LMQ_PREFIX)):
+            raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
+                             "INNER_MULTI_DISPATCH names their light queues")
+        known = topics if allow_missing else find_topics(self, topics.issubset)
+        if missing := sorted(topics - known):
+            raise UsageError(f"{self.root} has no topic {', '.join(map(repr, missing))}{did_you_mean(missing[0], known)}: "
+                             "allow_missing=True reads what there is")
+
     def _queue_ids(self, topic: str) -> list[int]:
         folder = os.path.join(self._consume_queue, topic)
         return sorted(int(name) for name in folder_names(folder) if is_queue_id_name(name) and _has_files(os.path.join(folder, name)))
@@ -361,6 +382,19 @@ class StoreReader:
     def _require_open(self) -> None:
         if not self._is_open:
             raise UsageError(f"this reader of {self.root} is closed")
+
+
+def find_topics(reader: StoreReader, are_enough: Callable[[set[str]], bool]) -> set[str]:
+    """Return the store's topics: those with queues, then those in config/topics.json, then those in the log, until they are enough."""
+    known = set(reader.topics())
+    if are_enough(known):
+        return known
+    known |= TopicConfigs(reader.root).read().rows.keys()
+    if not are_enough(known):  # the newest messages may have a topic without a queue
+        with contextlib.suppress(CorruptionError):  # the read itself reports damage
+            for batch in reader.scan(columns=["topic"], level=ReadLevel.COMMITTED):
+                known.update(batch["topic"].unique().to_pylist())
+    return known
 
 
 def _is_folder(path: str) -> bool:

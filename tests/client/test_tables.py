@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,7 @@ from pyengine.client.tables import (  # noqa: E402
     write_tables,
 )
 
+PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 SEGMENT = 65536
 SIZES = {"mapped_file_size_commit_log_bytes": SEGMENT, "mapped_file_size_consume_queue_bytes": 400}
 PIECE = 30_000  # bytes: several commits a segment
@@ -291,6 +294,39 @@ def test_only_the_topics_asked_for_and_never_internal_ones(engine, tmp_path):
         write_tables(engine.root, tmp_path / "some", "delta", topics="orders-eu")
     with pytest.raises(UsageError, match="topic pattern"):
         write_tables(engine.root, tmp_path / "none", "delta", topics="(")
+
+
+def put_transactions(root):
+    """Prepared, rolled back and committed messages of `orders`, of which consumers see one, and a plain one."""
+    with pyengine.connect(root) as producer:
+        producer.put_prepared("orders", b"undecided")
+        producer.end_transaction(producer.put_prepared("orders", b"rolled back").msg_id, "rollback")
+        producer.end_transaction(producer.put_prepared("orders", b"committed").msg_id, "commit")
+        producer.put("orders", b"plain")
+
+
+@both_if_long
+def test_a_table_has_the_messages_that_consumers_see(engine, tmp_path, to):
+    put_transactions(engine.root)
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == {"orders": 2}
+    assert [row["body"] for row in rows(tmp_path / "lake", to, "orders")] == [b"committed", b"plain"]
+
+
+@both
+def test_the_page_says_how_rows_that_consumers_do_not_see_are_deleted(engine, tmp_path, to, monkeypatch):
+    monkeypatch.setattr(tables, "RowFilter", lambda **_: None)  # as version 0.2.0 did
+    put_transactions(engine.root)
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == {"orders": 6}
+    monkeypatch.undo()
+    (block,) = [one for one in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL) if "delete(" in one]
+    kept = {"delta": "DeltaTable", "iceberg": "catalog"}[to]
+    lines = [line for line in block.splitlines() if "delete(" not in line or kept in line]
+    catalog = SqlCatalog("pyengine", uri=f"sqlite:///{tmp_path / 'lake/catalog.db'}", warehouse=f"file://{tmp_path / 'lake'}")
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(lines), {"catalog": catalog, "deltalake": deltalake})
+    put(engine.root, "orders", 1)
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == {"orders": 1}
+    assert [row["body"] for row in rows(tmp_path / "lake", to, "orders")] == [b"committed", b"plain", b"000000" * 60]
 
 
 def test_a_pattern_that_matches_no_topic_is_refused_before_anything_is_made(engine, tmp_path):

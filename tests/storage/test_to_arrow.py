@@ -35,9 +35,35 @@ def test_the_stream_is_the_scan(builder):
         assert stream.read_all() == pa.Table.from_batches(store.scan())
         some = store.to_arrow(["orders"], ["queueOffset", "body"]).read_all()
         assert some == pa.Table.from_batches(store.scan(["orders"], ["queueOffset", "body"])) and some.num_rows == 30
-        assert store.to_arrow(["nothing"]).read_all().num_rows == 0
         with pytest.raises(UsageError):
             store.to_arrow(columns=["topik"])
+
+
+def test_a_topic_that_the_store_has_not_is_an_error_unless_it_may_be_missing(builder):
+    builder.put("late", b"x", dispatch=False)  # in no queue yet
+    with pyengine.open_store(builder.root) as store:
+        for read in (store.scan, store.to_arrow):
+            with pytest.raises(UsageError, match=r"has no topic 'order' \(did you mean orders\?\): allow_missing=True reads what there is"):
+                read(["order", "orders"])
+            with pytest.raises(UsageError, match="%LMQ%a is a light queue"):
+                read(["%LMQ%a"], allow_missing=True)
+        assert store.to_arrow(["nothing"], allow_missing=True).read_all().num_rows == 0
+        assert store.to_arrow(["late"]).read_all().num_rows == 1
+        assert store.to_arrow([]).read_all().num_rows == 0
+
+
+def test_chosen_topics_give_what_their_consumers_see_and_the_whole_log_every_record(builder):
+    for number, sys_flag in enumerate((0x4, 0x8, 0xC, 0x1, 0x5)):
+        is_queued = number in (1, 3)
+        builder.put("orders", b"transaction %d" % number, queue_id=7, sys_flag=sys_flag, dispatch=is_queued)
+        builder.queue_offsets["orders", 7] -= not is_queued
+    with pyengine.open_store(builder.root) as store:
+        consumed = [message.body for message in store.get_message("orders", 7, 0).messages]
+        assert consumed == [b"transaction 1", b"transaction 3"]
+        for topics in (["orders"], ("orders", "events")):
+            table = store.to_arrow(topics, ["queueId", "body"]).read_all()
+            assert [row["body"] for row in table.to_pylist() if row["queueId"] == 7] == consumed
+        assert store.to_arrow(columns=["body"]).read_all().num_rows == 45
 
 
 def test_it_reads_as_it_is_read_from(builder, monkeypatch):
