@@ -127,6 +127,12 @@ class StoreBuilder:
         """The segment that holds a physical offset."""
         return self.paths.commit_log_segment(segment_start(offset, self.geometry.mapped_file_size_commit_log_bytes))
 
+    def next_index_file(self) -> None:
+        """Begin another index file; as after a full one, its header first has the end of the file before."""
+        self._index_path = self._index_path.with_name(f"{int(self._index_path.name) + 1:017d}")
+        end_ms, end = self._index.end_timestamp_ms, self._index.end_physical_offset
+        self._index = IndexHeader(end_ms, end_ms, end, end, 0, 1)
+
     def _index_put(self, message: Message, key_hash: int) -> None:
         layout, header = self.geometry.index_layout, self._index
         if not self._index_path.exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import pyengine
@@ -124,7 +126,12 @@ def test_consume_refuses_a_wrong_argument_at_once(store, wrong, error, says):
     (lambda reader: reader.queue_ids(b"orders"), WRONG_TYPE, "topic must be str, not bytes"),
     (lambda reader: reader.query_message(b"orders", "k"), WRONG_TYPE, "topic must be str, not bytes"),
     (lambda reader: reader.query_message("orders", b"k"), WRONG_TYPE, "key must be str, not bytes"),
+    (lambda reader: reader.query_message("orders", "k", 1.7e12), WRONG_TYPE, "begin_ms must be int, not float"),
+    (lambda reader: reader.query_message("orders", "k", 0, math.nan), WRONG_TYPE, "end_ms must be int, not float"),
+    (lambda reader: reader.query_message("orders", "k", max_messages=1.5), WRONG_TYPE, "max_messages must be int, not float"),
+    (lambda reader: reader.get_message("orders", 0, 0, math.nan), WRONG_TYPE, "max_messages must be int, not float"),
     (lambda reader: reader.offset_by_time(b"orders", 0, 0), WRONG_TYPE, "topic must be str, not bytes"),
+    (lambda reader: reader.offset_by_time("orders", 0, math.nan), WRONG_TYPE, "timestamp_ms must be int, not float"),
     (lambda reader: reader.message(5), WRONG_TYPE, "msg_id must be str, not int"),
     (lambda reader: reader.message_at("0"), WRONG_TYPE, "physical_offset must be int, not str"),
     (lambda reader: reader.scan(topics="orders"), WRONG_TYPE, "topics must be a sequence of str, not str"),

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from pyengine.arguments import INT64_MAX
+from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
@@ -162,13 +162,19 @@ def is_plausible(header: IndexHeader, layout: IndexLayout) -> bool:
 
 
 class KeyQuery(NamedTuple):
-    """The question to the index: a key of a topic, and the store times, both included, of at most `messages_max` messages."""
+    """The question to the index: a key of a topic, and the store times, both included, of at most `messages_max` messages.
+
+    The index has times in whole seconds after the first one of its file. `is_exact`: an entry is a hit if its message may have been
+    stored between the times, which the caller then compares; otherwise RocketMQ's rule holds, which misses messages of the first
+    second, and the first message of a file.
+    """
 
     topic: str
     key: str
     messages_max: int
     begin_ms: int = 0
     end_ms: int = INT64_MAX
+    is_exact: bool = False
 
 
 class IndexService:
@@ -182,21 +188,19 @@ class IndexService:
     def select_offsets(self, query: KeyQuery, accept: Callable[[int], bool] = lambda _: True) -> list[int]:
         """Return physical offsets of messages with this key's hash and store time, by the index, for which `accept` is true.
 
-        Newest file first, newest entry first. The index has no key text: a hash may be another key's. Times are whole seconds
-        from the start of the file, so the interval is exact to a second.
+        Newest file first, newest entry first. The index has no key text: a hash may be another key's.
         """
-        topic, key, offsets_max, begin_ms, end_ms = query
-        key_hash = index_key_hash(topic, key)
+        begin_ms, end_ms = query.begin_ms, query.end_ms
         found: list[int] = []
         for _, view in reversed(self._files()):
             header = unpack_header(view)
             first_ms, last_ms = header.begin_timestamp_ms, header.end_timestamp_ms
             # IndexFile.isTimeMatched
             if (begin_ms < first_ms and end_ms > last_ms) or first_ms <= begin_ms <= last_ms or first_ms <= end_ms <= last_ms:
-                for offset in self._chain(view, header, key_hash, begin_ms, end_ms):
+                for offset in self._chain(view, header, query):
                     if accept(offset):
                         found.append(offset)
-                        if len(found) >= offsets_max:
+                        if len(found) >= query.messages_max:
                             return found
             if first_ms < begin_ms:
                 break
@@ -210,8 +214,8 @@ class IndexService:
         """Close the mappings."""
         self._views = {}
 
-    def _chain(self, view: mmap.mmap, header: IndexHeader, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        layout = self._layout
+    def _chain(self, view: mmap.mmap, header: IndexHeader, query: KeyQuery) -> Iterator[int]:
+        layout, key_hash = self._layout, index_key_hash(query.topic, query.key)
         if header.index_count <= 1:
             return
         number = unpack_slot(view, layout.slot_at(layout.slot_of(key_hash)), header.index_count)
@@ -224,10 +228,14 @@ class IndexService:
                 return
             if entry.time_diff_s < 0:
                 return
-            time_ms = header.begin_timestamp_ms + entry.time_diff_s * 1000
-            if entry.key_hash == key_hash and begin_ms <= time_ms <= end_ms:
+            time_ms = last_ms = header.begin_timestamp_ms + entry.time_diff_s * 1000
+            if query.is_exact:
+                if number == 1 or entry.time_diff_s == 0:  # entry 1 counts from the file before; 0 stands for earlier times too
+                    time_ms = 0
+                last_ms += INT64_MAX if entry.time_diff_s == INT32_MAX else 999
+            if entry.key_hash == key_hash and query.begin_ms <= last_ms and time_ms <= query.end_ms:
                 yield entry.physical_offset
-            if not 0 < entry.previous <= header.index_count or entry.previous == number or time_ms < begin_ms:
+            if not 0 < entry.previous <= header.index_count or entry.previous == number or last_ms < query.begin_ms:
                 return
             number = entry.previous
 
@@ -286,11 +294,13 @@ def query_verified(index: IndexService, message_at: MessageAt, query: KeyQuery, 
         message = message_at(offset)
         if message is None or message.topic != query.topic or query.key not in index_keys(message.properties):
             return False
+        if not query.begin_ms <= message.store_timestamp_ms <= query.end_ms:
+            return False
         found[offset] = message
         size_bytes += message.size_bytes
         return True
 
-    index.select_offsets(query, accept)
+    index.select_offsets(query._replace(is_exact=True), accept)
     return [found[offset] for offset in sorted(found)]
 
 

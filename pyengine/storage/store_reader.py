@@ -136,7 +136,7 @@ class StoreReader:
         transfer limits (32 messages and 256 KiB from memory; the first message whatever its size), of one queue file.
         Continue at `next_begin_offset`, whatever the status. UsageError for a wrong argument.
         """
-        if max_messages < 1:
+        if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         return self.fetch(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level)
 
@@ -199,14 +199,16 @@ class StoreReader:
         """Return messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
 
         If there are more than `max_messages`, the newest are returned; it also stops, from the newest on, with the message that
-        reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time, which the index has in whole seconds. With
-        `verify_key=False` the hits are RocketMQ's: at most 64, with those of other keys of the same hash, a message once for
-        each of its index entries, and `bytes_max` is ignored.
+        reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time, both included. With `verify_key=False` the hits are
+        RocketMQ's: at most 64, with those of other keys of the same hash, a message once for each of its index entries, times
+        compared in whole seconds as the index has them, and `bytes_max` is ignored.
         """
-        if max_messages < 1:
+        if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         arguments.text(topic, "topic")
         arguments.text(key, "key")
+        arguments.integer(begin_ms, "begin_ms")
+        arguments.integer(0 if end_ms is None else end_ms, "end_ms")
         limit = self._queue_limit(level)
         query = KeyQuery(topic, key, max_messages, begin_ms, INT64_MAX if end_ms is None else end_ms)
 
@@ -223,6 +225,7 @@ class StoreReader:
         On a tie the older one; for a time before all messages the first, after all the last; 0 for a queue without messages.
         The queue file is found by its modification time, so a copy of a store must keep file times.
         """
+        arguments.integer(timestamp_ms, "timestamp_ms")
         entries = self._entries(topic, queue_id, level)
         return 0 if entries is None else offset_by_time(entries, self.commit_log, timestamp_ms)
 

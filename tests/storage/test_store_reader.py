@@ -414,6 +414,25 @@ def test_query_by_time_in_whole_seconds_of_the_index(builder):
         assert store.query_message("T", "k", 0, START_MS - 1) == []
 
 
+def test_query_by_time_is_exact_to_the_millisecond_whatever_the_index_rounds(builder, rng):
+    messages = []
+    for number in range(36):
+        if number in (12, 24):
+            builder.next_index_file()
+            builder.now_ms += 30_000
+        builder.now_ms += rng.choice((0, 0, 1, 300, 999, 2500)) - 1000  # each put adds a second
+        messages.append(builder.put("T", b"%d" % number, keys="k"))
+    times = sorted({one.store_timestamp_ms + step for one in messages for step in (-1, 0, 1)})
+    with open_store(builder.root) as store:
+        for begin_ms, end_ms in [(0, None), *((time, None) for time in times), *((0, time) for time in times),
+                                 *(sorted(rng.sample(times, 2)) for _ in range(300)), *((time, time) for time in times)]:
+            expected = [one for one in messages if begin_ms <= one.store_timestamp_ms <= (times[-1] if end_ms is None else end_ms)]
+            assert store.query_message("T", "k", begin_ms, end_ms) == expected, (begin_ms, end_ms)
+            assert store.query_message("T", "k", begin_ms, end_ms, max_messages=3) == expected[-3:], (begin_ms, end_ms)
+        late = messages[12].store_timestamp_ms  # entry 1 of a file: RocketMQ computes a time that is 30 s later
+        assert messages[12] not in store.query_message("T", "k", late, late, verify_key=False)
+
+
 def test_query_sees_nothing_beyond_its_level(builder):
     one = builder.put("T", b"1", keys="k")
     builder.put("T", b"2", keys="k")
