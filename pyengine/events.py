@@ -22,7 +22,7 @@ class Event(Enum):
     ENGINE_RECOVERED = (INFO, "The engine starts; the line says what recovery found and how long it took.",
                         "Nothing after `the normal path`. After `the abnormal path`: read what was cut, if anything was.")
     RECOVERY_NOTE = (INFO, "Recovery did or left something; the engine continues with it.",
-                     "Read it. Removed bytes are in `STORE/quarantine`: `pyengine quarantine list STORE`.")
+                     "Read it. Removed bytes are in `STORE/quarantine`: `pyengine quarantine STORE`.")
     ENGINE_ADOPTED = (INFO, "A new supervisor has adopted the workers that outlived the previous one.",
                       "Find out what ended the previous supervisor: `dmesg`, `journalctl -k`.")
     ENGINE_STOPPED = (INFO, "The engine has stopped in order: all is durable and dispatched, and the next start is clean.",

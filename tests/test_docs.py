@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -409,6 +410,51 @@ def test_an_example_of_a_command_is_accepted_by_it(line, tmp_path, monkeypatch):
                 if not word.startswith("-") and not Path(word).exists():
                     (tmp_path / word).touch()
     load_config(None, command.make_context("example", words).params["settings"], {})
+
+
+def mentions() -> list[tuple[str, str]]:
+    """(file, words) of each `pyengine ...` with more than a command's name, in pages and in the texts of the code, as written."""
+    found = []
+    tracked = subprocess.run(["git", "ls-files", "*.md", "*.md.in", "*.py"], cwd=SOURCES, capture_output=True, text=True, check=True).stdout
+    for name in tracked.split():
+        if name.startswith(("tests/", "docs/decisions/")) or name == "CHANGELOG.md":
+            continue
+        text = text_of(name)
+        if name.endswith(".py"):  # what the compiler has joined
+            texts = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        else:
+            texts = [re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)]
+        for said in re.findall(r"`pyengine ([a-z][^`{]* [^`{]*)`", "\n".join(texts)):
+            found.append((name, " ".join(said.split())))
+    return sorted(set(found))
+
+
+def in_example_values(words: str) -> list[str]:
+    """Return the words of a usage with its alternatives, brackets and dots replaced by the first of what they allow."""
+    words = words.replace("[OPTIONS]", "").replace("\\|", "|").replace("[KEY=VALUE]", "")
+    return [word.replace("[", "").replace("]", "").replace("...", "").split("|")[0] for word in shlex.split(words)]
+
+
+@pytest.mark.parametrize(("where", "said"), mentions())
+def test_a_command_line_that_a_text_names_is_one_of_the_command(where, said):
+    """Its words, options and choices; arguments that a text leaves out, and words in capitals for any value, are accepted."""
+    words, command = in_example_values(said), main
+    context = click.Context(main)
+    while isinstance(command, click.Group) and words:
+        name = words.pop(0)
+        if name == "COMMAND":
+            return
+        command = command.get_command(context, name)
+        assert command is not None, f"{where}: pyengine {said}: there is no command {name}"
+    takes_value = {name for param in command.params if isinstance(param, click.Option) and not param.is_flag for name in param.opts}
+    if words and words[-1] in takes_value:  # the text speaks of the option
+        words.append("VALUE")
+    given, left, _ = command.make_parser(click.Context(command)).parse_args(words)
+    assert not left, f"{where}: pyengine {said}: {left} is too much"
+    for param in command.params:
+        value = given.get(param.name)
+        if isinstance(param.type, click.Choice) and isinstance(value, str) and value not in ("VALUE", "ACTION"):
+            assert value in param.type.choices, f"{where}: pyengine {said}: {value} is not one of {param.type.choices}"
 
 
 def test_each_decision_has_a_title_a_date_a_status_and_a_row_in_the_index():

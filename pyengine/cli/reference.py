@@ -40,7 +40,8 @@ def configuration_page() -> str:
         "A setting has these sources; a later one wins:", "",
         "1. `STORE/config/engine.toml`, flat lines `name = value`",
         f"2. environment variables `{ENV_PREFIX}<NAME>`",
-        "3. `--set name=value`", "",
+        "3. a broker's file, with `--broker-conf`",
+        "4. `--set name=value`", "",
         "Names are RocketMQ's with the unit appended. RocketMQ's own keys are accepted too (`mapedFile...` and `mappedFile...` "
         "alike). Case, `_`,\n`-` and `.` do not matter. A size may end in K, M, G or KiB, MiB, GiB (powers of 1024), a time in ms, "
         "s, m, h or d. An unknown name is\nan error that suggests the nearest one.", "",
@@ -98,12 +99,20 @@ def _commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Co
 
 
 def _usage(command: click.Command) -> str:
-    arguments = [param for param in command.params if isinstance(param, click.Argument)]
-    words = [param.metavar or (param.name or "").upper() for param in arguments]
     if isinstance(command, click.Group):
         return " COMMAND"
-    return "".join(f" {word}{'...' if param.nargs == -1 and not word.endswith('...') else ''}"
-                   for word, param in zip(words, arguments, strict=True)) + " [OPTIONS]"
+    words = [_word(param) for param in command.params if isinstance(param, click.Argument)]
+    return "".join(f" {word}" for word in [*words, "[OPTIONS]"])
+
+
+def _word(argument: click.Argument) -> str:
+    """Return an argument as the usage line has it: the choices where it has some, in brackets if it may be left out."""
+    word = argument.metavar or ("|".join(map(str, argument.type.choices)) if isinstance(argument.type, click.Choice)
+                                else (argument.name or "").upper())
+    word = word.removesuffix("...")
+    if not argument.required and not word.startswith("["):
+        word = f"[{word}]"
+    return f"{word}..." if argument.nargs == -1 else word
 
 
 def _text(text: str | None) -> list[str]:
@@ -123,13 +132,19 @@ def _options(command: click.Command) -> list[str]:
     for param in command.params:
         if isinstance(param, click.Option):
             kind = "" if param.is_flag or param.count else f" {param.metavar or _kind(param.type)}"
-            notes = [param.help or ""]
-            if param.required:
-                notes.append("Required.")
-            elif param.show_default and isinstance(param.default, (int, str)):
-                notes.append(f"Default: {param.default}.")
-            rows.append(f"| `{', '.join(param.opts)}{kind}` | {' '.join(note for note in notes if note)} |")
+            notes = [param.help or "", "Required." if param.required else _default(param)]
+            rows.append(f"| `{', '.join(param.opts + param.secondary_opts)}{kind}` | {' '.join(note for note in notes if note)} |")
     return ["| option | |", "|---|---|", *rows, ""] if rows else []
+
+
+def _default(option: click.Option) -> str:
+    """Return a sentence with the default of an option that shows it: the form of a flag, a number without needless zeros."""
+    if not option.show_default or not isinstance(option.default, (int, float, str)):
+        return ""
+    if isinstance(option.default, bool):
+        forms = option.opts if option.default else option.secondary_opts
+        return f"Default: `{forms[0]}`." if forms else ""
+    return f"Default: {f'{option.default:g}' if isinstance(option.default, float) else option.default}."
 
 
 def _kind(kind: click.ParamType[object]) -> str:
