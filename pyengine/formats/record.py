@@ -15,6 +15,7 @@ text: String.hashCode, the codes that the store derives from it, and the order o
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import struct
 import zlib
@@ -393,6 +394,7 @@ def encode_blank(room: int) -> bytes:
 # totalSize, magic (0), bodyCRC (0), flag, bodyLength; then body, propertiesLength, properties
 _MEMBER_HEAD = struct.Struct(">iiiii")
 MEMBER_OVERHEAD_BYTES = _MEMBER_HEAD.size + I16.size
+_ENCODED_SURROGATE, _REPLACEMENT = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?"), "\ufffd".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,10 +439,18 @@ def decode_batch(data: bytes) -> list[BatchMember]:
             raise FormatError(f"batch member {len(members)} says {size} bytes, but holds a body of {body_bytes} and properties "
                               f"of {properties_bytes}")
         properties_at = body_at + body_bytes + I16.size
-        text = data[properties_at : properties_at + properties_bytes].decode()
+        text = java_text(data[properties_at : properties_at + properties_bytes])
         members.append(BatchMember(bytes(data[body_at : body_at + body_bytes]), flag, text))
         at += size
     return members
+
+
+def java_text(data: bytes) -> str:
+    """Decode UTF-8 as Java's `new String(bytes, UTF_8)`: wrong bytes become U+FFFD, an encoded surrogate a single one."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _ENCODED_SURROGATE.sub(_REPLACEMENT, data).decode("utf-8", "replace")
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:

@@ -245,8 +245,6 @@ def put_account(document: dict[str, Any], fields: Mapping[str, str]) -> None:
     if len(key) < KEY_CHARS_MIN or len(secret) < KEY_CHARS_MIN:
         raise AccessError(f"The accessKey={fields.get('accessKey', NOTHING)} and secretKey cannot be null and length should longer "
                           f"than {KEY_CHARS_MIN - 1}")
-    if any("\ud800" <= sign <= "\udfff" for text in fields.values() for sign in text):
-        raise AccessError("a field has half a surrogate pair, which no file can hold")
     lists = {name: fields[name].split(",") for name in ("topicPerms", "groupPerms") if name in fields}
     for each in (one for rights in lists.values() for one in rights):
         pieces = [piece for piece in each.split("=") if piece]

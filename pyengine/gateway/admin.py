@@ -20,6 +20,7 @@ from pyengine.engine_config import AT_ONCE
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import java_text
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
@@ -495,7 +496,7 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
 
         def change() -> None:
-            lines = [line for line in body.decode().splitlines() if line and not line.startswith("#")]
+            lines = [line for line in java_text(body).splitlines() if line and not line.startswith("#")]
             values = settings_to_set(lines, "updateBrokerConfig")
             if not values:
                 raise UsageError("no setting is given: give key=value")
@@ -508,7 +509,7 @@ class Admin:
         try:
             async with self._changing:
                 await self._executor.run(change)
-        except (EngineError, UnicodeDecodeError) as error:
+        except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         return Answer()
 

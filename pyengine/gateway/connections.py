@@ -28,7 +28,7 @@ from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
 from pyengine.gateway.tls import TlsHandler
-from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
+from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, HeaderError, WireError, decode_frame, encode_frame, frame_length
 
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
@@ -279,11 +279,14 @@ class Connection(asyncio.Protocol):
                 size_bytes = frame_length(self._buffer, at, self._limits.frame_bytes_max)
                 if size_bytes is None or len(self._buffer) - at < size_bytes:
                     break
-                frame = decode_frame(bytes(memoryview(self._buffer)[at + 4:at + size_bytes]))
+                data = bytes(memoryview(self._buffer)[at + 4:at + size_bytes])
                 at += size_bytes
                 handled += 1
                 self.active_s = time.monotonic()
-                self._handle(frame, size_bytes)
+                try:
+                    self._handle(decode_frame(data), size_bytes)
+                except HeaderError as error:
+                    self._refuse(error)
         except WireError as error:
             self.fail(str(error))
         if at:
@@ -297,6 +300,12 @@ class Connection(asyncio.Protocol):
     @property
     def _may_not_ask(self) -> bool:
         return self._is_full or self._requests >= REQUESTS_MAX or self._request_bytes > self._limits.connection_bytes_max
+
+    def _refuse(self, error: HeaderError) -> None:
+        """Answer a request whose header cannot be decoded."""
+        asked = error.request
+        if not (asked.is_answer or asked.is_one_way):
+            self._write(Frame(codes.SYSTEM_ERROR, opaque=asked.opaque, flag=ANSWER, remark=str(error), form=asked.form))
 
     def _handle(self, frame: Frame, size_bytes: int) -> None:
         if frame.is_answer:
@@ -364,9 +373,10 @@ class Connection(asyncio.Protocol):
         asked = request.frame
         if not (asked.is_one_way or self.is_closed):
             try:
-                self._write(Frame(answer.code, answer.fields, answer.body, asked.opaque, ANSWER, answer.remark, form=asked.form))
+                data = encode_frame(Frame(answer.code, answer.fields, answer.body, asked.opaque, ANSWER, answer.remark, form=asked.form))
             except WireError as error:
-                self.fail(str(error))
+                data = encode_frame(Frame(codes.SYSTEM_ERROR, opaque=asked.opaque, flag=ANSWER, remark=str(error), form=asked.form))
+            self._send(data)
         if self._is_paused:
             self._continue_reading()
 

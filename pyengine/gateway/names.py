@@ -28,6 +28,7 @@ from pyengine.formats.constants import (
     TRANSACTION_OP_TOPIC,
 )
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import java_text
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, file_stamp
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
@@ -433,8 +434,8 @@ class NameServer:
         if len(body) > SETTINGS_BYTES_MAX:
             return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
         try:
-            lines = decode_properties_text(body.decode())
-        except (FormatError, UnicodeDecodeError) as error:
+            lines = decode_properties_text(java_text(body))
+        except FormatError as error:
             return Answer(codes.SYSTEM_ERROR, f"string2Properties error: {error}")
         if lines.keys() & {"kvConfigPath", "configStorePath"}:
             return Answer(codes.NO_PERMISSION, "Can not update config path")

@@ -436,7 +436,7 @@ class Sends:
                 members = decode_batch(request.frame.body)
                 if not members:
                     raise FormatError("it holds no message")
-            except (FormatError, UnicodeDecodeError) as error:
+            except FormatError as error:
                 return Answer(codes.SYSTEM_ERROR, f"the batch cannot be read: {error}", REGION)
         self._puts.submit(message, lambda result: request.reply(self._answer(result, sent.queue_id)), members)
         return None

@@ -3,18 +3,21 @@
     length i32 | header form u8, header length u24 | header | body        (big-endian; length counts what follows it)
 
 Any program that reaches the port can send a frame: every length is checked before it is used, and a header has at most
-HEADER_BYTES_MAX, so that no frame takes long to decode. Wrong bytes raise WireError and no other exception.
+HEADER_BYTES_MAX, so that no frame takes long to decode. Wrong bytes raise WireError and no other exception. Texts are decoded as
+by Java: bytes that are not UTF-8 become U+FFFD, half a surrogate pair becomes `?`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyengine.arguments import INT32_MAX
+from pyengine.formats.record import java_text
 
 JSON_FORM, BINARY_FORM = 0, 1
 ANSWER, ONE_WAY = 1, 2          # bits of `flag`
@@ -24,18 +27,30 @@ JSON_BYTES_MAX = 1 << 20        # of a body that is JSON: a heartbeat, a list of
 VERSION = 409                   # RemotingCommand's number for 4.9.8
 LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST")
 CODE_MAX = 0x7FFF            # of a binary header
+NAME_BYTES_MAX = 0xFFFF      # of a field in a binary header
 
 _LENGTH = struct.Struct(">i")
 _MARK = struct.Struct(">I")
 _HEAD = struct.Struct(">hBhii")
 _INT16 = struct.Struct(">H")
 _INT32 = struct.Struct(">i")
+_NUMBERS = re.compile(rb'"(opaque|flag)"\s*:\s*(-?[0-9]{1,10})(?![0-9])')
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _json: Callable[[str], str] = json.encoder.encode_basestring  # a text with its quotes, in C
 _JSON_HEAD = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class WireError(Exception):
     """The bytes are no frame, or the body is wrong for its code; RocketMQ closes the connection, or answers 1."""
+
+
+class HeaderError(WireError):
+    """The frame is whole and its header is wrong: RocketMQ closes the connection; the gateway answers, by the request's number."""
+
+    def __init__(self, why: str, request: Frame) -> None:
+        """`request` has the number, the flag and the form, and nothing else of the request."""
+        super().__init__(why)
+        self.request = request
 
 
 @dataclass(slots=True)
@@ -72,7 +87,7 @@ def frame_length(buffer: bytes | bytearray | memoryview, at: int, bytes_max: int
 
 
 def decode_frame(data: bytes | memoryview) -> Frame:
-    """Decode a frame, given without its length field; WireError if it is wrong."""
+    """Decode a frame, given without its length field; WireError if it is wrong, HeaderError if it can be answered."""
     if len(data) < _MARK.size:
         raise WireError("a frame without a header")
     mark = _MARK.unpack_from(data)[0]
@@ -80,11 +95,13 @@ def decode_frame(data: bytes | memoryview) -> Frame:
     if header_bytes > HEADER_BYTES_MAX or _MARK.size + header_bytes > len(data):
         raise WireError(f"a header of {header_bytes} bytes in a frame of {len(data)}: at most {HEADER_BYTES_MAX} are possible")
     header, body = bytes(data[_MARK.size:_MARK.size + header_bytes]), bytes(data[_MARK.size + header_bytes:])
-    if form == JSON_FORM:
-        return _decode_json(header, body)
-    if form == BINARY_FORM:
-        return _decode_binary(header, body)
-    raise WireError(f"the header form {form} is not known")
+    if form not in (JSON_FORM, BINARY_FORM):
+        raise WireError(f"the header form {form} is not known")
+    try:
+        return _decode_json(header, body) if form == JSON_FORM else _decode_binary(header, body)
+    except WireError as error:
+        request = _request_of(form, header)
+        raise error if request is None else HeaderError(str(error), request) from None
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -94,6 +111,17 @@ def encode_frame(frame: Frame) -> bytes:
         raise WireError(f"a header of {len(header)} bytes")
     length = _MARK.size + len(header) + len(frame.body)
     return b"".join((_LENGTH.pack(length), _MARK.pack(frame.form << 24 | len(header)), header, frame.body))
+
+
+def _request_of(form: int, header: bytes) -> Frame | None:
+    """Return number, flag and form of a request whose header cannot be decoded, None without a number."""
+    if form == BINARY_FORM:
+        if len(header) < _HEAD.size:
+            return None
+        _, _, _, opaque, flag = _HEAD.unpack_from(header)
+        return Frame(0, opaque=opaque, flag=flag, form=form)
+    numbers = {name: int(text) for name, text in _NUMBERS.findall(header) if abs(int(text)) <= INT32_MAX}
+    return Frame(0, opaque=numbers[b"opaque"], flag=numbers.get(b"flag", 0)) if b"opaque" in numbers else None
 
 
 def _decode_json(header: bytes, body: bytes) -> Frame:
@@ -145,8 +173,8 @@ def _decode_binary(header: bytes, body: bytes) -> Frame:
         if len(found) >= FIELDS_MAX:
             raise WireError(f"more than {FIELDS_MAX} fields in a header")
         if value:  # an empty value is null in Java
-            found[_text(name)] = _text(value)
-    return Frame(code, found, body, opaque, flag, _text(remark) or None,
+            found[java_text(name)] = java_text(value)
+    return Frame(code, found, body, opaque, flag, java_text(remark) or None,
                  LANGUAGES[language] if language < len(LANGUAGES) else "OTHER", version, BINARY_FORM)
 
 
@@ -156,13 +184,6 @@ def _take(data: bytes, at: int, size: struct.Struct) -> tuple[bytes, int]:
     if not 0 <= length <= len(data) - begin:
         raise WireError("a length in a binary header that points beyond it")
     return data[begin:begin + length], begin + length
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise WireError("a text in a header that is not UTF-8") from None
 
 
 def _encode_json(frame: Frame) -> bytes:
@@ -178,6 +199,8 @@ def _encode_binary(frame: Frame) -> bytes:
     pieces = []
     for name, value in frame.fields.items():
         key, text = name.encode("utf-8", "replace"), value.encode("utf-8", "replace")
+        if len(key) > NAME_BYTES_MAX:
+            raise WireError(f"a field's name of {len(key)} bytes: a binary header has names of at most {NAME_BYTES_MAX}")
         pieces.append(_INT16.pack(len(key)) + key + _INT32.pack(len(text)) + text)
     fields = b"".join(pieces)
     return b"".join((_HEAD.pack(frame.code, LANGUAGES.index(frame.language), frame.version, frame.opaque, frame.flag),
@@ -190,10 +213,21 @@ def read_json(data: bytes, bytes_max: int = JSON_BYTES_MAX) -> Any:
     """Decode the JSON of a header or a body; WireError for other or too many bytes, and for deep nesting."""
     if len(data) > bytes_max:
         raise WireError(f"JSON of {len(data)} bytes: at most {bytes_max} are read")
+    text = java_text(data)
     try:
-        return json.loads(data.decode())
+        found = json.loads(text)
+        return _without_surrogates(found) if _SURROGATE_ESCAPE.search(text) else found
     except (ValueError, RecursionError) as error:
         raise WireError(f"no JSON: {error}") from None
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Return a decoded document in which each half of a surrogate pair is `?`, what Java encodes it as."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
+    return [_without_surrogates(each) for each in value] if isinstance(value, list) else value
 
 
 def as_object(value: object) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_settings_of_the_running_engine_are_changed_all_or_none(served):
     for body, why in ((b"deleteWhen=06\nfileReservedTime=long\n", "file_reserved_time_hours = long"),
                       (b"deleteWhen=06\nnotASetting=1\n", "notASetting"),
                       (b"deleteWhen=06\nflushDiskType=SYNC_FLUSH\n", "flushDiskType: taken at a start only"),
-                      (b"deleteWhen=06\nmappedFileSizeCommitLog=1024\n", "fixed at creation"), (b"deleteWhen=06\n\xff", "decode"),
+                      (b"deleteWhen=06\nmappedFileSizeCommitLog=1024\n", "fixed at creation"), (b"deleteWhen=06\n\xff", "\ufffd"),
                       (b"deleteWhen=06\nmaxTransferCountOnMessageInMemory=9\n", "taken at a start only"), (b"", "no setting is given"),
                       (b"# nothing\n", "no setting is given"), (b"deleteWhen\n", "updateBrokerConfig deleteWhen: give key=value"),
                       (b"x" * 100_000 + b"=1\n", "bytes of settings are more than")):

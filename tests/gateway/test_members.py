@@ -122,6 +122,19 @@ def test_a_hostile_heartbeat_is_refused_and_leaves_nothing(served, body):
     assert members_of(client, "g") == codes.SYSTEM_ERROR
 
 
+def test_a_heartbeat_whose_texts_are_not_utf8_registers_its_client(served):
+    client, gbk = served.broker(), "\u8ba2\u5355".encode("gbk")
+    wanted = json.dumps(subscription("TB", "@@")).encode().replace(b"@@", gbk)
+    body = b'{"clientID":"%s","producerDataSet":[],"consumerDataSet":[{"groupName":"gbkers","subscriptionDataSet":[%s]}]}'
+    assert client.ask(codes.HEART_BEAT, body=body % (b"me" + gbk, wanted)).code == codes.SUCCESS
+    broken = gbk.decode("utf-8", "replace")
+    assert members_of(client, "gbkers") == [f"me{broken}"]
+    found = json.loads(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "gbkers"}).body)
+    assert found["subscriptionTable"]["TB"]["tagsSet"] == [broken]
+    refused = client.ask(codes.HEART_BEAT, body=(body % (b"me", wanted)).replace(b"gbkers", gbk))
+    assert refused.code == codes.SYSTEM_ERROR and "illegal characters" in refused.remark
+
+
 def test_a_lock_request_with_a_malformed_queue_is_refused():
     members = Members(None)
     for queue in ({"brokerName": "b", "queueId": "0", "topic": "T"}, {"brokerName": 1, "queueId": 0, "topic": "T"},

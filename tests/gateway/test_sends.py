@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,58 @@ def test_a_message_is_stored_as_its_client_sent_it(served, topic):
     assert message.msg_id == answer.fields["msgId"] and decode_message_id(message.msg_id)[1] == message.physical_offset
     assert message.raw_properties == (
         "color\x01red\x02KEYS\x01k\x02UNIQ_KEY\x01" + "AB" * 16 + "\x02CLUSTER\x01DefaultCluster\x02TAGS\x01A")
+
+
+GBK = "\u8ba2\u5355".encode("gbk")
+BROKEN = GBK.decode("utf-8", "replace")
+
+
+def raw_frame(fields: dict[str, object], body: bytes, code: int, form: int = 0) -> bytes:
+    """A request's frame in which the texts of the fields are bytes."""
+    raw = [(name.encode(), value if isinstance(value, bytes) else str(value).encode()) for name, value in fields.items()]
+    if form:
+        data = b"".join(struct.pack(">H", len(name)) + name + struct.pack(">i", len(value)) + value for name, value in raw)
+        header = struct.pack(">hBhiii", code, 1, 403, 1, 0, 0) + struct.pack(">i", len(data)) + data
+    else:
+        text = b",".join(b'"%s":"%s"' % (name, value.replace(b"\x01", rb"\u0001").replace(b"\x02", rb"\u0002")) for name, value in raw)
+        header = b'{"code":%d,"opaque":1,"flag":0,"language":"CPP","version":403,"extFields":{%s}}' % (code, text)
+    return struct.pack(">ii", 4 + len(header) + len(body), form << 24 | len(header)) + header + body
+
+
+@pytest.mark.parametrize("form", [0, 1], ids=["json", "binary"])
+def test_a_message_whose_texts_are_not_utf8_is_stored_with_replacement_characters(served, topic, form):
+    client = served.broker()
+    properties = b"TAGS\x01" + GBK + b"\x02KEYS\x01k" + GBK + b"\x02" + GBK + b"\x01v"
+    for code, fields in ((codes.SEND_MESSAGE_V2, send_fields(topic, 1, properties, a=b"PG" + GBK, n=GBK)),
+                         (codes.SEND_MESSAGE, {"producerGroup": GBK, "topic": topic, "queueId": 1, "properties": properties})):
+        client.socket.sendall(raw_frame(fields, GBK, code, form))
+        answer = client.receive()
+        assert (answer.code, answer.opaque) == (codes.SUCCESS, 1)
+        message = stored(served, topic, 1, int(answer.fields["queueOffset"]))
+        assert (message.body, message.tags, message.keys, message.properties[BROKEN]) == (GBK, BROKEN, f"k{BROKEN}", "v")
+
+
+def test_a_batch_whose_texts_are_not_utf8_is_stored_with_replacement_characters(served, topic):
+    properties = b"TAGS\x01" + GBK
+    member = struct.pack(">iiiii", 22 + 4 + len(properties), 0, 0, 0, 4) + b"body" + struct.pack(">h", len(properties)) + properties
+    client = served.broker()
+    client.socket.sendall(raw_frame(send_fields(topic, 2, m="true"), member, codes.SEND_BATCH_MESSAGE))
+    assert client.receive().code == codes.SUCCESS and stored(served, topic, 2, 0).tags == BROKEN
+
+
+@pytest.mark.parametrize("form", [0, 1], ids=["json", "binary"])
+def test_a_topic_that_is_not_utf8_is_refused_as_by_the_broker_and_the_connection_continues(served, topic, form):
+    client = served.broker()
+    client.socket.sendall(raw_frame(send_fields("T", b=b"T" + GBK), b"x", codes.SEND_MESSAGE_V2, form))
+    refused = client.receive()
+    assert refused.code == codes.SYSTEM_ERROR and refused.remark.startswith("The specified topic contains illegal characters")
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic), b"on").code == codes.SUCCESS
+
+
+def test_half_a_surrogate_pair_is_stored_as_java_encodes_it(served, topic):
+    client = served.broker()
+    client.socket.sendall(raw_frame(send_fields(topic, 3, rb"TAGS\u0001\ud800x"), b"", codes.SEND_MESSAGE_V2))
+    assert client.receive().code == codes.SUCCESS and stored(served, topic, 3, 0).tags == "?x"
 
 
 def test_the_long_names_of_old_clients_do_the_same(served, topic):

@@ -13,6 +13,7 @@ from pyengine.gateway.wire import (
     BINARY_FORM,
     JSON_FORM,
     Frame,
+    HeaderError,
     IntKeys,
     ObjectKeys,
     WireError,
@@ -80,7 +81,6 @@ HOSTILE = {
     "header too long": framed(0, b" " * (wire.HEADER_BYTES_MAX + 1)),
     "no json": framed(0, b"{"),
     "a list": framed(0, b"[]"),
-    "not utf-8": framed(0, b'{"remark":"\xff"}'),
     "deep": framed(0, b"[" * 60_000),
     "code is text": framed(0, b'{"code":"x"}'),
     "code too large": framed(0, b'{"code":9999999999}'),
@@ -99,6 +99,47 @@ HOSTILE = {
 def test_hostile_bytes_are_a_wire_error(data):
     with pytest.raises(WireError):
         decode_frame(data)
+
+
+NOT_UTF8 = {  # bytes -> what Java's decoder makes of them
+    "gbk": ("\u8ba2\u5355".encode("gbk"), "\ufffd" * 3 + "\ufffd"),
+    "latin": (b"caf\xe9 ", "caf\ufffd "),
+    "cut": (b"\xe8\xae", "\ufffd"),
+    "encoded surrogates": (b"\xed\xa0\xbd\xed\xb8\x80", "\ufffd\ufffd"),
+    "cut surrogate": (b"\xed\xa0", "\ufffd"),
+    "beyond unicode": (b"\xf5\x80", "\ufffd\ufffd"),
+}
+
+
+@pytest.mark.parametrize(("data", "text"), NOT_UTF8.values(), ids=[name.replace(" ", "-") for name in NOT_UTF8])
+def test_texts_that_are_not_utf8_are_decoded_as_by_java(data, text):
+    """In every text of both headers: names, values, the remark."""
+    name = b"n" + data
+    fields = struct.pack(">H", len(name)) + name + struct.pack(">i", len(data)) + data
+    binary = struct.pack(">hBhiii", 310, 0, 409, 7, 0, len(data)) + data + struct.pack(">i", len(fields)) + fields
+    for form, header in ((BINARY_FORM, binary), (JSON_FORM, b'{"code":310,"opaque":7,"remark":"%s","extFields":{"%s":"%s"}}' % (
+            data, name, data))):
+        assert decode_frame(framed(form, header, data)) == Frame(310, {f"n{text}": text}, data, 7, 0, text, "JAVA" if form else "OTHER",
+                                                                 409 if form else 0, form)
+    assert wire.read_json(b'["%s"]' % data) == [text]
+
+
+def test_half_a_surrogate_pair_in_an_escape_is_what_java_encodes_it_as():
+    assert wire.read_json(rb'{"\ud800a":["\uDFFF", "\ud83d\ude00", "\\ud800", 1]}') == {"?a": ["?", "\U0001f600", "\\ud800", 1]}
+
+
+@pytest.mark.parametrize("form", [JSON_FORM, BINARY_FORM], ids=["json", "binary"])
+def test_a_wrong_header_leaves_the_number_of_its_request(form):
+    headers = {JSON_FORM: (b'{"code":"x","flag":2,"opaque":77}', b'{"opaque" : 77,"flag":2,', b'{"flag":2,"opaque":77,"extFields":[1]}'),
+               BINARY_FORM: (struct.pack(">hBhiii", 1, 0, 409, 77, 2, 500), struct.pack(">hBhii", 1, 0, 409, 77, 2))}
+    for header in headers[form]:
+        with pytest.raises(HeaderError) as wrong:
+            decode_frame(framed(form, header))
+        assert wrong.value.request == Frame(0, opaque=77, flag=2, form=form)
+    for header in (b"{", b'{"code":[],"opaque":99999999999}', b"\0" * 12):
+        with pytest.raises(WireError) as wrong:
+            decode_frame(framed(form, header[:12]))
+        assert type(wrong.value) is WireError
 
 
 def test_no_changed_byte_does_more_than_a_wire_error(rng):
