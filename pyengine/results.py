@@ -40,6 +40,14 @@ class PutStatus(enum.IntEnum):
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10
     """Refused: the store has max_lmq_consume_queue_num light queues already."""
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the refusal is about the message itself: the same message is refused again, whenever it is put."""
+        return self in _LASTING
+
+
+_LASTING = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED, PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED))
+
 
 class GetStatus(enum.IntEnum):
     """GetMessageStatus of RocketMQ 4.9 (DefaultMessageStore.getMessage)."""

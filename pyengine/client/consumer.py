@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pyengine import arguments
 from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
 from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
-from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, has_retries, retry_topic
+from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_POLL_INTERVAL_S, open_store
@@ -137,8 +137,8 @@ class Consumer:
         # is_inner: it belongs to another consumer, whose thread and calls it uses.
         path = Path(path).absolute()
         arguments.topic_name(topic)
-        if group is not None:
-            arguments.text(group, "group")
+        if group is not None and not is_inner:
+            check_group(group)
         self.topic = topic
         self.group = group
         self.notes: list[str] = []
@@ -151,7 +151,7 @@ class Consumer:
         self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
         self._is_retried_turn = False
-        self._retry_topic = None if group is None or is_inner or not has_retries(group) else retry_topic(group)
+        self._retry_topic = None if group is None or is_inner else retry_topic(group)
         self._retries = None if group is None or is_inner else Retries(
             path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._settings = settings
@@ -291,7 +291,8 @@ class Consumer:
         It is put into `%RETRY%group` with the delay level given (message_delay_level), by default level 3 (10 s) the first time
         and one level more each time; after max_reconsume_times, or with a negative level, into `%DLQ%group`. It is
         stored before it counts as done, so that no kill loses it; a kill between the two may duplicate it. Returns where it
-        is stored now. PutError if it was not stored, or EngineUnavailableError: then the message is not done.
+        is stored now. If its properties leave no room for those of a retry it is a dead letter at once, which the log says.
+        PutError if it was not stored, or EngineUnavailableError: then the message is not done.
         UsageError without a group.
         """
         self._require_group()

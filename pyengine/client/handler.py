@@ -6,7 +6,8 @@
     pyengine.run_consumer("my-store", "orders", "billing", handle, concurrency=4)
 
 A message is acknowledged when the handler returns and given back (Consumer.retry) when it raises. If it cannot be given
-back, because no engine runs, the handler gets it again after HANDLE_AGAIN_S, as in RocketMQ's ConsumeMessageConcurrentlyService.
+back now, because no engine runs or the disk is full, the handler gets it again after HANDLE_AGAIN_S, as in RocketMQ's
+ConsumeMessageConcurrentlyService. A message that can never be given back is logged as an error and counts as done.
 A kill loses no message: those that were not acknowledged are delivered again.
 """
 
@@ -29,6 +30,7 @@ from pyengine import arguments
 from pyengine.client.consumer import Consumer, consume
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import Message
+from pyengine.results import PutError
 
 PULL_S = 0.5           # longest wait for messages before the request to end is checked
 HANDLE_AGAIN_S = 5.0
@@ -111,7 +113,8 @@ def _handle(consumer: Consumer, handler: Callable[[Message], object], delay_leve
             consumer.retry(message, delay_level)
             return
         except EngineError as error:
-            _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
+            if _is_given_up(consumer, message, error):
+                return
         if stopping.wait(HANDLE_AGAIN_S):
             return
 
@@ -151,10 +154,22 @@ async def _handle_async(
             await consumer.retry_async(message, delay_level)
             return
         except EngineError as error:
-            _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
+            if _is_given_up(consumer, message, error):
+                return
         await asyncio.wait({stopped}, timeout=HANDLE_AGAIN_S)
         if stopped.done():
             return
+
+
+def _is_given_up(consumer: Consumer, message: Message, error: EngineError) -> bool:
+    """Report a message that could not be given back. If it never can be, it counts as done: those after it must not wait for it."""
+    if isinstance(error, PutError) and error.result is not None and error.result.status.is_lasting:
+        _LOG.error("%s of %s failed and can neither be delivered again nor be a dead letter of %s, so it counts as done; read it by "
+                   "its id: %s", message.msg_id, message.topic, consumer.group, error)
+        consumer.ack(message)
+        return True
+    _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
+    return False
 
 
 def _ended(calls: set[_Call]) -> set[_Call]:

@@ -1,39 +1,49 @@
 """Retries and dead letters: the messages that a consumer group gave back.
 
-    topic, raw = sent_back(message, "billing")      # the message that RocketMQ's broker would store, and its topic
+    topic, raw, note = sent_back(message, "billing")  # the message that RocketMQ's broker would store, and its topic
     Retries(root, "billing").put(message)           # stores it
 
 A message that is given back is put once more, into the group's retry topic `%RETRY%group`, through the delay schedule:
 level 3 (10 s) the first time, one level more each time. After `max_reconsume_times` it goes to `%DLQ%group`, where it
 stays until an operator puts it back (DeadLetters). RocketMQ: SendMessageProcessor.consumerSendMsgBack (4.9.8).
+
+A retry has more properties than the message. Where they do not fit, the broker refuses it each time, and its consumer handles
+the message for ever. Here the message becomes a dead letter at once, without the properties that have no room in it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pyengine import arguments
-from pyengine.client.outgoing import RawMessage, raw_of
+from pyengine.client.outgoing import RawMessage, delayed, map_text, raw_of
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError
 from pyengine.formats.constants import (
     DLQ_PREFIX,
+    NAME_VALUE_SEPARATOR,
+    PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_SEPARATOR,
     PROPERTY_WAIT,
+    RESERVED_PROPERTY_NAMES,
     RETRY_PREFIX,
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
-from pyengine.results import PutResult
+from pyengine.results import PutError, PutResult, PutStatus
 from pyengine.storage.config import check_keywords
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -43,12 +53,10 @@ FIRST_DELAY_LEVEL = 3
 RETRY_QUEUE_NUMS = 1      # SubscriptionGroupConfig.retryQueueNums
 DLQ_QUEUE_NUMS = 1
 GROUP_BYTES_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
+LOST_NAMES_MAX, LOST_CHARS_MAX = 5, 60  # of the properties that a note names
 REQUEUE_MESSAGES = 32     # dead letters that are put back between two notes
-
-
-def has_retries(group: str) -> bool:
-    """Whether the group's name is short enough for a topic name `%RETRY%group`."""
-    return 0 < len(group.encode()) <= GROUP_BYTES_MAX
+_KEPT = frozenset((PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID))  # by them a dead letter goes back, and is found
+_LOG = logging.getLogger("pyengine.client.retries")
 
 
 def retry_topic(group: str) -> str:
@@ -61,15 +69,27 @@ def dlq_topic(group: str) -> str:
     return _group_topic(DLQ_PREFIX, group)
 
 
+class SentBack(NamedTuple):
+    """What is stored for a message that was given back: its topic's entry of topics.json, and the message.
+
+    `note` says why it is a dead letter before its last try, and which properties it lacks; "" for all that is as usual.
+    """
+
+    topic: TopicConfig
+    raw: RawMessage
+    note: str = ""
+
+
 def sent_back(
     message: Message, group: str, *, delay_level: int = 0, max_reconsume_times: int = MAX_RECONSUME_TIMES,
     retry_queue_nums: int = RETRY_QUEUE_NUMS, topic_sys_flag: int = 0,
-) -> tuple[TopicConfig, RawMessage]:
-    """Return (the topics.json entry of its topic, the message to store) for a message that `group` gives back.
+) -> SentBack:
+    """Return what is stored for a message that `group` gives back.
 
     `delay_level` 0 means level 3 + reconsume times, a negative one the dead letters at once. Topic and queue of the raw message
     are those that it is delivered to; put_raw() sends it through the delay schedule. Its put waits for the disk in sync
     mode, although its properties have WAIT=false as RocketMQ's do: the original counts as done once this one is stored.
+    A message that leaves no room for the properties of a retry is a dead letter.
     """
     properties = dict(message.properties)
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
@@ -78,12 +98,45 @@ def sent_back(
     level = 0 if is_dead else delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
     properties[PROPERTY_DELAY] = str(level)
     properties[PROPERTY_ORIGIN_MESSAGE_ID] = properties.get(PROPERTY_ORIGIN_MESSAGE_ID, "").strip() or message.msg_id
-    if is_dead:
-        topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
-    else:
+    note = ""
+    if not is_dead:
         topic = TopicConfig(retry_topic(group), retry_queue_nums, retry_queue_nums, topic_sys_flag=topic_sys_flag)
-    return topic, replace(raw_of(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
-                          delay_level=level, reconsume_times=message.reconsume_times + 1)
+        queue_id = random.randrange(topic.write_queue_nums)
+        raw = raw_of(message, properties)
+        if len(delayed(topic.topic, queue_id, raw.properties_text, level, level)[2].encode()) <= PROPERTIES_BYTES_MAX:
+            return SentBack(topic, replace(raw, topic=topic.topic, queue_id=queue_id, delay_level=level,
+                                           reconsume_times=message.reconsume_times + 1))
+        note = f"{message.msg_id} is a dead letter of {group} at once, because its properties leave no room for those of a retry"
+        properties[PROPERTY_DELAY] = "0"
+    topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
+    kept, lost = fitting(properties)
+    if lost:
+        note = (note or f"{message.msg_id} is a dead letter of {group}") + f"; as a dead letter it has no room for {lost}"
+    return SentBack(topic, replace(raw_of(message, kept), topic=topic.topic, queue_id=0, reconsume_times=message.reconsume_times + 1),
+                    note)
+
+
+def fitting(properties: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return the properties that fit into a message, and which do not ("" if all do): the least needed are left out.
+
+    Those are WAIT and DELAY, which no reader of a dead letter needs, then the program's own, then RocketMQ's; of equals as few and as
+    short ones as possible. The topic to go back to and the id of the original remain.
+    """
+    kept = dict(properties)
+    excess = len(map_text(kept).encode()) - PROPERTIES_BYTES_MAX
+    needless = {PROPERTY_WAIT, PROPERTY_DELAY} & kept.keys()
+    own = kept.keys() - RESERVED_PROPERTY_NAMES
+    lost = []
+    for names in (needless, own, kept.keys() - needless - own - _KEPT):
+        sizes = sorted((len(f"{name}{NAME_VALUE_SEPARATOR}{kept[name]}{PROPERTY_SEPARATOR}".encode()), name) for name in names)
+        while excess > 0 and sizes:
+            size_bytes, name = sizes.pop(min(bisect_left(sizes, (excess, "")), len(sizes) - 1))
+            excess -= size_bytes
+            del kept[name]
+            if names is not needless:
+                lost.append(repr(name[:LOST_CHARS_MAX]))
+    more = f" and {len(lost) - LOST_NAMES_MAX} more" if len(lost) > LOST_NAMES_MAX else ""
+    return kept, f"the properties {', '.join(lost[:LOST_NAMES_MAX])}{more}" if lost else ""
 
 
 class RetriedMessage(Message):
@@ -115,10 +168,16 @@ class Retries:
         self._entered: set[str] = set()
 
     def put(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
-        """Store the retry or dead letter of a message. PutError if it was not stored, or EngineUnavailableError."""
+        """Store the retry or dead letter of a message. PutError if it was not stored, or EngineUnavailableError.
+
+        If the status of the PutError is a lasting one, the message can neither be retried nor be a dead letter.
+        """
         level = 0 if delay_level is None else arguments.integer(delay_level, "delay_level")
-        topic, raw = sent_back(message, self._group, delay_level=level, max_reconsume_times=self._max_reconsume_times)
-        return self.put_into(topic, raw, timeout_s=timeout_s)
+        topic, raw, note = sent_back(message, self._group, delay_level=level, max_reconsume_times=self._max_reconsume_times)
+        result = self.put_into(topic, raw, timeout_s=timeout_s)
+        if note:
+            _LOG.error("%s", note)
+        return result
 
     def put_into(self, topic: TopicConfig, raw: RawMessage, *, timeout_s: float | None = None) -> PutResult:
         """Enter the topic into topics.json, then store the message; errors as of put()."""
@@ -129,7 +188,10 @@ class Retries:
             if self._producer is None:
                 self._producer = connect(self._root, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **self._settings)
             producer = self._producer
-        result = producer.put_raw(raw, timeout_s=timeout_s)
+        try:
+            result = producer.put_raw(raw, timeout_s=timeout_s)
+        except UsageError as error:  # a field of the log that no put can have, for example a host with a negative port
+            result = PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error))
         return result if result.stored else result.raise_for_status()
 
     def close(self) -> None:
@@ -191,31 +253,48 @@ class DeadLetters:
 
         `offsets` selects some; None means all that were not put back yet, and stores the progress as the group's offset
         of its dead letters in consumerOffset.json. They go to the group's retry topic at once, and their retries are counted
-        from 0 again. At least once: after a kill before the progress is stored, up to 32 messages are put back again.
+        from 0 again. At least once: after a kill before the progress is stored, up to 32 messages are put back again. One that
+        can never be stored again stays a dead letter, and the others are put back before its PutError is raised.
         UsageError for an offset without a message; PutError, EngineUnavailableError.
         """
         retries = Retries(self._root, group, max_reconsume_times=MAX_RECONSUME_TIMES, **self._settings)
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)
 
+        refused: list[PutError] = []
+
         def put_back(messages: list[Message]) -> int:
+            count = 0
             for message in messages:
-                raw = raw_of(message, message.properties | {PROPERTY_RETRY_TOPIC: message.topic})
-                retries.put_into(topic, replace(raw, topic=topic.topic, queue_id=0, reconsume_times=0))
-            return len(messages)
+                kept, lost = fitting(message.properties | {PROPERTY_RETRY_TOPIC: message.topic})
+                try:
+                    retries.put_into(topic, replace(raw_of(message, kept), topic=topic.topic, queue_id=0, reconsume_times=0))
+                except PutError as error:
+                    if error.result is None or not error.result.status.is_lasting:
+                        raise
+                    refused.append(error)
+                    continue
+                count += 1
+                if lost:
+                    _LOG.error("%s is put back for %s without %s, for which it has no room", message.msg_id, group, lost)
+            return count
 
         try:
             with self._open() as reader:
                 queue = self._queue(reader, group)
-                if offsets is not None:
-                    return put_back(self._read_at(reader, queue, offsets))
                 count = 0
-                for at in range(queue.next, queue.end, REQUEUE_MESSAGES):
-                    end = min(at + REQUEUE_MESSAGES, queue.end)
-                    count += put_back(list(_read(reader, group, at, end, REQUEUE_MESSAGES)))
-                    self._offsets.commit(dlq_topic(group), group, {0: end})
-                return count
+                if offsets is not None:
+                    count = put_back(self._read_at(reader, queue, offsets))
+                else:
+                    for at in range(queue.next, queue.end, REQUEUE_MESSAGES):
+                        end = min(at + REQUEUE_MESSAGES, queue.end)
+                        count += put_back(list(_read(reader, group, at, end, REQUEUE_MESSAGES)))
+                        self._offsets.commit(dlq_topic(group), group, {0: end})
         finally:
             retries.close()
+        if refused:
+            raise PutError(f"{count} of {count + len(refused)} dead letters of {group} were put back; the others can never be stored "
+                           f"again, the first because of {refused[0]}", refused[0].result)
+        return count
 
     def _read_at(self, reader: LiveStoreReader, queue: DeadLetterQueue, offsets: Iterable[int]) -> list[Message]:
         messages = []
@@ -237,10 +316,20 @@ class DeadLetters:
         return open_store(self._root, **self._settings)
 
 
+def check_group(group: str) -> str:
+    """Return the group; UsageError for a name that cannot be in a topic's name `%RETRY%group`.
+
+    RocketMQ takes groups of up to 255 characters. Their retries are refused, and their consumers handle a failed message for ever.
+    """
+    size_bytes = len(arguments.text(group, "group").encode(errors="surrogatepass"))
+    if not 0 < size_bytes <= GROUP_BYTES_MAX:
+        raise UsageError(f"the group {group!r} has {size_bytes} bytes in UTF-8; give it 1 to {GROUP_BYTES_MAX}, so that the topic of its "
+                         f"retries, {RETRY_PREFIX}GROUP, has at most {TOPIC_BYTES_MAX}")
+    return group
+
+
 def _group_topic(prefix: str, group: str) -> str:
-    if not has_retries(group):
-        raise UsageError(f"the group {group!r} has no retries: its name must have 1 to {GROUP_BYTES_MAX} bytes")
-    return prefix + group
+    return prefix + check_group(group)
 
 
 def _read(reader: LiveStoreReader, group: str, offset: int, end: int, count: int) -> Iterator[Message]:

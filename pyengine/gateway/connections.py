@@ -363,7 +363,7 @@ class Connection(asyncio.Protocol):
 
     def _failed(self, request: Request, error: Exception) -> Answer:
         if not isinstance(error, (WireError, EngineError)):
-            self._owner.report(self.host, f"request {request.frame.code} failed: {error!r}")
+            self.report(f"request {request.frame.code} failed: {error!r}")
         return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
     def finish(self, request: Request, answer: Answer, size_bytes: int) -> None:
@@ -462,11 +462,15 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def report(self, sentence: str) -> None:
+        """Report a sentence about this client, one of the few a minute that the log takes."""
+        self._owner.report(self.host, sentence)
+
     def fail(self, why: str) -> None:
         """Close it now, because its client broke a rule."""
         if not self.is_closed and self._transport is not None:
             self.is_closed = True
-            self._owner.report(self.host, f"the connection of {self.address} is closed: {why}")
+            self.report(f"the connection of {self.address} is closed: {why}")
             self._transport.abort()
 
 

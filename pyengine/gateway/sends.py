@@ -24,10 +24,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
-from pyengine.client.outgoing import RawMessage
-from pyengine.client.retries import sent_back
+from pyengine.client.outgoing import RawMessage, delayed
+from pyengine.client.retries import fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
+    PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_PUSH_REPLY_TIME,
@@ -311,16 +312,26 @@ class Sends:
             message = await self._executor.run(self._reader.message_at, offset, LEVEL)
             if message is None:
                 return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
-            topic, raw = sent_back(message, group, delay_level=level, max_reconsume_times=most,
-                                   retry_queue_nums=config.retry_queue_nums)
+            topic, raw, note = sent_back(message, group, delay_level=level, max_reconsume_times=most,
+                                         retry_queue_nums=config.retry_queue_nums)
             known = self._names.topic(topic.topic) or await self._names.create(topic)
             raw = replace(raw, queue_id=raw.queue_id % max(1, known.read_queue_nums))  # of more its consumers know nothing
             if self._puts.producer is None:
                 await self._executor.run(self._puts.open)
         except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
-        self._puts.submit(raw, lambda result: request.reply(
-            Answer() if result else Answer(codes.SYSTEM_ERROR, f"{result.status.name}: {result.reason}")))
+
+        def answer(result: PutResult) -> None:
+            is_given_up = result.status.is_lasting  # after an error a client handles the message again, and for ever
+            if note or is_given_up:
+                request.connection.report(note if result else f"{message.msg_id} can neither be delivered to {group} again nor be a dead "
+                                          f"letter, and counts as done: {result.reason}")
+            request.reply(Answer() if result or is_given_up else Answer(codes.SYSTEM_ERROR, f"{result.status.name}: {result.reason}"))
+
+        try:
+            self._puts.submit(raw, answer)
+        except UsageError as error:  # a field of the log that no put can have, for example a host with a negative port
+            answer(PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error)))
         return None
 
     async def send_reply(self, request: Request) -> Answer:
@@ -394,16 +405,23 @@ class Sends:
         return topic
 
     async def _dead_letter(self, sent: _Sent) -> TopicConfig | Answer | None:
-        """Handle a message that an ordered consumer returns itself: after its last try it is a dead letter of the group."""
+        """Handle a message that an ordered consumer returns itself: after its last try it is a dead letter of the group.
+
+        It is one before that if its properties leave no room for those of a retry.
+        """
         group = sent.topic[len(RETRY_PREFIX):]
         config = await self._names.group_or_new(group)
         if config is None:
             return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}", REGION)
         most = config.retry_max_times if sent.max_reconsume_times is None else sent.max_reconsume_times
-        if sent.reconsume_times < most:
+        text = encode_properties(sent.properties | {"CLUSTER": self._address.cluster})
+        if sent.reconsume_times < most and len(delayed(sent.topic, 0, text, 1, 1)[2].encode()) <= PROPERTIES_BYTES_MAX:
             return None
         sent.topic, sent.queue_id = f"{DEAD_PREFIX}{group}", 0
         sent.properties.pop(PROPERTY_DELAY, None)
+        sent.properties, lost = fitting(sent.properties | {"CLUSTER": self._address.cluster})
+        if lost:
+            sent.connection.report(f"a dead letter of {group} has no room for {lost}")
         found = self._names.topic(sent.topic)
         return found if found is not None else await self._names.create(TopicConfig(sent.topic, 1, 1))
 
@@ -478,13 +496,14 @@ class Sends:
 class _Sent:
     """The header of a send, with long or short names; WireError for wrong numbers."""
 
-    __slots__ = ("topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag", "properties",
-                 "reconsume_times", "max_reconsume_times", "is_of_unit", "is_batch", "is_half")
+    __slots__ = ("connection", "topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag",
+                 "properties", "reconsume_times", "max_reconsume_times", "is_of_unit", "is_batch", "is_half")
 
     def __init__(self, request: Request) -> None:
         frame = request.frame
         names = _names_of(request)
         fields = frame.fields
+        self.connection = request.connection
         self.topic = fields.get(names["topic"], "")
         self.default_topic = fields.get(names["defaultTopic"])
         self.default_queue_nums = request.integer(names["defaultTopicQueueNums"], 4)

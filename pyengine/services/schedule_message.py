@@ -40,7 +40,7 @@ from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.results import PutResult, ReadLevel
 from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consume_queue import ConsumeQueue
@@ -59,7 +59,6 @@ DRAIN_NS = 2_000_000_000       # longest wait of an orderly stop for the last de
 DRAIN_POLL_INTERVAL_S = 0.02
 NEVER_NS = (1 << 63) - 1
 TIMER = 0                      # in place of a level: the queue of TIMER_TOPIC, into which a broker moves messages with a delivery time
-_NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 STALLED_SAMPLE_NS = 1_000_000_000
 
 
@@ -313,7 +312,7 @@ class ScheduleMessageService(Service):
                     result = step.future.result(ANSWER_WAIT_S_MAX)
                 except FutureTimeoutError:
                     return True
-                if result.physical_offset < 0 and result.status not in _NEVER_POSSIBLE:
+                if result.physical_offset < 0 and not result.status.is_lasting:
                     self._retry_refused(level, result)
                     return False
             level.in_flight.popleft()

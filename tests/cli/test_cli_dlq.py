@@ -64,7 +64,7 @@ def test_requeue_puts_some_or_all_back(store):
     (("list", "--offset", "1"), "--offset needs the action show or requeue"),
     (("show", "--group", "billing", "--offset", "1", "--offset", "2"), "show takes one --offset"),
     (("requeue", "--group", "billing", "--offset", "99"), "no dead letter at offset 99"),
-    (("requeue", "--group", "g" * 121), "1 to 120 bytes"),
+    (("requeue", "--group", "g" * 121), "give it 1 to 120"),
 ], ids=["show", "requeue", "list-offset", "two-offsets", "no-letter", "long-group"])
 def test_a_wrong_command_says_what_to_change(store, arguments, says):
     ran = run("dlq", store, *arguments)

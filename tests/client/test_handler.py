@@ -342,3 +342,67 @@ def test_kill_9_of_consumers_loses_no_message(engine, names, tmp_path, rng, coun
             process.kill()
             process.wait()
     assert set(lines(log)) == set(bodies)
+
+
+def test_a_message_with_full_properties_becomes_a_dead_letter_and_the_queue_goes_on(engine, names, running, caplog):
+    """RocketMQ's consumer handles it each 5 s for ever: its retry has more properties than fit."""
+    size = 32_767 - len("filler\x01")
+    with engine.connect() as producer:
+        producer.put(names[0], b"one", queue_id=0).raise_for_status()
+        producer.put(names[0], b"poison", queue_id=0, properties={"filler": "y" * size}).raise_for_status()
+        producer.put(names[0], b"three", queue_id=0).raise_for_status()
+    calls = []
+
+    def handle(message):
+        calls.append((message.body, message.reconsume_times))
+        if message.body == b"poison":
+            raise ValueError
+
+    running(handle)
+    letters = pyengine.DeadLetters(engine.path)
+    eventually(lambda: lag(engine, *names) == 0 and letters.messages(names[1]), "the dead letter, and the end of the queue")
+    assert calls == [(b"one", 0), (b"poison", 0), (b"three", 0)]
+    (letter,) = letters.messages(names[1])
+    assert (letter.topic, letter.body, letter.reconsume_times) == (names[0], b"poison", 1)
+    assert [record.levelname for record in caplog.records if "no room for the properties 'filler'" in record.getMessage()] == ["ERROR"]
+    assert letters.requeue(names[1]) == 1
+    eventually(lambda: (b"poison", 0) in calls[3:], "it is handled again")
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("status", [status for status in pyengine.PutStatus if status.is_lasting])
+def test_what_can_never_be_given_back_is_reported_and_done(engine, names, running, monkeypatch, caplog, status, concurrency):
+    put(engine, names[0], 8)
+    calls = Counter()
+
+    def handle(message):
+        calls[message.body] += 1
+        raise ValueError
+
+    refused = pyengine.PutResult(status, reason="never")
+    monkeypatch.setattr(pyengine.Producer, "put_raw", lambda self, raw, timeout_s=None: refused)
+    running(handle, concurrency=concurrency)
+    eventually(lambda: len(calls) == 8 and lag(engine, *names) == 0, "all are done")
+    assert set(calls.values()) == {1}
+    assert sum(record.levelname == "ERROR" and "counts as done" in record.getMessage() for record in caplog.records) == 8
+
+
+def test_a_coroutine_whose_message_can_never_be_given_back_is_not_called_for_ever(engine, names, monkeypatch):
+    put(engine, names[0], 4)
+    calls = Counter()
+    refused = pyengine.PutResult(pyengine.PutStatus.MESSAGE_ILLEGAL, reason="never")
+    monkeypatch.setattr(pyengine.Producer, "put_raw", lambda self, raw, timeout_s=None: refused)
+
+    async def main():
+        stop = asyncio.Event()
+
+        async def handle(message):
+            calls[message.body] += 1
+            if len(calls) == 4:
+                stop.set()
+            raise ValueError
+
+        await pyengine.run_consumer_async(engine.path, *names, handle, from_="first", stop=stop)
+
+    asyncio.run(main())
+    assert len(calls) == 4 and set(calls.values()) == {1} and lag(engine, *names) == 0

@@ -14,8 +14,9 @@ import pyengine
 from fix_cli import environment
 from fix_store_builder import START_MS
 from pyengine.client.outgoing import delayed
-from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, retry_topic, sent_back
+from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, fitting, retry_topic, sent_back
 from pyengine.errors import EngineUnavailableError, UsageError
+from pyengine.formats.constants import PROPERTIES_BYTES_MAX
 from pyengine.formats.record import Message, decode_properties
 from pyengine.results import PutError, PutStatus
 from pyengine.storage.config_table import TopicConfigs
@@ -67,7 +68,7 @@ def message(**fields) -> Message:
 
 
 def test_a_message_given_back_has_the_topic_and_properties_that_a_broker_sets():
-    topic, raw = sent_back(message(), "g")
+    topic, raw, _ = sent_back(message(), "g")
     assert (topic.topic, topic.read_queue_nums, topic.write_queue_nums, topic.perm) == ("%RETRY%g", 1, 1, 6)
     assert decode_properties(raw.properties_text) == {
         "TAGS": "paid", "KEYS": "k1 k2", "own": "1", "RETRY_TOPIC": "orders", "WAIT": "false", "DELAY": "3",
@@ -80,7 +81,7 @@ def test_a_message_given_back_has_the_topic_and_properties_that_a_broker_sets():
 
 def test_the_property_text_is_in_the_order_of_the_brokers_map():
     """Java 17: these names put into a HashMap in this order and iterated."""
-    _, raw = sent_back(message(properties={"UNIQ_KEY": "U", "CLUSTER": "c", "TAGS": "t"}), "g")
+    _, raw, _ = sent_back(message(properties={"UNIQ_KEY": "U", "CLUSTER": "c", "TAGS": "t"}), "g")
     topic, queue_id, text = delayed(raw.topic, raw.queue_id, raw.properties_text, raw.delay_level, 18)
     assert (topic, queue_id) == ("SCHEDULE_TOPIC_XXXX", 2)
     assert [piece.partition("\x01")[0] for piece in text.split("\x02")] == [
@@ -89,20 +90,20 @@ def test_the_property_text_is_in_the_order_of_the_brokers_map():
 
 @pytest.mark.parametrize(("times", "level", "expected"), [(0, 0, 3), (1, 0, 4), (15, 0, 18), (4, 2, 2)])
 def test_the_delay_grows_with_each_retry_unless_it_is_given(times, level, expected):
-    _, raw = sent_back(message(reconsume_times=times), "g", delay_level=level)
+    _, raw, _ = sent_back(message(reconsume_times=times), "g", delay_level=level)
     assert (raw.delay_level, raw.reconsume_times) == (expected, times + 1)
 
 
 @pytest.mark.parametrize(("times", "most", "level"), [(16, 16, 0), (0, 0, 0), (3, 16, -1), (20, 16, 5)])
 def test_after_the_last_retry_a_message_is_a_dead_letter(times, most, level):
-    topic, raw = sent_back(message(reconsume_times=times), "g", delay_level=level, max_reconsume_times=most)
+    topic, raw, _ = sent_back(message(reconsume_times=times), "g", delay_level=level, max_reconsume_times=most)
     assert (topic.topic, topic.write_queue_nums, raw.topic, raw.queue_id) == ("%DLQ%g", 1, "%DLQ%g", 0)
     assert (raw.delay_level, raw.reconsume_times, decode_properties(raw.properties_text)["DELAY"]) == (0, times + 1, "0")
 
 
 def test_a_second_retry_keeps_the_first_topic_and_message_id():
     first = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AA", "DELAY": "3", "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0", "WAIT": "false"}
-    _, raw = sent_back(message(topic="%RETRY%g", properties=first, reconsume_times=1), "g")
+    _, raw, _ = sent_back(message(topic="%RETRY%g", properties=first, reconsume_times=1), "g")
     assert decode_properties(raw.properties_text) == first | {"DELAY": "4"}
 
 
@@ -113,13 +114,51 @@ def test_several_retry_queues_are_used():
 
 def test_a_group_whose_name_leaves_no_room_has_no_retries(builder):
     assert retry_topic("g" * 120) == "%RETRY%" + "g" * 120 and dlq_topic("g") == "%DLQ%g"
-    with pytest.raises(UsageError, match="1 to 120 bytes"):
+    with pytest.raises(UsageError, match="has 121 bytes in UTF-8; give it 1 to 120"):
         sent_back(message(), "g" * 121)
     builder.put("orders", b"x")
-    with pyengine.consume(builder.root, "orders", group="g" * 121, from_="first") as consumer:
-        (found,) = consumer.pull()
-        with pytest.raises(UsageError, match="1 to 120 bytes"):
-            consumer.retry(found)
+    for group in ("g" * 121, "g" * 127, "\xe9" * 61, ""):
+        with pytest.raises(UsageError, match="give it 1 to 120"):
+            pyengine.consume(builder.root, "orders", group=group)
+    with pyengine.consume(builder.root, "orders", group="\xe9" * 60, from_="first") as consumer:
+        assert [one.body for one in consumer.pull()] == [b"x"]
+
+
+def full(size_chars=PROPERTIES_BYTES_MAX, **properties):
+    """A message whose property text has this many characters."""
+    made = message(properties=properties | {"filler": ""})
+    return message(properties=properties | {"filler": "y" * (size_chars - len(made.raw_properties))})
+
+
+@pytest.mark.parametrize("letter", ["y", "\xe9", "\ufffd"])
+def test_a_message_without_room_for_a_retry_is_a_dead_letter_with_what_fits(letter):
+    whole = full(TAGS="t", KEYS="k", small="1", other=letter * 2000)
+    topic, raw, note = sent_back(whole, "g")
+    properties = decode_properties(raw.properties_text)
+    assert (topic.topic, raw.topic, raw.delay_level, raw.reconsume_times) == ("%DLQ%g", "%DLQ%g", 0, 1)
+    assert len(raw.properties_text.encode()) <= PROPERTIES_BYTES_MAX
+    # `other` is the shortest of those that make enough room alone
+    assert properties == {"TAGS": "t", "KEYS": "k", "small": "1", "filler": whole.properties["filler"], "RETRY_TOPIC": "orders",
+                          "ORIGIN_MESSAGE_ID": whole.msg_id}
+    assert whole.msg_id in note and "at once" in note and note.endswith("no room for the properties 'other'")
+
+
+def test_a_message_with_just_enough_room_is_retried():
+    added = len("\x02".join(("RETRY_TOPIC\x01orders", "WAIT\x01false", "DELAY\x013", f"ORIGIN_MESSAGE_ID\x01{message().msg_id}",
+                             "REAL_TOPIC\x01%RETRY%g", "REAL_QID\x010"))) + 1
+    assert sent_back(full(PROPERTIES_BYTES_MAX - added), "g").topic.topic == "%RETRY%g"
+    topic, raw, note = sent_back(full(PROPERTIES_BYTES_MAX - added + 1), "g")
+    assert topic.topic == "%DLQ%g" and note.endswith("for those of a retry") and "filler" in decode_properties(raw.properties_text)
+
+
+def test_many_short_properties_lose_as_few_as_necessary():
+    many = {f"p{number:04d}": "v" * 10 for number in range(3000)}
+    kept, lost = fitting(many | {"RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": "x"})
+    size_bytes = len("\x02".join(f"{name}\x01{value}" for name, value in kept.items()))
+    assert PROPERTIES_BYTES_MAX - 17 < size_bytes <= PROPERTIES_BYTES_MAX and kept.keys() >= {"RETRY_TOPIC", "ORIGIN_MESSAGE_ID"}
+    assert lost.endswith(" more") and len(lost) < 200
+    kept, _ = fitting({"KEYS": "k" * 20_000, "TAGS": "t" * 20_000, "RETRY_TOPIC": "T"})
+    assert kept.keys() == {"KEYS", "RETRY_TOPIC"} or kept.keys() == {"TAGS", "RETRY_TOPIC"}
 
 
 # --- there and back -------------------------------------------------------------------------------
@@ -331,6 +370,29 @@ def test_a_letter_that_dies_again_is_a_new_letter(engine, names, consume):
     (first, second) = letters.messages(names[1])
     assert first.properties["ORIGIN_MESSAGE_ID"] == second.properties["ORIGIN_MESSAGE_ID"]
     assert [one.body for one in letters.messages(names[1], 1)] == [b"a"]
+
+
+def test_a_letter_that_can_never_be_stored_again_does_not_stop_those_after_it(engine, names, consume, monkeypatch):
+    letters = dead(engine, names, consume, b"a", b"b", b"c")
+    put_raw = pyengine.Producer.put_raw
+    refused = pyengine.PutResult(PutStatus.MESSAGE_ILLEGAL, reason="never")
+    monkeypatch.setattr(pyengine.Producer, "put_raw",
+                        lambda self, raw, timeout_s=None: refused if raw.body == b"b" else put_raw(self, raw, timeout_s=timeout_s))
+    with pytest.raises(PutError, match=f"2 of 3 dead letters of {names[1]} were put back; .* MESSAGE_ILLEGAL: never"):
+        letters.requeue(names[1])
+    assert [one.body for one in pull(consume(), 2)] == [b"a", b"c"]
+    assert letters.requeue(names[1]) == 0 and queue_of(letters, names[1]).messages == 3
+    refused = pyengine.PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="full")  # which passes: nothing is skipped
+    with pytest.raises(PutError, match="SERVICE_NOT_AVAILABLE"):
+        letters.requeue(names[1], [1, 2])
+
+
+def test_a_message_whose_host_no_put_can_have_is_refused_for_ever(engine, names):
+    retries = Retries(engine.path, names[1])
+    with pytest.raises(PutError) as caught:
+        retries.put(message(born_host="10.0.0.1:-7"))
+    retries.close()
+    assert caught.value.result.status.is_lasting
 
 
 def test_retries_of_one_group_share_a_session(engine, names):

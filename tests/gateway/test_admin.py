@@ -11,7 +11,7 @@ import pytest
 
 import pyengine
 from fix_engine import SMALL
-from fix_gateway import heartbeat, pull_fields, send_fields, subscription
+from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.gateway import admin as admin_module
@@ -385,3 +385,45 @@ def test_a_message_sent_back_goes_to_a_queue_that_the_retry_topic_has(served, to
         assert store.wait_for_message("SCHEDULE_TOPIC_XXXX", 17, before + 7, timeout_s=30, level="committed")
         waiting = store.get_message("SCHEDULE_TOPIC_XXXX", 17, before, level="committed").messages
     assert {message.properties["REAL_QID"] for message in waiting} == {"0"}
+
+
+def test_a_message_without_room_for_a_retry_is_a_dead_letter_when_it_is_sent_back(served, topic):
+    """After an error the Java client handles the message again each 5 s, for ever."""
+    client = served.broker()
+    fields = send_fields(topic, 1, "own\x01" + "y" * 32_600 + "\x02TAGS\x01a")
+    first = client.ask(codes.SEND_MESSAGE_V2, fields, b"full").fields
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
+        assert client.ask(codes.CONSUMER_SEND_MSG_BACK, {"offset": int(first["msgId"][16:], 16), "group": "full_back",
+                                                         "delayLevel": 1}).code == codes.SUCCESS
+        assert store.wait_for_message("%DLQ%full_back", 0, 0, timeout_s=60, level="committed")
+        letter = store.get_message("%DLQ%full_back", 0, 0, level="committed").messages[0]
+    assert (letter.body, letter.tags, letter.properties["RETRY_TOPIC"]) == (b"full", "a", topic) and "own" not in letter.properties
+    assert f"{first['msgId']} is a dead letter of full_back at once" in (served.root / "engine.log").read_text()
+
+
+def test_a_retry_that_an_ordered_consumer_sends_itself_and_that_has_no_room_is_a_dead_letter(served):
+    client = served.broker()
+    properties = "own\x01" + "y" * 32_740 + "\x02RETRY_TOPIC\x01orders\x02DELAY\x013\x02TAGS\x01a"
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields("%RETRY%ordered_back", 0, properties), b"full").code == codes.SUCCESS
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message("%DLQ%ordered_back", 0, 0, timeout_s=60, level="committed")
+        letter = store.get_message("%DLQ%ordered_back", 0, 0, level="committed").messages[0]
+    assert (letter.body, letter.tags, letter.properties["RETRY_TOPIC"]) == (b"full", "a", "orders") and "own" not in letter.properties
+    assert "a dead letter of ordered_back has no room for the properties 'own'" in (served.root / "engine.log").read_text()
+
+
+def test_a_message_that_can_never_be_stored_again_counts_as_sent_back(tmp_path):
+    """The limit of bodies may have been lowered since it was stored; the log says which message it is."""
+    served = start_served(tmp_path / "store")
+    try:
+        with pyengine.connect(served.root) as producer:
+            offset = producer.put("T", b"x" * 3000).physical_offset
+        assert served.engine.stop()
+        served.engine.start(max_message_size_bytes=2000)
+        eventually(lambda: served.engine.log().count("name server at") == 2, "the gateway listens again")
+        fields = {"offset": offset, "group": "never", "delayLevel": 1}
+        assert served.broker().ask(codes.CONSUMER_SEND_MSG_BACK, fields).code == codes.SUCCESS
+        assert "can neither be delivered to never again nor be a dead letter, and counts as done" in served.engine.log()
+    finally:
+        served.close()

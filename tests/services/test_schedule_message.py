@@ -390,6 +390,22 @@ def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
     assert rig.delivered() == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("status", [status for status in PutStatus if status.is_lasting])
+def test_a_message_that_is_refused_for_ever_stops_no_delivery(make_rig, status):
+    rig = make_rig()
+    for body in (b"0", b"1", b"2"):
+        put = rig.put(1, body)
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    rig.refuse = [None, PutResult(status, reason="never"), None]
+    service = rig.service()
+    rig.go(service)
+    assert rig.delivered() == [b"0", b"2"]
+    assert rig.reported == [f"the message at offset 1 of {SCHEDULE_TOPIC} queue 0 is not delivered: never"]
+    rig.flushed()
+    service.drain()
+    assert rig.noted() == {"1": 3}
+
+
 def test_messages_delivered_after_a_refused_one_are_not_delivered_twice(make_rig):
     rig = make_rig()
     for number in range(5):
