@@ -19,6 +19,7 @@ from pyengine.formats.record import encode_host
 from pyengine.settings import Setting, setting, settings_of, split_address
 
 DAY_MS = 86_400_000
+SLAVE = "SLAVE"  # a broker_role
 HA_PORT = 10_912  # RocketMQ's default
 
 _ONE_BY_ONE = "each level is delivered in order, one message after the other"
@@ -130,7 +131,7 @@ class EngineConfig:
         key="osPageCacheBusyTimeOutMills", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="writing")
     broker_role: str = setting(
         "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",
-        choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"), group="writing")
+        choices=("ASYNC_MASTER", "SYNC_MASTER", SLAVE), group="writing")
     flush_delay_offset_interval_ms: int = setting(
         10_000, "Shortest pause between two writes of delayOffset.json; after a crash, delayed messages that were "
         "delivered since the last write are delivered again.", key="flushDelayOffsetInterval", unit="ms", low=1,
@@ -441,7 +442,7 @@ class EngineConfig:
     @property
     def ha_peer_list(self) -> list[str]:
         """The addresses of `ha_peers`, for a master with a secret: a term counts only from a store that proves to have it too."""
-        if self.broker_role == "SLAVE" or not self.ha_secret_file:
+        if self.broker_role == SLAVE or not self.ha_secret_file:
             return []
         return [text.strip() for text in self.ha_peers.split(",") if text.strip()]
 
@@ -456,7 +457,7 @@ class EngineConfig:
         for name, address in [("ha_master_address", self.ha_master_address), *(("ha_peers", one) for one in self.ha_peer_list)]:
             if address and not _has_port(address):
                 raise ConfigError(f"{name} = {address} is not an address: give host:port, as in 10.0.0.1:10912 or [::1]:10912")
-        if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != "SLAVE":
+        if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != SLAVE:
             raise ConfigError("dispatch_at = replicated needs a master with slaves: set ha_listen_port, or nothing would ever "
                               "become visible")
 
@@ -471,14 +472,14 @@ class EngineConfig:
     @property
     def ha_port(self) -> int:
         """The port at which a master waits for slaves; 0 where it does not listen."""
-        if self.broker_role == "SLAVE":
+        if self.broker_role == SLAVE:
             return 0
         return self.ha_listen_port or (HA_PORT if self.broker_role == "SYNC_MASTER" else 0)
 
     @property
     def replicates(self) -> bool:
         """Whether the engine has a replicator: a master that listens or has peers, or a slave that has a master."""
-        return self.ha_port != 0 or bool(self.ha_peer_list) or self.broker_role == "SLAVE" and self.ha_master_address != ""
+        return self.ha_port != 0 or bool(self.ha_peer_list) or self.broker_role == SLAVE and self.ha_master_address != ""
 
     @property
     def acks_flushed(self) -> bool:
@@ -494,7 +495,7 @@ class EngineConfig:
     def pool_enabled(self) -> bool:
         """Whether writes go through the buffer pool: RocketMQ's rule for isTransientStorePoolEnable."""
         return (self.transient_store_pool_enable and self.flush_disk_type == "ASYNC_FLUSH"
-                and self.broker_role != "SLAVE")
+                and self.broker_role != SLAVE)
 
     @property
     def pool_bytes(self) -> int:

@@ -47,7 +47,7 @@ from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import request_cleaning
 from pyengine.storage.commit_log import measure_log
-from pyengine.storage.config import SETTINGS, changing_engine, set_durably, settings_to_set
+from pyengine.storage.config import SETTINGS, changing_engine, config_path, set_durably, settings_to_set
 from pyengine.storage.config_table import GROUPS_FORMAT, PERM_READ, PERM_WRITE, TopicConfig
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.file_system import measure
@@ -211,7 +211,7 @@ class Admin:
                               "topicFilterType": topic.topic_filter_type, "topicName": topic.topic,
                               "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}
                 for topic in self._names.topic_table().values()}
-        return Answer(body=write_json({"dataVersion": self._version(), "topicConfigTable": rows}))
+        return Answer(body=write_json({"dataVersion": self._names.topics_version, "topicConfigTable": rows}))
 
     def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""
@@ -266,7 +266,7 @@ class Admin:
 
     async def all_groups(self, request: Request) -> Answer:
         rows = {name: GROUPS_FORMAT.fields_of(group) for name, group in self._names.groups().items()}
-        return Answer(body=write_json({"dataVersion": self._version(), "subscriptionGroupTable": rows}))
+        return Answer(body=write_json({"dataVersion": self._names.groups_version, "subscriptionGroupTable": rows}))
 
     async def consume_stats(self, request: Request) -> Answer:
         """Return a group's progress in each queue of one topic or of all: those that it subscribes to, or, while it is not
@@ -515,7 +515,7 @@ class Admin:
 
     def broker_config(self, request: Request) -> Answer:
         """Return pyengine's settings by RocketMQ's keys, as lines of `key=value`."""
-        config = read_run_settings(find_folder(self._reader.root))
+        config, changed_ms = read_run_settings(find_folder(self._reader.root)), self._began_ms
         host, _, port = self._address.broker.rpartition(":")
         lines = {row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
             "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerId": "0",
@@ -525,7 +525,9 @@ class Admin:
             "traceTopicEnable": "false", "enablePropertyFilter": "true", "useTLS": "false",
         }
         body = "".join(f"{name}={value}\n" for name, value in sorted(lines.items())).encode()
-        return Answer(fields={"version": write_json(self._version()).decode()}, body=body)
+        with contextlib.suppress(OSError):  # without a file nothing has changed since the gateway's start
+            changed_ms = os.stat(config_path(self._reader.root)).st_mtime_ns // 1_000_000
+        return Answer(fields={"version": write_json({"counter": 0, "timestamp": changed_ms}).decode()}, body=body)
 
     def system_topics(self, request: Request) -> Answer:
         return Answer(body=write_json({"topicList": sorted(SYSTEM_TOPICS)}))
@@ -603,9 +605,6 @@ class Admin:
         """Return the store time of the message at an offset; `without` if there is none."""
         found = [] if offset < 0 else self._reader.get_message(topic, queue_id, offset, 1, level=LEVEL).messages
         return found[0].store_timestamp_ms if found else without
-
-    def _version(self) -> dict[str, int]:
-        return {"counter": 0, "timestamp": self._began_ms}
 
 
 def _gib(size_bytes: int) -> str:

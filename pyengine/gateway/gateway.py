@@ -22,14 +22,15 @@ from pyengine.events import Event, Report
 from pyengine.gateway import codes
 from pyengine.gateway.access import AccessList, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
-from pyengine.gateway.connections import Connection, Connections, Handlers, Limits, TurnExecutor
+from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TurnExecutor
 from pyengine.gateway.members import Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
-from pyengine.gateway.sends import Ends, Puts, Sends
+from pyengine.gateway.sends import NOT_AVAILABLE, NOT_RESUMED, REGION, Ends, Puts, Sends
 from pyengine.gateway.tls import TlsHandler
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.results import PutStatus
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
@@ -133,6 +134,8 @@ class Gateway:
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
         for part in (members, positions, pulls, sends, ends, admin, relays):
             broker.update(part.handlers)
+        if names.is_of_slave:
+            broker.update(refused_by_slave())
         if access is None:
             broker.update(without_list())
         else:
@@ -151,7 +154,7 @@ class Gateway:
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
-            repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked"),
+            *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
             *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE) for watched in self._watched))]
         self._report(Event.GATEWAY_LISTENS, f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
@@ -184,6 +187,21 @@ class Gateway:
         self._executor.shutdown(wait=True, cancel_futures=True)  # of connections that are closed
         if self._ends is not None:
             self._ends.close()
+
+
+def refused_by_slave() -> Handlers:
+    """Return handlers that refuse what a slave's broker refuses, as it does: topics, groups and messages come from its master."""
+    change = Answer(codes.SYSTEM_ERROR, "Can't modify topic or subscription group from slave broker, please execute it from master broker.")
+    send = Answer(codes.SERVICE_NOT_AVAILABLE, NOT_AVAILABLE, REGION)
+    refusals = {
+        codes.UPDATE_AND_CREATE_TOPIC: change, codes.DELETE_TOPIC_IN_BROKER: change,
+        codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: change, codes.DELETE_SUBSCRIPTIONGROUP: change,
+        codes.SEND_MESSAGE: send, codes.SEND_MESSAGE_V2: send, codes.SEND_BATCH_MESSAGE: send,
+        codes.CONSUMER_SEND_MSG_BACK: Answer(codes.SYSTEM_ERROR, PutStatus.SERVICE_NOT_AVAILABLE.name),
+        codes.END_TRANSACTION: Answer(codes.SLAVE_NOT_AVAILABLE),
+        codes.RESUME_CHECK_HALF_MESSAGE: Answer(codes.SYSTEM_ERROR, NOT_RESUMED),
+    }
+    return {code: lambda request, answer=answer: answer for code, answer in refusals.items()}  # type: ignore[misc]
 
 
 async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], report: Report, failed: str) -> None:

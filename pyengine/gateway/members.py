@@ -177,7 +177,7 @@ class Members:
             if config is None:
                 continue
             retry = f"{RETRY_PREFIX}{group.name}"
-            if self._names.topic(retry) is None:
+            if self._names.topic(retry) is None and not self._names.is_of_slave:
                 number = max(1, config.retry_queue_nums)
                 await self._names.create(TopicConfig(retry, number, number, topic_sys_flag=FLAG_UNIT_SUB if group.is_of_unit else 0))
         if not request.connection.is_closed:

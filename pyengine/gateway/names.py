@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pyengine.engine_config import EngineConfig
-from pyengine.errors import DiskError, FormatError, UsageError
+from pyengine.engine_config import SLAVE, EngineConfig
+from pyengine.errors import DiskError, EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
@@ -156,10 +156,11 @@ class Names:
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig, executor: TurnExecutor) -> None:
         self._config = config
         self._executor = executor
+        self.is_of_slave = config.broker_role == SLAVE  # whose tables are its master's
         self.topic_configs = TopicConfigs(root)
         self.group_configs = SubscriptionGroups(root)
-        self._topics = _CachedFile(self.topic_configs.path, lambda: self.topic_configs.read().rows)
-        self._groups = _CachedFile(self.group_configs.path, lambda: self.group_configs.read().rows)
+        self._topics = _CachedFile(self.topic_configs.path, self.topic_configs.read)
+        self._groups = _CachedFile(self.group_configs.path, self.group_configs.read)
         self._key_value_file = ConfigFile(StorePaths(root).config / "kvConfig.json", decode_key_values)
         self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
         self._name_server_file = ConfigFile(StorePaths(root).config / "namesrvConfig.json", decode_settings)
@@ -183,18 +184,23 @@ class Names:
 
     def topic(self, name: str) -> TopicConfig | None:
         """Return a topic of topics.json, or a system topic; None if it does not exist."""
-        return self._topics.table().get(name) or self._system.get(name)
+        return self._topics.table().rows.get(name) or self._system.get(name)
 
     def recent_topic(self, name: str) -> TopicConfig | None:
         """Return a topic for a send, which need not see a change at once."""
-        return self._topics.recent().get(name) or self._system.get(name) or self._topics.table().get(name)
+        return self._topics.recent().rows.get(name) or self._system.get(name) or self._topics.table().rows.get(name)
 
     def recent_topics(self) -> Mapping[str, TopicConfig]:
         """Return the topics of topics.json, at most RECENT_S old; the same object while the file is the same."""
-        return self._topics.recent()
+        return self._topics.recent().rows
 
     def topic_table(self) -> dict[str, TopicConfig]:
-        return self._system | self._topics.table()
+        return self._system | self._topics.table().rows
+
+    @property
+    def topics_version(self) -> dict[str, int]:
+        """Return the dataVersion of topics.json."""
+        return self._topics.table().data_version
 
     def is_system(self, topic: str) -> bool:
         return topic in self._system or topic in SYSTEM_TOPICS
@@ -202,9 +208,11 @@ class Names:
     async def create(self, topic: TopicConfig) -> TopicConfig:
         """Add a topic, durably before this returns; return it, or the existing one if another process was faster.
 
-        UsageError if there are TOPICS_MAX already.
+        UsageError if there are TOPICS_MAX already, EngineError on a slave.
         """
-        if len(self._topics.table()) >= TOPICS_MAX:
+        if self.is_of_slave:
+            raise EngineError(f"the topic {topic.topic} is not created on a slave: its master has the topics")
+        if len(self._topics.table().rows) >= TOPICS_MAX:
             raise UsageError(f"there are {TOPICS_MAX} topics already: create {topic.topic} by hand")
 
         def enter() -> TopicConfig:
@@ -239,19 +247,26 @@ class Names:
 
     def group(self, name: str) -> SubscriptionGroup | None:
         """Return a group of subscriptionGroup.json, or a system group."""
-        return self._groups.table().get(name) or self._system_groups.get(name)
+        return self._groups.table().rows.get(name) or self._system_groups.get(name)
 
     def groups(self) -> dict[str, SubscriptionGroup]:
-        return self._system_groups | self._groups.table()
+        return self._system_groups | self._groups.table().rows
+
+    @property
+    def groups_version(self) -> dict[str, int]:
+        """Return the dataVersion of subscriptionGroup.json."""
+        return self._groups.table().data_version
 
     async def group_or_new(self, name: str) -> SubscriptionGroup | None:
         """Return the group; create a new one if that is allowed (autoCreateSubscriptionGroup), otherwise return None.
 
-        UsageError if there are GROUPS_MAX already.
+        A slave's new group is in no file, since its master has the groups. UsageError if there are GROUPS_MAX already.
         """
         found = self.group(name)
         if found is not None or group_fault(name) or not self._config.auto_create_subscription_group:
             return found
+        if self.is_of_slave:
+            return SubscriptionGroup(name)
 
         def enter() -> SubscriptionGroup:
             with self.changing_groups() as files:

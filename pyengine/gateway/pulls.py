@@ -116,7 +116,7 @@ class Pulls:
             return found
         offset = request.integer("queueOffset", bits=64)
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
-        if flags & COMMIT_FLAG:
+        if flags & COMMIT_FLAG and not self._names.is_of_slave:
             self._positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
         result = None if found.condition is not None else self._near(pull)
         return self._pull_far(pull, flags) if result is None else self._answer_or_hold(pull, flags, result)
@@ -187,11 +187,15 @@ class Pulls:
             code = codes.PULL_NOT_FOUND if pull.offset == 0 else codes.PULL_OFFSET_MOVED
         if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
             code = codes.PULL_RETRY_IMMEDIATELY  # it skipped messages of other tags: its client must continue after them
+        group, broker_id = pull.request.text("consumerGroup"), 0
+        if code == codes.PULL_OFFSET_MOVED and self._names.is_of_slave:  # the master may have that offset: a consumer must not go back
+            code, result, config = codes.PULL_RETRY_IMMEDIATELY, result._replace(next_begin_offset=pull.offset), self._names.group(group)
+            broker_id = config.broker_id if config is not None else 0
         if result.message_count:
-            self._count_gets(pull.topic, pull.request.text("consumerGroup"), result.message_count)
+            self._count_gets(pull.topic, group, result.message_count)
         return Answer(code, result.status.name, {
             "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
-            "maxOffset": str(result.max_offset), "suggestWhichBrokerId": "0"}, result.records)
+            "maxOffset": str(result.max_offset), "suggestWhichBrokerId": str(broker_id)}, result.records)
 
     # ---- held pulls ---------------------------------------------------------------
 

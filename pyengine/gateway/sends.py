@@ -82,7 +82,7 @@ COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable with
 COMMITTED_POLL_INTERVAL_S = 0.02
 END_THREADS = 4          # separate ones, so that their waits do not delay offsets and pulls
 COMMIT_DISTANCE = 1 << 32  # an offset so far beyond the log's end is not a commit
-_NOT_RESUMED = f"Put message back to {TRANSACTION_HALF_TOPIC} failed."
+NOT_RESUMED = f"Put message back to {TRANSACTION_HALF_TOPIC} failed."
 _OUTCOMES = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
 _V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
        "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k", "maxReconsumeTimes": "l",
@@ -598,9 +598,9 @@ class Ends:
 
         def put_back() -> Answer:
             try:
-                return Answer() if self._halves.resume(decode_message_id(msg_id)[1]) else Answer(codes.SYSTEM_ERROR, _NOT_RESUMED)
+                return Answer() if self._halves.resume(decode_message_id(msg_id)[1]) else Answer(codes.SYSTEM_ERROR, NOT_RESUMED)
             except EngineError as error:
-                return Answer(codes.SYSTEM_ERROR, f"{_NOT_RESUMED} ({error})")
+                return Answer(codes.SYSTEM_ERROR, f"{NOT_RESUMED} ({error})")
 
         return await self._executor.run(put_back)
 

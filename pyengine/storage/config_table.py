@@ -1,6 +1,6 @@
 """The tables of named rows in config/*.json: files of RocketMQ's broker that several processes of pyengine change.
 
-    {"dataVersion": {counter, timestamp}, KEY: {name: {...}}, "deletedTable": {name: time in ms}}
+    {"dataVersion": {counter, timestamp, stateVersion (RocketMQ 5)}, KEY: {name: {...}}, "deletedTable": {name: time in ms}}
 
 Each change reads the file and writes a whole new one under a lock. While a broker has the store open the file is the
 broker's, and changes are refused.
@@ -74,7 +74,8 @@ class RowFormat(Generic[Row]):
             version = document.get("dataVersion") or {}
             rows = {name: self.row_of(name, found) for name, found in document[self.key].items()}
             deleted = {name: int(time_ms) for name, time_ms in (document.get(DELETED_KEY) or {}).items()}
-            return NamedRows(rows, int(version.get("counter", 0)), int(version.get("timestamp", 0)), deleted=deleted)
+            return NamedRows(rows, int(version.get("counter", 0)), int(version.get("timestamp", 0)),
+                             int(version.get("stateVersion", 0)), deleted=deleted)
         except PARSE_ERRORS as error:
             raise FormatError(f"no {self.key}: {error!r}") from error
 
@@ -82,7 +83,7 @@ class RowFormat(Generic[Row]):
         """Return the text of the file for a table: the inverse of decode()."""
         deleted = [(name, time_ms) for name, time_ms in table.deleted.items() if name not in table.rows][-DELETED_MAX:]
         return encode_config({
-            "dataVersion": {"counter": table.counter, "timestamp": table.timestamp_ms},
+            "dataVersion": table.data_version,
             self.key: {name: self.fields_of(row) for name, row in sorted(table.rows.items())},
             **({DELETED_KEY: dict(deleted)} if deleted else {})})
 
@@ -97,9 +98,16 @@ class NamedRows(Generic[Row]):
     rows: dict[str, Row]
     counter: int = 0
     timestamp_ms: int = 0
+    state_version: int = 0
     problem: str = ""
     is_lost: bool = False
     deleted: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def data_version(self) -> dict[str, int]:
+        """RocketMQ's dataVersion: it differs after each change of the rows, whichever program makes it."""
+        state = {"stateVersion": self.state_version} if self.state_version else {}
+        return {"counter": self.counter, **state, "timestamp": self.timestamp_ms}
 
 
 class ConfigTable(Generic[Row]):

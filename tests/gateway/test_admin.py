@@ -49,6 +49,48 @@ def test_a_topic_is_made_changed_and_deleted(served):
     assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": "made"}).code == codes.SUCCESS
 
 
+def test_the_data_version_changes_with_the_tables_whoever_changes_them(served, topic):
+    client, group = served.broker(), "versioned"
+
+    def versions():
+        for code, name in ((codes.GET_ALL_TOPIC_CONFIG, "topics.json"), (codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroup.json")):
+            told = json.loads(client.ask(code).body)["dataVersion"]
+            file = json.loads((served.root / "config" / name).read_text())["dataVersion"] if (served.root / "config" / name).exists() else {
+                "counter": 0, "timestamp": 0}
+            assert told == file, "that of the file, as RocketMQ's slaves and name servers compare it"
+            yield told
+
+    def by_a_program():
+        with pyengine.connect(served.root) as producer:
+            assert producer.put(f"{topic}_put", b"x")
+        eventually(lambda: f"{topic}_put" in TopicConfigs(served.root).read().rows, "the checkpointer has entered it")
+
+    changes = [(0, lambda: client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields(f"{topic}_made"))),
+               (0, lambda: client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields(f"{topic}_made", perm=4))),
+               (0, lambda: client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": f"{topic}_made"})),
+               (0, lambda: client.ask(codes.SEND_MESSAGE_V2, send_fields(f"{topic}_sent"))), (0, by_a_program),
+               (0, lambda: TopicConfigs(served.root).update(f"{topic}_put", perm=4)),
+               (1, lambda: client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body={"groupName": group, "consumeEnable": False})),
+               (1, lambda: client.ask(codes.PULL_MESSAGE, pull_fields(topic, group=f"{group}_new"))),
+               (1, lambda: client.ask(codes.DELETE_SUBSCRIPTIONGROUP, {"groupName": group}))]
+    for which, change in changes:
+        before = list(versions())
+        change()
+        after = list(versions())
+        assert after[which]["counter"] == before[which]["counter"] + 1 and after[which]["timestamp"] >= before[which]["timestamp"]
+        assert after[1 - which] == before[1 - which]
+    client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields(f"{topic}_sent", readQueueNums=4, writeQueueNums=4, perm=6))
+    assert list(versions()) == after, "nothing has changed"
+
+
+def test_the_version_of_the_settings_changes_with_them(served):
+    client = served.broker()
+    before = client.ask(codes.GET_BROKER_CONFIG).fields["version"]
+    assert client.ask(codes.UPDATE_BROKER_CONFIG, {}, b"fileReservedTime=71\n").code == codes.SUCCESS
+    assert client.ask(codes.GET_BROKER_CONFIG).fields["version"] != before
+    assert client.ask(codes.UPDATE_BROKER_CONFIG, {}, b"fileReservedTime=72\n").code == codes.SUCCESS
+
+
 def test_a_topic_that_may_not_be_is_not_made(served):
     client = served.broker()
     for fields in (topic_fields("bad topic"), topic_fields("TBW102"), topic_fields("fine", readQueueNums=0), topic_fields("fine", perm=99)):

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from crash.replicas import free_port
-from fix_gateway import start_served
+from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
 from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports, repeat
@@ -54,6 +54,61 @@ def test_a_client_with_many_slow_requests_holds_up_no_other(served, topic):
     assert found.code == codes.SUCCESS
     assert one.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).code == codes.SUCCESS
     assert not one.is_answered(sent[-1]), "the first client's wait on"
+
+
+@pytest.fixture
+def slave(tmp_path):
+    """A store that was a master and is a slave now, whose master is gone; it has the topic T, with a message in queue 0."""
+    master = start_served(tmp_path / "store")
+    assert master.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"first").code == codes.SUCCESS
+    master.engine.stop()
+    served = start_served(master.root, broker_role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}")
+    yield served
+    served.close()
+    master.close()
+
+
+def test_a_slave_refuses_what_a_slave_of_rocketmq_refuses(slave):
+    client, config = slave.broker(), slave.root / "config"
+
+    def files() -> dict[str, bytes]:
+        return {name: (config / name).read_bytes() for name in ("topics.json", "subscriptionGroup.json") if (config / name).exists()}
+
+    before, change = files(), "Can't modify topic or subscription group from slave broker, please execute it from master broker."
+    for code, fields, body in ((codes.UPDATE_AND_CREATE_TOPIC, {"topic": "New"}, b""), (codes.DELETE_TOPIC_IN_BROKER, {"topic": "T"}, b""),
+                               (codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, {"groupName": "new"}),
+                               (codes.DELETE_SUBSCRIPTIONGROUP, {"groupName": "readers"}, b"")):
+        answer = client.ask(code, fields, body)
+        assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, change)
+    for topic in ("T", "New"):
+        for code, fields in ((codes.SEND_MESSAGE_V2, send_fields(topic)), (codes.SEND_BATCH_MESSAGE, send_fields(topic)),
+                             (codes.SEND_MESSAGE, {"producerGroup": "p", "topic": topic, "defaultTopic": "TBW102", "queueId": 0}),
+                             (codes.SEND_MESSAGE_V2, send_fields(topic, 0, "TRAN_MSG\x01true\x02PGROUP\x01p"))):
+            answer = client.ask(code, fields, b"x")
+            assert answer.code == codes.SERVICE_NOT_AVAILABLE and "messages are put to the slave" in answer.remark
+    back = client.ask(codes.CONSUMER_SEND_MSG_BACK, {"group": "readers", "offset": 0, "delayLevel": 1})
+    assert (back.code, back.remark) == (codes.SYSTEM_ERROR, "SERVICE_NOT_AVAILABLE")
+    ended = client.ask(codes.END_TRANSACTION, {"tranStateTableOffset": 0, "commitLogOffset": 0, "commitOrRollback": 8})
+    assert (ended.code, ended.remark) == (codes.SLAVE_NOT_AVAILABLE, None)
+    resumed = client.ask(codes.RESUME_CHECK_HALF_MESSAGE, {"msgId": "7F00000100002A9F0000000000000000"})
+    assert resumed.code == codes.SYSTEM_ERROR and resumed.remark.startswith("Put message back to")
+    for topic in ("T", "New"):  # its producer is not there, and the slave does not store it
+        assert "channel of <gone> not found" in client.ask(codes.SEND_REPLY_MESSAGE_V2, send_fields(
+            topic, 0, "REPLY_TO_CLIENT\x01gone"), b"reply").remark
+    assert heartbeat(client, "me", "fresh", subscription("T")).code == codes.SUCCESS
+    assert files() == before, "topics and groups are the master's"
+
+
+def test_a_slave_serves_pulls_and_commits_no_offset_of_them(slave):
+    client = slave.broker()
+    found = client.ask(codes.PULL_MESSAGE, pull_fields("T", group="fresh", sysFlag=5, commitOffset=1))
+    assert found.code == codes.SUCCESS and b"first" in found.body and found.fields["suggestWhichBrokerId"] == "0"
+    asked = {"consumerGroup": "fresh", "topic": "T", "queueId": 0}
+    assert client.ask(codes.QUERY_CONSUMER_OFFSET, asked).fields == {"offset": "0"}, "the queue's begin: none is committed"
+    for offset in (7, -7):
+        ahead = client.ask(codes.PULL_MESSAGE, pull_fields("T", offset, group="fresh"))
+        assert (ahead.code, ahead.fields["nextBeginOffset"]) == (codes.PULL_RETRY_IMMEDIATELY, str(offset)), "its consumer stays there"
+    assert client.ask(codes.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 1}).code == codes.SUCCESS, "as by RocketMQ's slave"
 
 
 def test_sentences_about_clients_are_few():

@@ -63,6 +63,13 @@ def test_a_brokers_file_is_read(tmp_path):
     assert table.rows["bare"] == TopicConfig("bare", 16, 16, 6, False), "what the file does not say is TopicConfig's default"
 
 
+def test_the_state_version_of_a_later_broker_stays(tmp_path):
+    table = configs(tmp_path, ROCKETMQ.replace('"counter":7', '"counter":7,"stateVersion":3'))
+    assert table.read().data_version == {"counter": 7, "stateVersion": 3, "timestamp": 1700000000000}
+    table.delete("bare")
+    assert written(tmp_path)["dataVersion"] == table.read().data_version and table.read().data_version["stateVersion"] == 3
+
+
 def test_a_change_keeps_what_others_wrote_and_counts_up(tmp_path):
     made = configs(tmp_path, ROCKETMQ).update("orders", write_queue_nums=8, perm=4)
     assert (made.read_queue_nums, made.write_queue_nums, made.perm_text) == (4, 8, "R--")
