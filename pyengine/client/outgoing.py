@@ -15,8 +15,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -38,9 +38,10 @@ from pyengine.formats.constants import (
     PROPERTY_UNIQ_KEY,
     RESERVED_PROPERTY_NAMES,
     SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
+from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, timed_properties, wait_level
 from pyengine.formats.record import Message, encode_properties, hash_map_order, string_hash
 from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
@@ -117,6 +118,12 @@ def raw_of(message: Message, properties: Mapping[str, str]) -> RawMessage:
     return RawMessage(
         message.topic, message.body, message.queue_id, map_text(properties), message.flag, message.sys_flag,
         message.born_timestamp_ms, message.born_host, message.store_host, message.reconsume_times)
+
+
+def timed(message: RawMessage, deliver_at_ms: int, now_ms: int, delays_ms: Sequence[int]) -> RawMessage:
+    """Return the message that waits until this time, and is then delivered as the given one."""
+    return replace(message, topic=TIMER_TOPIC, queue_id=0, delay_level=wait_level(deliver_at_ms - now_ms, delays_ms),
+                   properties_text=timed_properties(message.properties_text, message.topic, message.queue_id, deliver_at_ms))
 
 
 def map_text(properties: Mapping[str, str]) -> str:

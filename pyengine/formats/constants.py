@@ -73,6 +73,11 @@ PROPERTY_DELIVER_AT = "__PYENGINE_DELIVER_AT"
 PROPERTY_TIMED_TOPIC = "__PYENGINE_TOPIC"
 PROPERTY_TIMED_QUEUE_ID = "__PYENGINE_QID"
 
+# Properties with which clients of RocketMQ 5 say when a message is delivered, and the time that its broker notes (MessageConst).
+PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS"
+PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_OUT_MS = "TIMER_DELIVER_MS", "TIMER_OUT_MS"
+PROPERTY_TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"  # takes back the message with this unique key
+
 # Topics with a meaning in the store (TopicValidator, MixAll).
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "RMQ_SYS_PYENGINE_TIMER"

@@ -13,11 +13,12 @@ the store does not deliver it early: the broker moves it to TIMER_TOPIC, where p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyengine.arguments import INT32_MAX, INT64_MAX
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, FormatError
 from pyengine.formats.constants import (
     PROPERTY_DELAY,
     PROPERTY_DELIVER_AT,
@@ -26,6 +27,11 @@ from pyengine.formats.constants import (
     PROPERTY_SEPARATOR,
     PROPERTY_TIMED_QUEUE_ID,
     PROPERTY_TIMED_TOPIC,
+    PROPERTY_TIMER_DEL_UNIQKEY,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
     TRANSACTION_DISCARD_TOPIC,
@@ -37,6 +43,9 @@ from pyengine.formats.record import Message, encode_properties, hash_map_order
 DEFAULT_MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNKNOWN_LEVEL_DELAY_MS = 1000  # ScheduleMessageService.computeDeliverTimestamp
 DELIVER_AT_DAYS_MAX = 40
+# As RocketMQ 5 looks at them: the first one counts. Property -> (its unit in ms, whether it counts from now on).
+TIMER_PROPERTIES = {PROPERTY_TIMER_DELAY_SEC: (1000, True), PROPERTY_TIMER_DELAY_MS: (1, True), PROPERTY_TIMER_DELIVER_MS: (1, False)}
+_JAVA_LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 LATE_MS_MAX = 1000  # how late a message with a delivery time of its own may be, if a level fits
 _NO_TARGETS = frozenset(("", TIMER_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC))
 _OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
@@ -74,6 +83,26 @@ def wait_level(left_ms: int, delays_ms: Sequence[int]) -> int:
     reaching = [each for each in levels if left_ms <= each[0] <= left_ms + LATE_MS_MAX]
     shorter = [each for each in levels if each[0] <= left_ms]
     return (min(reaching) if reaching else max(shorter) if shorter else min(levels))[1]
+
+
+def timer_time_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
+    """Return when a message is delivered that a client of RocketMQ 5 sends with these properties; None for at once.
+
+    A message that such a broker has delivered already names the time, and does not wait again. FormatError says why RocketMQ 5, or
+    this engine, refuses the message. RocketMQ 5: HookUtils.transformTimerMessage.
+    """
+    name = next((name for name in TIMER_PROPERTIES if name in properties), None)
+    if name is None or PROPERTY_TIMER_OUT_MS in properties:
+        return None
+    if PROPERTY_TIMER_DEL_UNIQKEY in properties:
+        raise FormatError(f"{PROPERTY_TIMER_DEL_UNIQKEY}: a delayed message cannot be taken back here")
+    unit_ms, is_from_now = TIMER_PROPERTIES[name]
+    if not _JAVA_LONG.fullmatch(properties[name]):
+        raise FormatError(f"{name} is {properties[name][:32]!r}: give a whole number")
+    time_ms = int(properties[name]) * unit_ms + (now_ms if is_from_now else 0)
+    if time_ms > now_ms + DELIVER_AT_DAYS_MAX * _UNIT_MS["d"]:
+        raise FormatError(f"{name} is {properties[name]}: more than {DELIVER_AT_DAYS_MAX} days ahead")
+    return time_ms if time_ms > now_ms else None
 
 
 def timed_properties(properties_text: str, topic: str, queue_id: int, deliver_at_ms: int) -> str:

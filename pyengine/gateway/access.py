@@ -229,7 +229,7 @@ def _needed(frame: Frame) -> dict[str, int]:
             needs(topic, SUB if topic.startswith(RETRY_PREFIX) else PUB)
     elif code == codes.CONSUMER_SEND_MSG_BACK:
         needs_group(fields.get("group"))
-    elif code in (codes.PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
+    elif code in (codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
         needs(fields.get("topic"), SUB)
         needs_group(fields.get("consumerGroup"))
     elif code == codes.QUERY_MESSAGE:

@@ -80,7 +80,7 @@ class Pulls:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self.handlers: Handlers = {codes.PULL_MESSAGE: self.pull}
+        self.handlers: Handlers = {codes.PULL_MESSAGE: self.pull, codes.LITE_PULL_MESSAGE: self.pull}
 
     # ---- a pull -------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
-from pyengine.client.outgoing import RawMessage, delayed
+from pyengine.client.outgoing import RawMessage, delayed, map_text, timed
 from pyengine.client.retries import fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
@@ -33,6 +33,7 @@ from pyengine.formats.constants import (
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_PUSH_REPLY_TIME,
     PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_WAIT,
@@ -43,6 +44,7 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_ROLLBACK,
     TRANSACTION_HALF_TOPIC,
 )
+from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTIES, timer_time_ms
 from pyengine.formats.record import (
     HOST_V6_BYTES,
     BatchMember,
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}  # in every answer to a send
 BODY_LIMIT = "the message is illegal, maybe msg body or properties length not matched. msg body length limit {}B, msg properties " \
              "length limit 32KB."
+TIMER_ILLEGAL = f"timer message illegal, the delay time should not be bigger than the max delay {DELIVER_AT_DAYS_MAX * 86_400_000}ms; " \
+                "or if set del msg, the delay time should be bigger than the current time"
 BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 NOT_AVAILABLE = "service not available now. It may be caused by one of the following reasons: the broker's disk is full, messages are " \
                 "put to the slave, message store has been shut down, etc."
@@ -434,8 +438,8 @@ class Sends:
             if topic.write_queue_nums <= 0:
                 return Answer(codes.SYSTEM_ERROR, f"the topic {topic.topic} has no queue to write to", REGION)
             sent.queue_id = random.randrange(topic.write_queue_nums)
-        if sent.is_batch and sent.is_half:
-            return Answer(codes.MESSAGE_ILLEGAL, "a batch holds no transaction: send it singly", REGION)
+        if sent.is_batch and (sent.is_half or sent.level):
+            return Answer(codes.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed message: send it singly", REGION)
         if sent.sys_flag & SYS_FLAG_TRANSACTION_MASK and not sent.is_half:
             return Answer(codes.NO_PERMISSION, "a part of a transaction cannot be sent as a message", REGION)
         return None
@@ -445,9 +449,6 @@ class Sends:
         refused = self._refused(request, sent, topic)
         if refused is not None:
             return refused
-        message = self._message(request, sent)
-        if sent.is_half:
-            message = half_of(message)
         members: list[BatchMember] = []
         if sent.is_batch:
             try:
@@ -456,19 +457,37 @@ class Sends:
                     raise FormatError("it holds no message")
             except FormatError as error:
                 return Answer(codes.SYSTEM_ERROR, f"the batch cannot be read: {error}", REGION)
+        try:
+            message = self._timed(sent, members, self._message(request, sent))
+        except FormatError as error:
+            return Answer(codes.MESSAGE_ILLEGAL, f"{TIMER_ILLEGAL} ({error})", REGION)
+        message = half_of(message) if sent.is_half else message
         self._puts.submit(message, lambda result: request.reply(self._answer(result, sent.queue_id)), members)
         return None
+
+    def _timed(self, sent: _Sent, members: Sequence[BatchMember], message: RawMessage) -> RawMessage:
+        """Return the message to store of one that a client of RocketMQ 5 may have given a time; FormatError if it is refused."""
+        if message.delay_level or not any(_names_time(text) for text in (message.properties_text, *(
+                member.properties_text for member in members))):
+            return message
+        if sent.is_batch or sent.is_half:
+            raise FormatError("a batch and a transaction hold no message for a later time: send it singly, outside of a transaction")
+        now_ms = time.time_ns() // 1_000_000
+        deliver_at_ms = timer_time_ms(sent.properties, now_ms)
+        if deliver_at_ms is None:
+            return message
+        noted = sent.properties | {"CLUSTER": self._address.cluster, PROPERTY_TIMER_OUT_MS: str(deliver_at_ms)}
+        return timed(replace(message, properties_text=map_text(noted)), deliver_at_ms, now_ms, self._reader.config.delay_levels_ms)
 
     def _message(self, request: Request, sent: _Sent) -> RawMessage:
         """Return the message to store, with properties in the order of the broker's map."""
         properties: Mapping[str, str] = sent.properties | {"CLUSTER": self._address.cluster}
         waits = is_wait_store_ok(properties)
         names = hash_map_order(properties)
-        delay = properties.get(PROPERTY_DELAY, "0")
-        level = int(delay) if delay.isascii() and delay.isdecimal() and len(delay) < 10 else 0
-        if sent.is_batch or sent.is_half:
-            level = 0
-        if not (sent.is_batch or sent.is_half or level):  # of these the broker encodes the properties again, with WAIT
+        level = 0 if sent.is_half else sent.level
+        if level:  # it counts, and not the time
+            names = [name for name in names if name not in TIMER_PROPERTIES]
+        elif not (sent.is_batch or sent.is_half):  # of these the broker encodes the properties again, with WAIT
             names = [name for name in names if name != PROPERTY_WAIT]
         return RawMessage(
             sent.topic, b"" if sent.is_batch else request.frame.body, queue_id=sent.queue_id,
@@ -499,6 +518,12 @@ class _Sent:
     __slots__ = ("connection", "topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag",
                  "properties", "reconsume_times", "max_reconsume_times", "is_of_unit", "is_batch", "is_half")
 
+    @property
+    def level(self) -> int:
+        """Its delay level, 0 for none."""
+        text = self.properties.get(PROPERTY_DELAY, "0")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
     def __init__(self, request: Request) -> None:
         frame = request.frame
         names = _names_of(request)
@@ -525,6 +550,14 @@ class _Sent:
 def _names_of(request: Request) -> Mapping[str, str]:
     """Return the header's names of a send's fields by its code: long ones or short ones."""
     return _V1 if request.frame.code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else _V2
+
+
+def _names_time(properties_text: str) -> bool:
+    """Return whether a message with these properties waits in RocketMQ 5 until a time."""
+    if not any(name in properties_text for name in TIMER_PROPERTIES):  # of most messages
+        return False
+    properties = decode_properties(properties_text)
+    return PROPERTY_TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_PROPERTIES)
 
 
 def _topic_refusal(topic: str) -> Answer | None:

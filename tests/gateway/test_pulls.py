@@ -57,6 +57,18 @@ def test_a_pull_gives_the_records_as_they_are_in_the_log(served, topic):
         assert log.read(first.size_bytes) == answer.body[:first.size_bytes]
 
 
+def test_a_lite_pull_of_a_later_client_is_served_as_a_pull(served, topic):
+    client = served.broker()
+    put(client, topic, b"a", b"b")
+    wait_for(served, topic, 2)
+    fields = pull_fields(topic, 0, 1, sysFlag=22)  # as DefaultLitePullConsumer sends it: of its own subscription, held, lite
+    asked = [client.ask(code, fields) for code in (codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE)]
+    assert (asked[0].code, asked[0].fields, asked[0].body) == (asked[1].code, asked[1].fields, asked[1].body)
+    held = client.send(codes.LITE_PULL_MESSAGE, pull_fields(topic, 2, 1, sysFlag=22))
+    put(client, topic, b"c")
+    assert bodies_of(client.wait(held)) == [b"c"]
+
+
 STATUSES = {
     "end": (1, 1, codes.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 1),
     "beyond": (1, 500, codes.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", 1),

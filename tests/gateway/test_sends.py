@@ -14,7 +14,7 @@ import pytest
 import pyengine
 from crash.replicas import free_port
 from fix_engine import SMALL
-from fix_gateway import heartbeat, send_fields, start_served
+from fix_gateway import heartbeat, pull_fields, send_fields, start_served
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Connection, Connections, Limits, Request, TurnExecutor
@@ -149,6 +149,55 @@ def test_a_delayed_message_goes_into_the_schedule_and_comes_out(served, topic):
     assert served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2, "DELAY\x011"), b"later").code == codes.SUCCESS
     message = stored(served, topic, 2, 0)
     assert message.body == b"later" and message.properties["REAL_TOPIC"] == topic
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
+def test_a_message_of_a_later_client_is_delivered_at_its_time(served, topic, name):
+    """As DELAY it is stored with its properties, and RocketMQ's note of the time; several plain sends of its topic went before."""
+    client, began_ms = served.broker(), now_ms()
+    value = {"TIMER_DELAY_MS": 1500, "TIMER_DELAY_SEC": 1, "TIMER_DELIVER_MS": began_ms + 1500}[name]
+    for body in (b"1", b"2"):
+        client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), body)
+    sent = send_fields(topic, 2, f"KEYS\x01k\x02WAIT\x01true\x02{name}\x01{value}\x02TAGS\x01t", h=7)
+    answer = client.ask(codes.SEND_MESSAGE_V2, sent, b"later")
+    assert answer.code == codes.SUCCESS and answer.fields["queueId"] == "2"
+    pulled = client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 2))
+    assert pulled.code == codes.PULL_NOT_FOUND, "not at once"
+    message = stored(served, topic, 2, 0)
+    assert message.store_timestamp_ms >= began_ms + (1000 if name == "TIMER_DELAY_SEC" else 1500)
+    assert (message.body, message.flag, message.tags, message.keys, message.properties[name]) == (b"later", 7, "t", "k", str(value))
+    assert message.properties.keys() == {"KEYS", "WAIT", name, "TAGS", "CLUSTER", "TIMER_OUT_MS"}
+    assert began_ms + 1000 <= int(message.properties["TIMER_OUT_MS"]) <= message.store_timestamp_ms
+    again = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 3, message.raw_properties), b"forwarded")
+    assert again.code == codes.SUCCESS and again.fields["queueOffset"] == "0" and stored(served, topic, 3, 0).body == b"forwarded"
+
+
+def test_a_time_that_is_past_and_a_time_beside_a_level_do_not_count(served, topic):
+    client = served.broker()
+    for number, (name, value) in enumerate((("TIMER_DELAY_MS", "0"), ("TIMER_DELAY_SEC", "-5"), ("TIMER_DELIVER_MS", "+1"))):
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, f"{name}\x01{value}"), b"now").fields["queueOffset"] == str(number)
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2, "DELAY\x011\x02TIMER_DELAY_SEC\x01999"), b"level").code == codes.SUCCESS
+    assert stored(served, topic, 2, 0).properties.keys() == {"DELAY", "CLUSTER", "REAL_TOPIC", "REAL_QID"}
+
+
+@pytest.mark.parametrize(("properties", "why"), [
+    ("TIMER_DELAY_MS\x01soon", "TIMER_DELAY_MS is 'soon'"), ("TIMER_DELAY_SEC\x011.5", "TIMER_DELAY_SEC is '1.5'"),
+    ("TIMER_DELIVER_MS\x01" + "9" * 20, "TIMER_DELIVER_MS is"), ("TIMER_DELAY_MS\x01" + "9" * 19, "more than 40 days"),
+    ("TIMER_DELAY_SEC\x01" + "9" * 19, "more than 40 days"), (f"TIMER_DELAY_SEC\x01{40 * 86_400 + 60}", "more than 40 days"),
+    ("TIMER_DELAY_SEC\x015\x02TIMER_DEL_UNIQKEY\x01k", "cannot be taken back"),
+    ("TIMER_DELAY_SEC\x015\x02TRAN_MSG\x01true\x02PGROUP\x01p", "outside of a transaction")])
+def test_a_time_that_cannot_be_kept_is_refused(served, topic, properties, why):
+    answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, properties), b"x")
+    assert answer.code == codes.MESSAGE_ILLEGAL and why in answer.remark
+    assert answer.remark.startswith("timer message illegal, the delay time should not be bigger than the max delay 3456000000ms")
+
+
+@pytest.mark.parametrize(("shared", "own"), [("TIMER_DELAY_MS\x015000", ""), ("", "TIMER_DELIVER_MS\x01" + "9" * 13), ("DELAY\x013", "")])
+def test_a_batch_with_a_message_for_later_is_refused_whole(served, topic, shared, own):
+    batch = encode_batch([BatchMember(b"1"), BatchMember(b"2", 0, own)])
+    answer = served.broker().ask(codes.SEND_BATCH_MESSAGE, send_fields(topic, 1, shared, m="true"), batch)
+    assert answer.code == codes.MESSAGE_ILLEGAL and "send it singly" in answer.remark
+    assert served.broker().ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 1}).fields["offset"] == "0"
 
 
 def test_the_broker_chooses_a_queue_for_a_client_that_does_not(served, topic):

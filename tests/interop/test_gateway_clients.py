@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +15,14 @@ from crash.replicas import free_port
 from fix_gateway import start_served
 from fix_judge import available
 from interop.clients import FLAGS, Clients
+from interop.judge import build
+from pyengine.gateway import codes
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.check.report import Severity
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]
 
@@ -64,6 +69,15 @@ def test_messages_sent_in_every_way_are_consumed_once_each(served, clients):
     found = clients.ask("view", topic="all_ways", id=sync[0]["id"])
     assert (found["body"], found["born"]) == ("sync-1", "127.0.0.1")
     assert [row["body"] for row in clients.ask("query", topic="all_ways", key="async-7")] == ["async-7"]
+
+
+def test_a_client_of_rocketmq_5_gets_messages_at_their_time_and_by_lite_pulls(served, tmp_path):
+    with available():
+        built = build(Path(__file__).parent / "clients5") / "target"
+    told = subprocess.run([needs.java_command(), *FLAGS, f"-Duser.home={tmp_path}", "-cp",
+                           f"{built / 'gateway-clients5.jar'}{os.pathsep}{built / 'lib' / '*'}", "clients5.Later",
+                           f"127.0.0.1:{served.ports[0]}"], capture_output=True, text=True, timeout=scaled_timeout_s(150), cwd=tmp_path)
+    assert told.stdout.strip().splitlines()[-1:] == [f"got 28 early 0 refused {codes.MESSAGE_ILLEGAL}"], told.stdout + told.stderr
 
 
 def test_a_group_continues_where_it_stopped(served, clients):
