@@ -26,10 +26,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno as codes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+_Error = TypeVar("_Error", bound="EngineError")
 
 
 class ExitCode(enum.IntEnum):
@@ -49,6 +51,7 @@ class EngineError(Exception):
     """Base of all errors that pyengine raises on purpose."""
 
     exit_code: ExitCode = ExitCode.FAILED
+    may_pass = False  # whether the same call may succeed later by itself: see until_ready() in ipc/session_client.py
 
 
 class UsageError(EngineError):
@@ -118,6 +121,12 @@ class DiskFullError(DiskError):
 
 class InvariantError(Exception):
     """pyengine found that it broke a promise of its own: a defect. The process must stop; the next start recovers."""
+
+
+def passing(error: _Error) -> _Error:
+    """Return the error, marked as one that passes when an engine starts or has started: a call with a timeout waits for that."""
+    error.may_pass = True
+    return error
 
 
 def require_extra(*packages: str, name: str = "spark") -> None:

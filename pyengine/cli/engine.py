@@ -1,4 +1,4 @@
-"""`pyengine start` and `pyengine stop`: run the engine of a store, and stop it in order."""
+"""`pyengine start`, `wait` and `stop`: run the engine of a store, wait until it runs, and stop it in order."""
 
 from __future__ import annotations
 
@@ -96,6 +96,28 @@ def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *set_arguments(settings)],
               child_environment())
+
+
+@click.command()
+@store_command
+@click.option("--timeout", "timeout_s", type=NumberRange(min=0), default=60.0, show_default=True, help="Longest wait, in seconds.")
+def wait(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
+    """Wait until the engine of a store takes puts.
+
+    The store need not exist yet: another process or container may make and start it. Exit code
+    1 if no engine takes puts in time, or if it is there and cannot take any (degraded, another user's).
+
+    \b
+    Examples:
+      pyengine wait STORE && exec python my_service.py
+      pyengine wait STORE --timeout 300
+    """
+    from pyengine.ipc.session_client import open_session, until_ready
+
+    started_s = time.monotonic()
+    load_config(store, settings)
+    until_ready(lambda left_s: open_session(store, timeout_s=left_s).close(), timeout_s)
+    output.print_answer({"store": str(store), "seconds": round(time.monotonic() - started_s, 3)}, as_json, lambda: print("running"))
 
 
 @click.command()

@@ -45,6 +45,7 @@ class Row(NamedTuple):
 COMMANDS = (
     Row("start", "pyengine.cli.engine", "start", "Run a store"),
     Row("serve", "pyengine.cli.serve", "serve", "Run a store"),
+    Row("wait", "pyengine.cli.engine", "wait", "Run a store"),
     Row("stop", "pyengine.cli.engine", "stop", "Run a store"),
     Row("status", "pyengine.cli.status", "status", "Run a store"),
     Row("top", "pyengine.cli.top", "top", "Run a store"),
@@ -186,3 +187,5 @@ def main(verbose: int) -> None:
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if not (verbose or sys.stderr.isatty()):  # elsewhere the error after the wait is the only line
+        logging.getLogger("pyengine.client.wait").setLevel(logging.ERROR)

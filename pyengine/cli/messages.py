@@ -248,7 +248,7 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
               help="Deliver at this time, up to 40 days ahead: ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=None,
-              help="Longest wait for the answer, in seconds.")
+              help="Longest wait for the engine, and for its answer, in seconds. Default: 10, and put_timeout_ms.")
 @click.argument("body")
 def put(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int | None, spread: bool,
@@ -258,8 +258,8 @@ def put(
 ) -> int:
     """Put one message. BODY is its text; - reads it from standard input as it is.
 
-    The engine must be running. Exit code 0 only for PUT_OK; for any other status a
-    sentence says what to change.
+    An engine that is just being started is waited for. Exit code 0 only for PUT_OK; for any other
+    status a sentence says what to change.
 
     \b
     Examples:
@@ -268,14 +268,15 @@ def put(
       pyengine put STORE --topic photos - < photo.jpg
       pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
     """
-    from pyengine import connect
-    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
+    from pyengine.client.producer import connect
+    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 
-    existing_store(store)
     if (queue_id is not None) + spread + (sharding_key is not None) > 1:
         raise click.UsageError("give one of --queue-id, --spread and --sharding-key: each chooses the queue")
     data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
-    with connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer:
+    wait_s = timeout_s or CONNECT_TIMEOUT_S
+    until_ready(lambda left_s: existing_store(store), wait_s)
+    with connect(store, ring_bytes=None, timeout_s=wait_s, **settings) as producer:
         result = producer.put(topic, data, queue_id=None if spread else queue_id or 0, sharding_key=sharding_key, tags=tags, keys=keys,
                               properties=properties, flag=flag, delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait,
                               timeout_s=timeout_s)

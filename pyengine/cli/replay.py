@@ -219,17 +219,14 @@ def compare(put: Put, result: PutResult) -> list[str]:
 def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
     """Yield a producer of the engine that runs at `root`; without one start an engine for the replay and stop it afterwards."""
     import pyengine
-    from pyengine.errors import EngineUnavailableError
+    from pyengine.ipc.store_lock import living_kinds
 
     with contextlib.ExitStack() as stack:
-        try:
-            producer = stack.enter_context(pyengine.connect(root))
-        except EngineUnavailableError:
+        if not living_kinds(root):
             if (root / "commitlog").is_dir() and any((root / "commitlog").iterdir()):
-                raise UsageError(f"{root} holds a store already: a replay needs a new one, or a running engine") from None
+                raise UsageError(f"{root} holds a store already: a replay needs a new one, or a running engine")
             stack.enter_context(pyengine.Engine(root, **settings))
-            producer = stack.enter_context(pyengine.connect(root))
-        yield producer
+        yield stack.enter_context(pyengine.connect(root))
 
 
 @click.command()

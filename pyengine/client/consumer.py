@@ -29,9 +29,11 @@ from pyengine import arguments
 from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
 from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
-from pyengine.errors import StoreBusyError, UsageError
+from pyengine.errors import StoreBusyError, UsageError, passing
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_POLL_INTERVAL_S, open_store
+from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
+from pyengine.ipc.store_lock import read_holder
 from pyengine.results import GetStatus, PutResult, ReadLevel
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
@@ -76,9 +78,12 @@ def consume(
     commit_interval_s: float = 1.0,
     session_timeout_s: float = 30.0,
     max_reconsume_times: int = MAX_RECONSUME_TIMES,
+    timeout_s: float = CONNECT_TIMEOUT_S,
     **settings: object,
 ) -> Consumer:
     """Consume `topic` of the store at `path`; needs no engine, but without an engine no new messages arrive.
+
+    If the store does not exist yet, or is just being started or recovered, this waits up to `timeout_s` for it; 0 does not wait.
 
     `group` names a consumer group: config/consumerOffset.json has its offsets, and its living members, in any number of
     processes, share the topic's queues. Without a group all queues are read and no offset is stored. `tags` is a
@@ -96,11 +101,21 @@ def consume(
     while another program has the store open and a group is given; DiskError if the
     config folder cannot be written.
     """
+    timeout_s = arguments.number(timeout_s, "timeout_s")
     check_keywords(consume, settings)
     options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else _queue_ids(queues),
                        None if level is None else ReadLevel.of(level), auto_commit, commit_interval_s, session_timeout_s,
                        max_reconsume_times)
-    return Consumer(path, topic, group, options, settings)
+
+    def attempt(left_s: float) -> Consumer:
+        try:
+            return Consumer(path, topic, group, options, settings)
+        except StoreBusyError as error:
+            if read_holder(path).kind == "owner":  # which starts or recovers it
+                passing(error)
+            raise
+
+    return until_ready(attempt, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

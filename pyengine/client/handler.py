@@ -30,6 +30,7 @@ from pyengine import arguments
 from pyengine.client.consumer import Consumer, consume
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import Message
+from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, Patience
 from pyengine.results import PutError
 
 PULL_S = 0.5           # longest wait for messages before the request to end is checked
@@ -49,19 +50,25 @@ def run_consumer(
     its own; with 1 they are handled in this thread, and those of a queue in order. At the end the call waits for running
     handlers and stores the offsets; a second signal has its usual effect. Outside the main thread no signal is caught.
     A group that is new to the topic starts with the first message.
-    `options` are those of pyengine.consume (from_, tags, max_reconsume_times, settings ...). An error of the store also ends
+    `options` are those of pyengine.consume (from_, tags, timeout_s, max_reconsume_times, settings ...). An error of the store also ends
     the call, and so does a handler that raises a BaseException which is not an Exception.
     """
     _check(handler, concurrency, options, is_async=False)
     stopping = threading.Event() if stop is None else stop
-    with consume(store, topic, group=group, auto_commit=False, **options) as consumer, _signals_to(stopping.set):
-        handle = partial(_handle, consumer, handler, delay_level, stopping)
-        if concurrency == 1:
-            while not stopping.is_set():
-                for message in consumer.pull(1, timeout_s=PULL_S):
-                    handle(message)
-        else:
-            _handle_in_threads(consumer, handle, concurrency, stopping)
+    patience = Patience(arguments.number(options.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
+    with _signals_to(stopping.set):
+        while not stopping.is_set():
+            try:
+                consumer = consume(store, topic, group=group, auto_commit=False, timeout_s=0, **options)
+            except EngineError as error:  # the store or its engine may start later
+                stopping.wait(patience.pause_s(error))
+                continue
+            with consumer:
+                handle = partial(_handle, consumer, handler, delay_level, stopping)
+                if concurrency == 1:
+                    _handle_in_turn(consumer, handle, stopping)
+                else:
+                    _handle_in_threads(consumer, handle, concurrency, stopping)
 
 
 async def run_consumer_async(
@@ -73,29 +80,29 @@ async def run_consumer_async(
     A cancelled call cancels the running handlers; their messages are delivered again.
     """
     _check(handler, concurrency, options, is_async=True)
+    patience = Patience(arguments.number(options.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event() if stop is None else stop
-    tasks: set[asyncio.Task[None]] = set()
-    consumer = await loop.run_in_executor(None, lambda: consume(store, topic, group=group, auto_commit=False, **options))
-    async with consumer:
-        with _signals_to(lambda: loop.call_soon_threadsafe(stopping.set)):
-            stopped = asyncio.ensure_future(stopping.wait())
-            try:
-                while not stopping.is_set():
-                    if len(tasks) == concurrency:
-                        await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                    else:
-                        for message in await consumer.pull_async(concurrency - len(tasks), timeout_s=PULL_S):
-                            tasks.add(asyncio.ensure_future(_handle_async(consumer, handler, delay_level, stopped, message)))
-                    tasks -= _ended(tasks)
-                while tasks:
-                    await asyncio.wait(tasks)
-                    tasks -= _ended(tasks)
-            finally:
-                stopped.cancel()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    with _signals_to(lambda: loop.call_soon_threadsafe(stopping.set)):
+        stopped = asyncio.ensure_future(stopping.wait())
+        try:
+            while not stopping.is_set():
+                try:
+                    consumer = await loop.run_in_executor(
+                        None, lambda: consume(store, topic, group=group, auto_commit=False, timeout_s=0, **options))
+                except EngineError as error:  # the store or its engine may start later
+                    await asyncio.wait({stopped}, timeout=patience.pause_s(error))
+                    continue
+                async with consumer:
+                    await _handle_in_tasks(consumer, handler, concurrency, delay_level, stopped)
+        finally:
+            stopped.cancel()
+
+
+def _handle_in_turn(consumer: Consumer, handle: Callable[[Message], None], stopping: threading.Event) -> None:
+    while not stopping.is_set():
+        for message in consumer.pull(1, timeout_s=PULL_S):
+            handle(message)
 
 
 def _handle(consumer: Consumer, handler: Callable[[Message], object], delay_level: int | None, stopping: threading.Event,
@@ -136,6 +143,26 @@ def _handle_in_threads(consumer: Consumer, handle: Callable[[Message], None], co
         except BaseException:
             stopping.set()  # wakes handlers' threads that wait before a next try
             raise
+
+
+async def _handle_in_tasks(consumer: Consumer, handler: Callable[[Message], Awaitable[object]], concurrency: int,
+                           delay_level: int | None, stopped: asyncio.Future[Any]) -> None:
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+        while not stopped.done():
+            if len(tasks) == concurrency:
+                await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                for message in await consumer.pull_async(concurrency - len(tasks), timeout_s=PULL_S):
+                    tasks.add(asyncio.ensure_future(_handle_async(consumer, handler, delay_level, stopped, message)))
+            tasks -= _ended(tasks)
+        while tasks:
+            await asyncio.wait(tasks)
+            tasks -= _ended(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _handle_async(

@@ -88,12 +88,15 @@ _REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: s
 
 def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
             **settings: object) -> Producer:
-    """Return a producer that is connected to the engine on the store at `path`; EngineUnavailableError if none runs.
+    """Return a producer that is connected to the engine on the store at `path`.
 
-    `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes); `timeout_s` the longest
-    time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
-    store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums, transaction_timeout_ms and the like.
+    It waits up to `timeout_s` for an engine that is started later or is being restarted, also if the store does not exist yet;
+    0 does not wait. Then EngineUnavailableError; at once if waiting cannot help (another user's engine, a degraded one).
+    `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes). `settings` are those of the
+    store that a producer needs: store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums,
+    transaction_timeout_ms and the like.
     """
+    from pyengine.ipc.session_client import require_engine, until_ready
     from pyengine.native.session import check_ring_bytes
 
     check_keywords(connect, settings)
@@ -101,18 +104,30 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     if ring_bytes is not None:
         check_ring_bytes(ring_bytes)
     root = Path(path).absolute()
-    return connect_with(root, load_config(root, settings), ring_bytes, timeout_s)
+    load_config(root, settings)  # what is wrong in it is raised before any wait
+
+    def attempt(left_s: float) -> Producer:
+        require_engine(root)
+        return connect_with(root, load_config(root, settings), ring_bytes, timeout_s, first_timeout_s=left_s)
+
+    return until_ready(attempt, timeout_s)
 
 
-def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None, timeout_s: float = 10.0) -> Producer:
-    """Like connect(), with these settings: a worker has those of its engine, whatever the store's file says by now."""
+def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None, timeout_s: float = 10.0, *,
+                 first_timeout_s: float | None = None) -> Producer:
+    """Connect to the engine that runs on `root` now: `timeout_s` is for a supervisor that is being restarted.
+
+    A worker gives the settings of its engine, whatever the store's file says by now. `first_timeout_s` bounds the first session.
+    """
     from pyengine.ipc.session_client import open_session
 
     if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
         ring_bytes = config.session_ring_bytes
 
     def open_now(limit_s: float | None) -> ProducerSession:
-        return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
+        if limit_s is None:
+            limit_s = timeout_s if first_timeout_s is None else first_timeout_s
+        return open_session(root, ring_bytes, min(limit_s, timeout_s))
 
     return Producer(open_now, store_host=config.store_host,
                     delays_ms=config.delay_levels_ms, default_topic_queue_nums=config.default_topic_queue_nums,

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from pyengine import arguments
 from pyengine.client.outgoing import RawMessage, delayed, map_text, raw_of
-from pyengine.client.producer import Producer, connect
+from pyengine.client.producer import Producer, connect_with
 from pyengine.errors import UsageError
 from pyengine.formats.constants import (
     DLQ_PREFIX,
@@ -42,9 +42,8 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
-from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
 from pyengine.results import PutError, PutResult, PutStatus
-from pyengine.storage.config import check_keywords
+from pyengine.storage.config import check_keywords, load_config
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 
@@ -186,7 +185,7 @@ class Retries:
                 TopicConfigs(self._root).ensure(topic)
                 self._entered.add(topic.topic)
             if self._producer is None:
-                self._producer = connect(self._root, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **self._settings)
+                self._producer = connect_with(self._root, load_config(self._root, self._settings))  # without an engine, it fails at once
             producer = self._producer
         try:
             result = producer.put_raw(raw, timeout_s=timeout_s)

@@ -118,9 +118,9 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     check_secret(root, config)
     store = MessageStore(root, config.geometry)
     store.list_complete_log()
+    record_sizes(root, config)  # before there is a store: a consumer that waits for it must not read it with other sizes
     for writable in store.commit_log_folders.writable:
         make_folders(writable)
-    record_sizes(root, config)
     engine_id = ensure_engine_id(root)
     report, remembered, recorded = _recover(store, config, progress)
     presence, confirm, is_recovered = None, 0, report.state is RecoveryState.RECOVERED

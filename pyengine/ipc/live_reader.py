@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, UsageError, command
+from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, UsageError, command, passing
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
@@ -131,7 +131,7 @@ class LiveWatermark:
             self._memory = memory
         if self._memory.state in _NO_POSITIONS_YET:
             self._detach()
-            raise StoreBusyError(f"{self._root} is being recovered: wait until it runs")
+            raise passing(StoreBusyError(f"{self._root} is being recovered: wait until it runs"))
         return self._memory.control
 
     def _detach(self) -> None:

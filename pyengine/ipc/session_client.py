@@ -5,7 +5,8 @@
         session.writer_latch                               # to wake the writer
 
 While a dead supervisor is being replaced, the opening waits, within the timeout. Puts never
-need the supervisor again.
+need the supervisor again. until_ready() waits for an engine or a store that starts later: processes
+that use one store may be started in any order.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import socket
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pyengine.errors import EngineError, EngineUnavailableError, command
+from pyengine.errors import EngineError, EngineUnavailableError, NotAStoreError, command, passing
 from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
@@ -30,14 +32,69 @@ from pyengine.ipc.store_lock import living_kinds, open_lock
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.native.waiting import Latch
+from pyengine.storage.config import existing_store
 from pyengine.storage.engine_id import read_epoch
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
 
 CONNECT_TIMEOUT_S = 10.0
-RETRY_INTERVAL_S = 0.02
+POLL_INTERVAL_FIRST_S, POLL_INTERVAL_LAST_S = 0.02, 0.1
+LOG_AFTER_S = 1.0  # a wait that is longer is logged, so that a user who forgot to start the engine need not wait for the timeout
 DESCRIPTORS = 2  # of an answer with a session
+_LOG = logging.getLogger("pyengine.client.wait")
+_Made = TypeVar("_Made")
+
+
+class Patience:
+    """A wait of up to `timeout_s`, in growing pauses, while the errors of a call are such as pass (errors.passing)."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._began_s = time.monotonic()
+        self._pause_s = POLL_INTERVAL_FIRST_S
+        self._is_logged = False
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left."""
+        return max(0.0, self._began_s + self._timeout_s - time.monotonic())
+
+    def pause_s(self, error: EngineError) -> float:
+        """Return how long to sleep before the next try. Raises `error` if it does not pass; at the timeout, with the time waited."""
+        left_s = self.left_s
+        if not error.may_pass or not self._timeout_s:
+            raise error
+        if not left_s:
+            raise type(error)(f"{error}; waited {self._timeout_s:g} s") from None
+        if not self._is_logged and self._timeout_s - left_s >= LOG_AFTER_S:
+            self._is_logged = True
+            _LOG.warning("%s; waiting up to %.0f s more", error, left_s)
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, POLL_INTERVAL_LAST_S)
+        return min(pause_s, left_s)
+
+
+def until_ready(attempt: Callable[[float], _Made], timeout_s: float) -> _Made:
+    """Return what `attempt(seconds left)` makes; while its errors are such as pass, try again for up to `timeout_s`."""
+    patience = Patience(timeout_s)
+    while True:
+        try:
+            return attempt(patience.left_s)
+        except EngineError as error:
+            pause_s = patience.pause_s(error)
+        time.sleep(pause_s)
+
+
+def require_engine(root: str | os.PathLike[str]) -> None:
+    """Raise EngineUnavailableError, which passes when one is started, if no engine runs on the store."""
+    if not living_kinds(root):
+        try:
+            existing_store(Path(root))
+        except NotAStoreError as error:
+            if not error.may_pass:
+                raise EngineUnavailableError(f"no engine is running: {error}") from None
+        find_folder(root)
+        raise passing(EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}"))
 
 
 class ProducerSession:
@@ -139,10 +196,10 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
     descriptor or memory here. While the supervisor is down but other processes of the engine live, it waits for a new one.
     """
     root = Path(root).resolve()
-    deadline_s = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
     while True:
         try:
-            return _open_now(root, ring_bytes, max(0.1, deadline_s - time.monotonic()))
+            return _open_now(root, ring_bytes, max(0.1, patience.left_s))
         except PermissionError as error:
             raise EngineUnavailableError(
                 f"the engine on {root} runs, or last ran, as another user: no permission for its socket") from error
@@ -151,13 +208,10 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
                 raise EngineUnavailableError(
                     f"no session with the engine on {root} can be opened: {error.strerror}: raise this process's limit (ulimit -n, "
                     "ulimit -v), or end what uses it up") from error
-            if not living_kinds(root):
-                raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}") from None
-            if time.monotonic() >= deadline_s:
-                raise EngineUnavailableError(
-                    f"the engine on {root} gave no session within {timeout_s:g} s ({error}): "
-                    f"{command('status', root)} says whether its supervisor is alive") from None
-        time.sleep(RETRY_INTERVAL_S)
+            require_engine(root)
+            no_session = passing(EngineUnavailableError(
+                f"the engine on {root} gives no session ({error}): {command('status', root)} says whether its supervisor is alive"))
+        time.sleep(patience.pause_s(no_session))
 
 
 def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerSession:
@@ -169,7 +223,8 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerS
             os.close(descriptor)
         if answer.get("again"):
             raise BlockingIOError(str(answer["error"]))
-        raise EngineUnavailableError(str(answer.get("error", "the engine's answer came without its objects")))
+        refused = EngineUnavailableError(str(answer.get("error", "the engine's answer came without its objects")))
+        raise passing(refused) if answer.get("may_pass") else refused
     return ProducerSession(root, cast(sessions.SessionAnswer, answer), descriptors)
 
 

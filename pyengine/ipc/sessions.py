@@ -16,7 +16,8 @@ Request and answer are one JSON line each; the objects come with the answer as d
         -> {"slot", "generation", "ring_bytes", "epoch", "folder", "control_bytes"} + [session rw, control READ-ONLY]
     {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
     {"want": "settings", "live": {"name": "value"}}     -> the settings are read again; the answer of the supervisor's take_settings()
-    anything else                                       -> {"error": sentence}, with "again": true if a later try may succeed
+    anything else                                       -> {"error": sentence}, with "again": true if a try at once may succeed, and
+                                                           "may_pass": true if one may after the engine has started (again)
 
 The peer's user must be the engine's own or root. A peer cannot block the supervisor: sockets are
 non-blocking, a line has at most LINE_BYTES_MAX bytes, and a peer that is silent for TIMEOUT_S is
@@ -43,7 +44,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
-from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
+from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, passing
 from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS
 from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
@@ -332,7 +333,7 @@ class SessionServer:
         except SlotsDrainingError as error:
             answer = {"error": str(error), "again": True}
         except EngineError as error:
-            answer = {"error": str(error)}
+            answer = {"error": str(error), "may_pass": error.may_pass}
         except OSError as error:  # no descriptor is free, or the engine's folder was removed
             answer = {"error": f"no session can be opened: {error}"}
         except PARSE_ERRORS as error:
@@ -362,9 +363,11 @@ class SessionServer:
         refused = native.load(self._memory.control.state, "refuse_puts") & native.REFUSE_STOPPING
         if state in (native.STATE_RUNNING, native.STATE_READ_ONLY) and not refused:
             return
-        reason = native.reason(self._memory.control) if state == native.STATE_DEGRADED else ""
-        raise EngineError(f"the engine takes no producers: it is {'stopping' if refused else STATE_NAMES[state]}"
-                          + (f": {reason}" if reason else ""))
+        sentence = f"the engine takes no producers: it is {'stopping' if refused else STATE_NAMES[state]}"
+        if state != native.STATE_DEGRADED:
+            raise passing(EngineError(sentence))
+        reason = native.reason(self._memory.control)
+        raise EngineError(sentence + (f": {reason}" if reason else ""))
 
     def _close(self, peer: _Peer, epoch: int, slot: int, generation: int) -> dict[str, object]:
         if epoch != self._memory.identity.epoch:  # a session of an earlier engine, which used the same slots and generations

@@ -42,7 +42,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, command, disk_error, disk_errors
+from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, command, disk_error, disk_errors, passing
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
@@ -364,7 +364,8 @@ def find_folder(root: str | os.PathLike[str], engine_id: EngineId | None = None)
     """Return the folder of the engine that runs, or ran last, on this store; EngineUnavailableError if none ever did."""
     engine_id = engine_id or read_engine_id(root)
     if engine_id is None:
-        raise EngineUnavailableError(f"no engine has ever run on {root}: start it with {command('start', root)}")
+        lost = "" if os.path.isdir(root) else ", which does not exist: check the path, or"
+        raise passing(EngineUnavailableError(f"no engine has ever run on {root}{lost or ':'} start it with {command('start', root)}"))
     directory = DEFAULT_SHM_DIRECTORY
     with contextlib.suppress(OSError, *PARSE_ERRORS):
         directory = str(json.loads(read_small_file(engine_run_path(root)))["shm_directory"])

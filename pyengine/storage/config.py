@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
-from pyengine.errors import ConfigError, EngineError, NotAStoreError, command
+from pyengine.errors import ConfigError, EngineError, NotAStoreError, command, passing
 from pyengine.formats.paths import set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
@@ -113,12 +113,13 @@ def set_arguments(settings: Mapping[str, object]) -> list[str]:
 def existing_store(root: Path) -> Path:
     """Return `root` if it holds a store, without opening it; NotAStoreError says what is there instead."""
     if not root.exists():
-        raise NotAStoreError(f"{root.absolute()} does not exist: check the path; {command('start', root)} makes a new store")
+        raise passing(NotAStoreError(f"{root.absolute()} does not exist: check the path; {command('start', root)} makes a new store"))
     if not root.is_dir():
         raise NotAStoreError(f"{root} is a file; STORE is the store's root directory")
     if not any(os.path.lexists(root / sign) for sign in STORE_SIGNS):  # a link may lead to a disk that is not mounted
         hint = f"; did you mean {root.parent}?" if root.name in ("commitlog", "consumequeue", "index", "config") else ""
-        raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
+        missing = NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
+        raise missing if hint else passing(missing)  # an engine makes one in an empty folder
     return root
 
 

@@ -155,7 +155,7 @@ def connections(store: Path, stopping: list[int]) -> Iterator[pyengine.Producer]
     """Yield one connected producer after another, a new one each time the engine is back."""
     while not stopping:
         try:
-            with pyengine.connect(store) as producer:
+            with pyengine.connect(store, timeout_s=1) as producer:
                 yield producer
         except (EngineUnavailableError, PutTimeoutError) as error:
             print(f"{error}; trying again", file=sys.stderr)

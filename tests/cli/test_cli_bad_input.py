@@ -23,7 +23,7 @@ READING = {
     "offset-at": ["--topic", "T", "--queue-id", "0", "--timestamp", "0"],
     "dump": ["checkpoint"],
 }
-COMMANDS = READING | {"check": [], "recover": [], "salvage": ["DEST"], "stop": [], "put": ["--topic", "t", "x"],
+COMMANDS = READING | {"check": [], "recover": [], "salvage": ["DEST"], "stop": [], "put": ["--topic", "t", "--timeout", "0.1", "x"],
                       "ingest": ["--topic", "t", __file__], "export": ["DEST"], "metrics": ["--once"]}
 
 
@@ -231,7 +231,9 @@ def test_a_store_that_another_host_may_have_mounted_is_read_but_not_written(gold
     assert spawn("inspect", store.root, "--json", env=nfs).document["facts"] == run("inspect", store.root, "--json").document["facts"]
 
 
-@pytest.mark.parametrize(("command", "more"), [("status", []), ("put", ["--topic", "t", "x"]), ("quarantine", ["show"])])
+@pytest.mark.parametrize(("command", "more"), [
+    ("status", []), ("put", ["--topic", "t", "--timeout", "0.1", "x"]), ("quarantine", ["show"]),
+])
 def test_a_command_that_a_sentence_suggests_can_be_pasted_whatever_the_path_holds(tmp_path, golden, command, more):
     root = tmp_path / "it's a store"
     shutil.copytree(golden("basic").root, root)

@@ -129,6 +129,32 @@ def test_a_line_with_a_field_of_a_wrong_kind_is_named(engine, tmp_path, row, sen
     assert ran.code in (1, 2) and f"{path}, line 2: " in ran.stderr and sentence in ran.stderr
 
 
+@pytest.mark.parametrize(("command", "arguments", "says"), [
+    ("put", ("--topic", "t", "--timeout", "60", "x"), "PUT_OK"), ("wait", (), "running"),
+])
+def test_put_and_wait_wait_for_an_engine_that_is_started_later(make_engine, command, arguments, says):
+    one = make_engine()
+    process = subprocess.Popen(command_line("-v", command, one.root, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=environment())
+    try:
+        assert "does not exist" in process.stderr.readline()  # it waits for the store
+        one.start()
+        assert says in process.communicate(timeout=scaled_timeout_s(60))[0] and process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_wait_says_after_its_timeout_what_is_missing(make_engine):
+    one = make_engine()
+    ran = run("wait", one.root, "--timeout", 0.1)
+    assert ran.code == 1 and f"{one.root}, which does not exist: check the path, or start it" in ran.stderr and "waited 0.1 s" in ran.stderr
+    one.start()
+    assert run("wait", one.root, "--timeout", 0, "--json").document["store"] == str(one.root)
+    one.stop()
+    assert "no engine is running" in run("wait", one.root, "--timeout", 0).stderr
+
+
 def test_a_put_with_a_time_waits_for_it(engine):
     one = engine()
     arguments = ("put", one.root, "--topic", "t", "--json")
@@ -214,7 +240,7 @@ def test_a_put_of_unknown_fate_says_so_once(engine):
 def test_without_an_engine_puts_say_how_to_start_one(golden):
     store = golden("basic")
     before = picture(store.root)
-    for arguments in (["put", store.root, "--topic", "t", "x"], ["ingest", store.root, "--topic", "t", __file__],
+    for arguments in (["put", store.root, "--topic", "t", "--timeout", "0.1", "x"], ["ingest", store.root, "--topic", "t", __file__],
                       ["ingest", store.root, "--topic", "t", "--producers", 2, __file__]):
         ran = run(*arguments)
         assert ran.code == 1 and "pyengine start" in ran.stderr, ran

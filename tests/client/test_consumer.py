@@ -761,7 +761,7 @@ def test_calls_in_a_child_forked_while_another_thread_uses_the_consumer_are_refu
 
 def test_a_wrong_path_topic_or_group_is_refused(builder, consume, tmp_path):
     with pytest.raises(NotAStoreError):
-        pyengine.consume(tmp_path / "nothing", "orders", group="billing")
+        pyengine.consume(tmp_path / "nothing", "orders", group="billing", timeout_s=0)
     for group in ("", "a@b", "a/b", "x" * 200):
         with pytest.raises(UsageError):
             consume(group=group)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,10 +17,12 @@ from fix_engine import SMALL
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import Engine, supervisor_pid
 from pyengine.engine.kinds import kinds_for
-from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError
-from pyengine.ipc.shared_objects import find_folder
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, passing
+from pyengine.ipc import session_client
+from pyengine.ipc.shared_objects import find_folder, unlink_semaphores
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.storage.engine_id import read_epoch
 from waiting import eventually, scaled_timeout_s
 
 
@@ -178,13 +183,97 @@ def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_is_recovered
 
 
 def test_without_engine_connect_says_how_to_start_one(root):
-    with pytest.raises(EngineUnavailableError, match="pyengine start"):
-        pyengine.connect(root)
+    with pytest.raises(EngineUnavailableError, match="does not exist: check the path, or start it with `pyengine start .*; waited 0.1 s"):
+        pyengine.connect(root, timeout_s=0.1)
     with pyengine.Engine(root, **SMALL):
         pass
-    with pytest.raises(EngineUnavailableError, match="pyengine start"):
-        pyengine.connect(root)
+    with pytest.raises(EngineUnavailableError, match="no engine is running on .*`pyengine start [^;]*$"):
+        pyengine.connect(root, timeout_s=0)
     assert find_folder(root).names() == []
+
+
+def has_looked(monkeypatch):
+    """The event of a wait's second pause: it has found nothing twice."""
+    pauses, event, pause_s = [], threading.Event(), session_client.Patience.pause_s
+
+    def counted(patience, error):
+        pauses.append(error)
+        if len(pauses) > 1:
+            event.set()
+        return pause_s(patience, error)
+
+    monkeypatch.setattr(session_client.Patience, "pause_s", counted)
+    return event
+
+
+@pytest.mark.parametrize("existed", [False, True], ids=["no store yet", "a stopped store"])
+def test_connect_and_consume_wait_for_an_engine_that_is_started_later(root, monkeypatch, existed):
+    """Processes of one store are started in any order; what the store's file says is read when it is there."""
+    if existed:
+        with pyengine.Engine(root, **SMALL):
+            pass
+    looked = has_looked(monkeypatch)
+    with ThreadPoolExecutor() as pool:
+        connected = pool.submit(pyengine.connect, root, timeout_s=60)
+        consumed = pool.submit(pyengine.consume, root, "T", group="G", timeout_s=60)
+        assert looked.wait(30)
+        with pyengine.Engine(root, **SMALL), connected.result() as producer, consumed.result() as consumer:
+            assert producer.put("T", b"x").ok
+            assert [message.body for message in consumer.pull(timeout_s=60)] == [b"x"]
+            with pyengine.open_store(root) as store:
+                assert consumer._reader.geometry == store.geometry
+
+
+def test_a_new_producer_is_not_told_to_start_an_engine_that_restarts_by_itself(root):
+    with pyengine.Engine(root, **SMALL):
+        epoch = read_epoch(root)
+        folder = find_folder(root)
+        shutil.rmtree(folder.path)
+        unlink_semaphores(folder.short_id)
+        while read_epoch(root) == epoch:
+            with pyengine.connect(root, timeout_s=scaled_timeout_s(60)), pyengine.consume(root, "T", group="G"):
+                pass
+        with pyengine.connect(root) as producer:
+            assert producer.put("T", b"x").ok
+
+
+@pytest.mark.parametrize("call", ["connect(root, timeout_s=600)", "consume(root, 'T', group='G', timeout_s=600)",
+                                  "run_consumer(root, 'T', 'G', print, timeout_s=600)",
+                                  "asyncio.run(pyengine.run_consumer_async(root, 'T', 'G', handle, timeout_s=600))"])
+def test_ctrl_c_ends_the_wait_for_an_engine(tmp_path, call):
+    program = f"""
+import asyncio, sys
+import pyengine
+async def handle(message): pass
+root = sys.argv[1]
+try:
+    {call if call.startswith("asyncio") else "pyengine." + call}
+    print("ended")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "none")], cwd=CHECKOUT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:
+        assert "waiting up to" in process.stderr.readline()  # after a second it says what it waits for
+        process.send_signal(signal.SIGINT)
+        out = process.communicate(timeout=scaled_timeout_s(60))[0]
+    assert out == ("ended\n" if "run_consumer" in call else "interrupted\n")
+
+
+def test_waiting_looks_less_and_less_often_and_not_at_all_for_what_does_not_pass(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(session_client.time, "monotonic", lambda: now_s[0])
+    patience, pauses = session_client.Patience(10), []
+    missing = passing(EngineUnavailableError("no engine"))
+    with pytest.raises(EngineUnavailableError, match="^no engine; waited 10 s$"):
+        while True:
+            pauses.append(patience.pause_s(missing))
+            now_s[0] += pauses[-1]
+    assert pauses[0] < 0.05 and max(pauses) >= 0.1 and len(pauses) <= 110 and sum(pauses) == pytest.approx(10)
+    for patience, error in ((session_client.Patience(10), EngineUnavailableError("degraded")), (session_client.Patience(0), missing)):
+        with pytest.raises(EngineUnavailableError) as raised:
+            patience.pause_s(error)
+        assert raised.value is error
 
 
 def test_an_engine_that_was_too_slow_to_stop_is_waited_for_by_the_next_stop(root):
