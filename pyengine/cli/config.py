@@ -22,6 +22,7 @@ from pyengine.storage.config import (
     REFUSED_KEYS,
     SET,
     SETTINGS,
+    UNUSED_KEYS,
     EngineConfig,
     changing_engine,
     config_path,
@@ -300,8 +301,9 @@ def _without_setting(key: str, value: str, root: Path | None) -> BrokerRow:
         is_same = Path(value).resolve() == root.resolve()
         return BrokerRow(key, value, "this store" if is_same else f"differs: the command names {root}", is_note=not is_same)
     if key in REFUSED_KEYS:
-        return BrokerRow(key, value, f"not taken: {REFUSED_KEYS[key]}", is_note=value.strip().lower() != "false")
-    return BrokerRow(key, value, "no setting of a store here")
+        held, why = REFUSED_KEYS[key]
+        return BrokerRow(key, value, f"not taken: {why}", is_note=value.strip().lower() != held)
+    return BrokerRow(key, value, f"without effect: {UNUSED_KEYS[key]}" if key in UNUSED_KEYS else "no setting of a store here")
 
 
 def parse_properties(text: str) -> dict[str, str]:

@@ -62,8 +62,10 @@ def configuration_page() -> str:
         lines += [f"| `{row.name}` | {f'`{row.key}`' if row.key else ''} | `{row.show(row.default)}` | {row.allowed()} | "
                   f"{f'{row.inert} |' if inert else f'{row.meaning} | {row.live} |'}" for row in rows]
         lines.append("")
-    lines += ["## Refused", "", "| RocketMQ's key | why |", "|---|---|"]
-    lines += [f"| `{key}` | {why} |" for key, why in REFUSED_KEYS.items()]
+    lines += ["## Without a setting", "",
+              "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", "",
+              "| RocketMQ's key | value that holds | why |", "|---|---|---|"]
+    lines += [f"| `{key}` | {f'`{held}`' if held else ''} | {why} |" for key, (held, why) in REFUSED_KEYS.items()]
     return "\n".join(lines) + "\n"
 
 

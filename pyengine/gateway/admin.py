@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +46,19 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import request_cleaning
+from pyengine.settings import Value
 from pyengine.storage.commit_log import measure_log
-from pyengine.storage.config import SETTINGS, changing_engine, config_path, set_durably, settings_to_set
-from pyengine.storage.config_table import GROUPS_FORMAT, PERM_READ, PERM_WRITE, TopicConfig
+from pyengine.storage.config import (
+    REFUSED_KEYS,
+    SETTINGS,
+    UNUSED_KEYS,
+    changing_engine,
+    config_path,
+    parse_set,
+    set_durably,
+    settings_to_set,
+)
+from pyengine.storage.config_table import GROUPS_FORMAT, TopicConfig
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.file_system import measure
 
@@ -132,7 +142,10 @@ class Admin:
     """Serves the requests of tools; it reads many queues in the executor."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, offsets: GroupOffsets, address: Address,
-                 executor: TurnExecutor) -> None:
+                 executor: TurnExecutor, use_settings: Callable[[], Awaitable[None]]) -> None:
+        """`use_settings` has the gateway itself take the engine's present settings."""
+        self._use_settings = use_settings
+        self._kept: dict[str, str] = {}  # keys of updates that have no effect
         self._reader = reader
         self._names = names
         self._members = members
@@ -488,46 +501,68 @@ class Admin:
     async def update_broker_config(self, request: Request) -> Answer:
         """Change settings of the running engine, given by RocketMQ's keys, as `pyengine config set`: the file, then the engine.
 
-        Unlike a broker, which ignores them, it refuses all changes if a key is unknown to pyengine, or needs a restart of a
-        process, this gateway included.
+        A key that has no effect here is kept until the gateway ends, and the answer says so. All changes are refused if a key is
+        unknown or unsupported, or needs a restart of a process, this gateway included; a broker accepts them silently.
         """
         body = request.frame.body
         if len(body) > SETTINGS_BYTES_MAX:
             return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
 
-        def change() -> None:
+        def change() -> tuple[dict[str, Value], dict[str, str]]:
             lines = [line for line in java_text(body).splitlines() if line and not line.startswith("#")]
-            values = settings_to_set(lines, "updateBrokerConfig")
-            if not values:
-                raise UsageError("no setting is given: give key=value")
-            if later := [SETTINGS[name].key or name for name in values if SETTINGS[name].live != AT_ONCE]:
-                raise UsageError(f"{', '.join(later)}: taken at a start only: pyengine config set, then stop and start the engine")
-            set_durably(self._reader.root, values)
-            with changing_engine(self._reader.root):
-                ask_for_settings(self._reader.root, {name: SETTINGS[name].show(value) for name, value in values.items()}, SETTINGS_WAIT_S)
+            values, kept = self._settings_of(parse_set(lines, "updateBrokerConfig"))
+            if values:
+                set_durably(self._reader.root, values)
+                texts = {name: SETTINGS[name].show(value) for name, value in values.items()}
+                with changing_engine(self._reader.root):
+                    ask_for_settings(self._reader.root, texts, SETTINGS_WAIT_S)
+            return values, kept
 
         try:
             async with self._changing:
-                await self._executor.run(change)
+                values, kept = await self._executor.run(change)
+                self._kept.update(kept)
+                if any(SETTINGS[name].live != AT_ONCE for name in values):
+                    await self._use_settings()
         except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
-        return Answer()
+        return Answer(remark="; ".join(f"{key} is kept without effect: {_why_unused(key)}" for key in kept) or None)
+
+    def _settings_of(self, given: Mapping[str, str]) -> tuple[dict[str, Value], dict[str, str]]:
+        """Return the settings to change, typed, and what is kept without effect, of an update; ConfigError if a key of it is refused."""
+        if not given:
+            raise UsageError("no setting is given: give key=value")
+        shown, pairs, kept = self._shown_settings(), [], {}
+        for key, text in given.items():
+            if shown.get(key) == text:
+                continue
+            if key in REFUSED_KEYS:
+                raise UsageError(f"{key}={text}: {REFUSED_KEYS[key][1]}")
+            if _why_unused(key):
+                kept[key] = text
+            else:
+                pairs.append(f"{key}={text}")
+        values = settings_to_set(pairs, "updateBrokerConfig")
+        if later := [SETTINGS[name].key or name for name in values if not SETTINGS[name].live]:
+            raise UsageError(f"{', '.join(later)}: taken at a start only: pyengine config set, then stop and start the engine")
+        return values, kept
+
+    def _shown_settings(self) -> dict[str, str]:
+        """Return pyengine's settings by RocketMQ's keys, what holds for other keys, and what updates have set without effect."""
+        config = read_run_settings(find_folder(self._reader.root))
+        host, _, port = self._address.broker.rpartition(":")
+        return {key: held for key, (held, _) in REFUSED_KEYS.items() if held} | {
+            row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
+            "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerIP1": host, "listenPort": port,
+            "storePathRootDir": str(self._reader.root), "filterServerNums": "0", "msgTraceTopicName": TRACE_TOPIC} | self._kept
 
     def broker_config(self, request: Request) -> Answer:
-        """Return pyengine's settings by RocketMQ's keys, as lines of `key=value`."""
-        config, changed_ms = read_run_settings(find_folder(self._reader.root)), self._began_ms
-        host, _, port = self._address.broker.rpartition(":")
-        lines = {row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
-            "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerId": "0",
-            "brokerIP1": host, "listenPort": port, "brokerPermission": str(PERM_READ | PERM_WRITE),
-            "storePathRootDir": str(self._reader.root),
-            "filterServerNums": "0", "msgTraceTopicName": TRACE_TOPIC, "slaveReadEnable": "false", "traceOn": "true",
-            "traceTopicEnable": "false", "enablePropertyFilter": "true", "useTLS": "false",
-        }
-        body = "".join(f"{name}={value}\n" for name, value in sorted(lines.items())).encode()
+        """Return the settings as lines of `key=value`."""
+        changed_ms = self._began_ms
+        body = "".join(f"{name}={value}\n" for name, value in sorted(self._shown_settings().items())).encode("utf-8", "replace")
         with contextlib.suppress(OSError):  # without a file nothing has changed since the gateway's start
             changed_ms = os.stat(config_path(self._reader.root)).st_mtime_ns // 1_000_000
-        return Answer(fields={"version": write_json({"counter": 0, "timestamp": changed_ms}).decode()}, body=body)
+        return Answer(fields={"version": write_json({"counter": len(self._kept), "timestamp": changed_ms}).decode()}, body=body)
 
     def system_topics(self, request: Request) -> Answer:
         return Answer(body=write_json({"topicList": sorted(SYSTEM_TOPICS)}))
@@ -605,6 +640,11 @@ class Admin:
         """Return the store time of the message at an offset; `without` if there is none."""
         found = [] if offset < 0 else self._reader.get_message(topic, queue_id, offset, 1, level=LEVEL).messages
         return found[0].store_timestamp_ms if found else without
+
+
+def _why_unused(key: str) -> str:
+    """Return why a key of RocketMQ's has no effect here, "" if it has one or is unknown."""
+    return UNUSED_KEYS.get(key) or next((row.inert for row in SETTINGS.values() if row.key == key), "")
 
 
 def _gib(size_bytes: int) -> str:

@@ -29,7 +29,9 @@ from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
 from pyengine.gateway.sends import NOT_AVAILABLE, NOT_RESUMED, REGION, Ends, Puts, Sends
 from pyengine.gateway.tls import TlsHandler
+from pyengine.ipc.control_block import read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ class Gateway:
         address = Address(f"{shown}:{broker_port}", config.broker_name, config.broker_cluster_name)
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
-        admin = Admin(reader, names, members, self._offsets, address, executor)
+        admin = Admin(reader, names, members, self._offsets, address, executor, self._use_settings)
         pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report, admin.counts.count_gets)
         ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
@@ -160,6 +162,12 @@ class Gateway:
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
                      f"access list {'off' if access is None else 'on'}")
         return Ports(name_port, broker_port)
+
+    async def _use_settings(self) -> None:
+        """Read and put with the engine's present settings from now on."""
+        config = await self._executor.run(lambda: read_run_settings(find_folder(self._reader.root)))
+        self._reader.use_settings(config)
+        await self._puts.renew(self._executor)
 
     @property
     def _watched(self) -> list[AccessList | TlsHandler]:

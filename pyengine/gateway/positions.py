@@ -166,9 +166,7 @@ class Positions:
         self._reader = reader
         self._names = names
         self._offsets = offsets
-        config = reader.config
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._in_memory_bytes = memory_bytes * config.access_message_in_memory_max_ratio // 100
+        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.handlers: Handlers = {
             codes.QUERY_CONSUMER_OFFSET: self.query_offset,
             codes.UPDATE_CONSUMER_OFFSET: self.update_offset,
@@ -221,7 +219,8 @@ class Positions:
         if not high:
             return True
         first = self._reader.get_message(topic, queue_id, 0, 1, level=LEVEL).messages
-        return not first or self._reader.max_physical_offset(LEVEL) - first[0].physical_offset <= self._in_memory_bytes
+        near_bytes = self._memory_bytes * self._reader.config.access_message_in_memory_max_ratio // 100
+        return not first or self._reader.max_physical_offset(LEVEL) - first[0].physical_offset <= near_bytes
 
     # ---- queues -------------------------------------------------------------------
 

@@ -126,8 +126,8 @@ class Puts:
 
     def submit(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Submit a put, with `members` that of a batch, and call `then` with its result in the loop's thread."""
-        assert self.producer is not None and self._loop is not None
-        self.producer.put_raw_then(message, partial(self.hand_over, then), members)
+        assert self._loop is not None
+        (self.producer or self.open()).put_raw_then(message, partial(self.hand_over, then), members)
         if not self._is_collecting:
             self._is_collecting = True
             with contextlib.suppress(RuntimeError):  # as below
@@ -168,6 +168,12 @@ class Puts:
             except Exception as error:  # noqa: BLE001 - one request's: the answers after it are given
                 assert self._loop is not None
                 self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
+
+    async def renew(self, executor: TurnExecutor) -> None:
+        """End the session, and open another one for the next put, which has the settings of then. Pending answers still go out."""
+        producer, self.producer = self.producer, None  # in the loop's thread, whose puts look for it first
+        if producer is not None:
+            await executor.run(producer.close)
 
     def close(self) -> None:
         """Wait for pending answers and end the session."""

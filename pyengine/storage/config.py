@@ -34,12 +34,60 @@ DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "env
 LIVE = "live"  # set by `pyengine config set` since the engine was started
 STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")  # a store has one of these
 
-# RocketMQ keys that this engine does not support, and what to do instead.
+# RocketMQ keys that this engine does not support: the value that holds here ("": none can be given), and why there is no other.
 REFUSED_KEYS = {
-    "storePathRootDir": "the store is the directory that the command names",
-    "duplicationEnable": "this engine has no duplication mode",
-    "enableDLegerCommitLog": "this engine does not speak the raft protocol",
+    "storePathRootDir": ("", "the store is the directory that the command names"),
+    "duplicationEnable": ("false", "this engine has no duplication mode"),
+    "enableDLegerCommitLog": ("false", "this engine does not speak the raft protocol"),
+    "brokerId": ("0", "the gateway's broker has the number 0"),
+    "brokerPermission": ("6", "give topics their rights (mqadmin updateTopicPerm), or use wipeWritePerm"),
+    "disableConsumeIfConsumerReadSlowly": ("false", "a slow consumer is served like the others"),
+    "enablePropertyFilter": ("true", "conditions in SQL92 always work"),
+    "brokerIP1": ("", "gateway_advertised_host decides it, at a start"),
+    "listenPort": ("", "gateway_broker_port decides it, at a start"),
+    "longPollingEnable": ("true", "a pull is held for as long as its client asks"),
+    "messageStorePlugIn": ("", "the engine has no plug-ins"),
+    "notifyConsumerIdsChangedEnable": ("true", "it is a setting of each group: mqadmin updateSubGroup"),
+    "rejectTransactionMessage": ("false", "transactions are always taken"),
+    "slaveReadEnable": ("false", "clients find the gateway's own broker only"),
+    "storeReplyMessageEnable": ("true", "replies are always stored"),
+    "traceOn": ("true", "clients decide whether they send traces"),
+    "traceTopicEnable": ("false", "the topic of traces is a topic like others"),
+    "useTLS": ("false", "gateway_tls_mode decides it, at a start"),
 }
+# Further keys of RocketMQ's broker, which change nothing here, by the reason. The settings that are `inert` have their own.
+_UNUSED = {
+    "the gateway serves its clients from one loop and a few threads, without such pools and queues":
+        "adminBrokerThreadPoolNums clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity consumerManageThreadPoolNums "
+        "consumerManagerThreadPoolQueueCapacity endTransactionPoolQueueCapacity endTransactionThreadPoolNums heartbeatThreadPoolNums "
+        "heartbeatThreadPoolQueueCapacity processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity "
+        "putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryMessageThreadPoolNums queryThreadPoolQueueCapacity "
+        "replyThreadPoolQueueCapacity sendMessageThreadPoolNums sendThreadPoolQueueCapacity brokerFastFailureEnable "
+        "waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue "
+        "serverAsyncSemaphoreValue serverCallbackExecutorThreads serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable "
+        "serverSelectorThreads serverWorkerThreads useEpollNativeSelector transferMsgByHeap",
+    "the gateway's limits of clients count: gateway_idle_timeout_ms, gateway_connection_max_bytes and the like":
+        "serverChannelMaxIdleTimeSeconds serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize writeBufferHighWaterMark "
+        "writeBufferLowWaterMark",
+    "the gateway opens no connections to other brokers or name servers":
+        "brokerIP2 namesrvAddr fetchNamesrvAddrByAddressServer compressedRegister forceRegister registerBrokerTimeoutMills "
+        "registerNameServerPeriod channelNotActiveInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads "
+        "clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientOnewaySemaphoreValue clientPooledByteBufAllocatorEnable "
+        "clientSocketRcvBufSize clientSocketSndBufSize clientWorkerThreads connectTimeoutMillis",
+    "conditions in SQL92 are evaluated on the messages, without filter servers and Bloom filters":
+        "enableCalcFilterBitMap expectConsumerNumUseFilter filterDataCleanTimeSpan filterServerNums filterSupportRetry "
+        "maxErrorRateOfBloomFilter",
+    "the engine has its own statistics":
+        "autoDeleteUnusedStats commercialBaseCount commercialBigCount commercialEnable commercialTimerCount commercialTransCount "
+        "enableDetailStat",
+    "the gateway writes offsets every 5 s, without a history": "flushConsumerOffsetHistoryInterval flushConsumerOffsetInterval",
+    "pulls are held until a message is dispatched": "shortPollingTimeMills",
+    "the topics of broker and cluster always exist": "brokerTopicEnable clusterTopicEnable",
+    "there is no DLedger": "dLegerGroup dLegerPeers dLegerSelfId isEnableBatchPush preferredLeaderId storePathDLedgerCommitLog",
+    "RocketMQ 4.9 does not use it either, or not in a store": "consumerFallbehindThreshold highSpeedMode isolateLogEnable maxDelayTime "
+        "msgTraceTopicName regionId rocketmqHome startAcceptSendRequestTimeStamp",
+}
+UNUSED_KEYS = {key: why for why, keys in _UNUSED.items() for key in keys.split()}
 
 
 def fold(key: str) -> str:
@@ -51,7 +99,7 @@ def fold(key: str) -> str:
 
 _NAMES = {fold(spelling): name for name, row in SETTINGS.items() for spelling in (name, row.key) if spelling}
 _NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in the first version, which files may have
-_REFUSED = {fold(key): (key, why) for key, why in REFUSED_KEYS.items()}
+_REFUSED = {fold(key): (key, why) for key, (_, why) in REFUSED_KEYS.items()}
 
 
 def setting_name(key: str, where: str, others: Iterable[str] = ()) -> str:

@@ -81,6 +81,11 @@ class StoreReader:
         self._gets = GetStatistics()
         self._is_open = True
 
+    def use_settings(self, config: EngineConfig) -> None:
+        """Get with the limits of these settings from now on."""
+        self.config = config
+        self.getter = MessageGetter(self.commit_log, config)
+
     @property
     def default_level(self) -> ReadLevel:
         """`flushed` for a store in sync mode, else `committed`."""

@@ -22,7 +22,7 @@ from pyengine.gateway.names import Names
 from pyengine.gateway.wire import Frame
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.storage.config import config_path, read_file
+from pyengine.storage.config import REFUSED_KEYS, config_path, read_file
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import measure
@@ -126,7 +126,7 @@ def test_a_tool_cannot_make_the_files_of_topics_and_groups_grow_without_end(serv
 
     async def ask(code, fields, body=b""):
         with TurnExecutor(1, "test") as executor, pyengine.open_store(served.root) as reader:
-            admin = Admin(reader, names, None, None, None, executor)
+            admin = Admin(reader, names, None, None, None, executor, None)
             await admin.handlers[code](Request(None, Frame(code, fields, body, 1), 0))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -208,12 +208,40 @@ def test_settings_of_the_running_engine_are_changed_all_or_none(served):
                       (b"deleteWhen=06\nnotASetting=1\n", "notASetting"),
                       (b"deleteWhen=06\nflushDiskType=SYNC_FLUSH\n", "flushDiskType: taken at a start only"),
                       (b"deleteWhen=06\nmappedFileSizeCommitLog=1024\n", "fixed at creation"), (b"deleteWhen=06\n\xff", "\ufffd"),
-                      (b"deleteWhen=06\nmaxTransferCountOnMessageInMemory=9\n", "taken at a start only"), (b"", "no setting is given"),
+                      (b"deleteWhen=06\nbrokerPermission=4\n", "brokerPermission=4: give topics their rights"),
+                      (b"deleteWhen=06\nlistenPort=1\n", "gateway_broker_port decides it"), (b"", "no setting is given"),
                       (b"# nothing\n", "no setting is given"), (b"deleteWhen\n", "updateBrokerConfig deleteWhen: give key=value"),
                       (b"x" * 100_000 + b"=1\n", "bytes of settings are more than")):
         answer = client.ask(codes.UPDATE_BROKER_CONFIG, {}, body)
         assert answer.code == codes.SYSTEM_ERROR and why in answer.remark
     assert broker_settings(client) == changed
+
+
+def test_a_changed_limit_of_pulls_and_of_puts_counts_for_the_gateway_at_once(served, topic):
+    client = served.broker()
+    for number in range(5):
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"%d" % number).code == codes.SUCCESS
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 4, timeout_s=30, level="committed")
+    for text, count in (("2", 2), ("32", 5)):
+        body = b"maxTransferCountOnMessageInMemory=%s\nsyncFlushTimeout=%s000\n" % (text.encode(), text.encode())
+        answer = client.ask(codes.UPDATE_BROKER_CONFIG, {}, body)
+        assert (answer.code, answer.remark) == (codes.SUCCESS, None)
+        assert broker_settings(client).items() >= {"maxTransferCountOnMessageInMemory": text, "syncFlushTimeout": f"{text}000"}.items()
+        assert client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 1)).fields["nextBeginOffset"] == str(count)
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2), b"by a new session").code == codes.SUCCESS
+
+
+def test_a_key_that_has_no_effect_here_is_kept_and_the_answer_says_so(served):
+    client = served.broker()
+    told = client.ask(codes.UPDATE_BROKER_CONFIG, {}, b"sendMessageThreadPoolNums=32\nflushCommitLogLeastPages=8\ndeleteWhen=03\n")
+    assert told.code == codes.SUCCESS and "sendMessageThreadPoolNums is kept without effect: the gateway serves its clients" in told.remark
+    assert "flushCommitLogLeastPages is kept without effect" in told.remark and "deleteWhen" not in told.remark
+    shown = broker_settings(client)
+    assert shown.items() >= {"sendMessageThreadPoolNums": "32", "flushCommitLogLeastPages": "8", "deleteWhen": "03"}.items()
+    everything = "".join(f"{key}={value}\n" for key, value in shown.items() if key in REFUSED_KEYS or key == "storePathRootDir")
+    assert client.ask(codes.UPDATE_BROKER_CONFIG, {}, everything.encode()).code == codes.SUCCESS, "what holds already may be set"
+    assert client.ask(codes.UPDATE_BROKER_CONFIG, {}, b"deleteWhen=04\n").code == codes.SUCCESS
 
 
 def test_messages_of_topics_and_groups_are_counted(served, topic):
