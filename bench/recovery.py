@@ -61,7 +61,7 @@ def put(path: Path, rate: int, size: int, segment_bytes: int) -> None:
             if end >= paced_from:
                 due_s = (due_s or time.monotonic()) + 1 / BATCHES_A_S
                 time.sleep(max(0.0, due_s - time.monotonic()))
-            end = producer.put_many(TOPIC, bodies).raise_for_status().end_physical_offset
+            end = producer.put_many(TOPIC, bodies).end_physical_offset
 
 
 def measure(rate: int, size: int, segment_bytes: int, folder: Path) -> Round:

@@ -41,7 +41,18 @@ if TYPE_CHECKING:
     )
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import open_store
-    from pyengine.results import GetResult, GetStatus, PutError, PutManyResult, PutResult, PutStatus, PutTimeoutError, ReadLevel
+    from pyengine.results import (
+        GetResult,
+        GetStatus,
+        PutError,
+        PutIndeterminateError,
+        PutManyResult,
+        PutNotDurableError,
+        PutRefusedError,
+        PutResult,
+        PutStatus,
+        ReadLevel,
+    )
     from pyengine.storage.config import EngineConfig, load_config
     from pyengine.storage.store_reader import StoreReader
 
@@ -63,7 +74,10 @@ _MODULES = {
     "pyengine.ipc.live_reader": ("open_store",),
     "pyengine.client.outgoing": ("BatchMessage",),
     "pyengine.client.producer": ("Producer", "connect"),
-    "pyengine.results": ("GetResult", "GetStatus", "PutError", "PutManyResult", "PutResult", "PutStatus", "PutTimeoutError", "ReadLevel"),
+    "pyengine.results": (
+        "GetResult", "GetStatus", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError",
+        "PutResult", "PutStatus", "ReadLevel",
+    ),
     "pyengine.storage.store_reader": ("StoreReader",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
@@ -72,9 +86,9 @@ __all__ = [
     "BatchMessage", "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DeadLetters",
     "DegradedError", "DiskError", "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError",
     "ExitCode", "FlushError", "FormatError", "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError",
-    "Producer", "PutError", "PutManyResult", "PutResult", "PutStatus", "PutTimeoutError", "ReadLevel", "StoreBusyError",
-    "StoreReader", "StoreRefusedError", "UsageError", "__version__", "connect", "consume", "load_config", "open_store",
-    "run_consumer", "run_consumer_async",
+    "Producer", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError", "PutResult",
+    "PutStatus", "ReadLevel", "StoreBusyError", "StoreReader", "StoreRefusedError", "UsageError", "__version__",
+    "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async",
 ]
 
 

@@ -63,6 +63,7 @@ class PendingPut:
     def cancelled(self) -> bool: ...
     def add_done_callback(self, fn: Any, /) -> None: ...
     def _become_future(self) -> None: ...
+    _raises: bool
     @property
     def _has_answer(self) -> bool: ...
 
@@ -86,6 +87,7 @@ class SubmitterFront:
     body_bytes_max: int
     payload_bytes_max: int
     waits: int
+    raises: bool
 
 class ProducerFront:
     """The base of Producer: ordinary puts, in C; Producer makes all others."""

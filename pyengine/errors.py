@@ -1,4 +1,4 @@
-"""Every error that pyengine raises on purpose; the two of a put are in pyengine/results.py, beside the result that they carry.
+"""Every error that pyengine raises on purpose; those of a put are in pyengine/results.py, beside the result that they carry.
 
     EngineError                      exit code 1: the thing asked for failed
     +-- UsageError                   2: the call or the settings are wrong; the text says what to change
@@ -11,8 +11,10 @@
     +-- DegradedError                6: the engine runs, but read-only or without some of its promises
     +-- EngineUnavailableError       1: no running engine at this path, or it went away
     |   +-- OtherLayoutError         1: it is of another version of pyengine, whose shared memory has another layout
-    +-- PutError                     1: raised by raise_for_status() for a put that is not PUT_OK; carries its result
-    |   +-- PutTimeoutError          1: the put was submitted and its fate is not known: the result is indeterminate
+    +-- PutError                     1: a put is not PUT_OK; carries its result
+    |   +-- PutRefusedError          1: nothing was stored
+    |   +-- PutIndeterminateError    1: it was submitted and its fate is not known
+    |   +-- PutNotDurableError       1: it is stored, but not as durable or as replicated as asked
     +-- DiskError                    1: a system call on the store's files failed; carries errno and path
     |   +-- FlushError               1: fdatasync or fsync failed: final, never retried
     |   +-- DiskFullError            1: no room; the store resumes by itself once there is some

@@ -115,10 +115,9 @@ class _PutAnswer:
         return self.ok
 
     def raise_for_status(self) -> Self:
-        """This result if it is PUT_OK; else PutError, or PutTimeoutError where it is indeterminate, with the reason."""
+        """This result if it is PUT_OK; else its PutError is raised, as a put does by itself (`refusals` of connect)."""
         if not self.ok:
-            result = cast("PutResult | PutManyResult", self)
-            raise (PutTimeoutError if self.indeterminate else PutError)(f"{self.status.name}: {self.reason}", result)
+            raise PutError.of(cast("PutResult | PutManyResult", self))
         return self
 
 
@@ -239,15 +238,41 @@ class PutManyResult(_PutAnswer):
 
 
 class PutError(EngineError):
-    """A put did not end with PUT_OK; `result` is its PutResult or PutManyResult. Raised by raise_for_status() only."""
+    """A put did not end with PUT_OK, so what it promises is not kept; `result` has the status and the reason.
 
-    def __init__(self, message: str, result: PutResult | PutManyResult | None = None) -> None:
+    Each one raised is of a subclass, which tells whether the log has the message. Errors can be pickled.
+    """
+
+    _ADVICE = ""
+
+    def __init__(self, message: str, result: PutResult | PutManyResult) -> None:
         super().__init__(message)
         self.result = result
 
+    @staticmethod
+    def of(result: PutResult | PutManyResult, message: str = "") -> PutError:
+        """Return the error of a result that is not PUT_OK; its text is `message`, or has status, reason and what to do."""
+        kind = (PutIndeterminateError if result.indeterminate else PutNotDurableError if result.stored else PutRefusedError)
+        return kind(message or f"{result.status.name}: {result.reason}{kind._ADVICE}", result)
 
-class PutTimeoutError(PutError):
-    """A put was submitted and its fate is not known; `result.indeterminate` is True."""
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.result), vars(self)
+
+
+class PutRefusedError(PutError):
+    """Nothing was stored; the text says what to change. It may be put again."""
+
+
+class PutIndeterminateError(PutError):
+    """The put was submitted and its fate is not known: a second put may store it twice (docs/promises.md, 9)."""
+
+    _ADVICE = "; look for it before you put it again: a second put may store it twice"
+
+
+class PutNotDurableError(PutError):
+    """The log has it, but it is not as durable, or not on as many slaves, as asked: a second put would store it twice."""
+
+    _ADVICE = "; it is in the log, so do not put it again: that would store it twice"
 
 
 class GetRecords(NamedTuple):

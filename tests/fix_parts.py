@@ -78,7 +78,8 @@ class Parts:
         self.workers[kind].wait()
 
     def producer(self, **settings) -> Producer:
-        return Producer(lambda limit_s: open_session(self.owner.root), **settings)
+        """Return a new producer, which returns refusals unless `settings` say otherwise."""
+        return Producer(lambda limit_s: open_session(self.owner.root), **{"refusals": "return", **settings})
 
     def log(self) -> bytes:
         files = sorted((self.owner.root / "commitlog").iterdir())

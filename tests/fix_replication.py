@@ -49,7 +49,7 @@ class Load:
     def _run(self) -> None:
         while self._running:
             try:
-                with pyengine.connect(self._root) as producer:
+                with pyengine.connect(self._root, refusals="return") as producer:
                     while self._running:
                         self._put(producer)
             except EngineError:

@@ -125,7 +125,7 @@ if __name__ == "__main__":
     with pyengine.Engine("store", mapped_file_size_commit_log_bytes=1 << 20, mapped_file_size_consume_queue_bytes=6000,
                          max_hash_slot_num=1000, max_index_num=4000) as engine:
         with pyengine.connect("store") as producer, pyengine.open_store("store") as store:
-            producer.put("orders", b"one apple").raise_for_status()
+            producer.put("orders", b"one apple")
             assert store.wait_for_message("orders", 0, 0, timeout_s=30)
             assert [message.body for message in store.get_message("orders", 0, 0).messages] == [b"one apple"]
         supervisor = psutil.Process(engine.pid)

@@ -63,7 +63,7 @@ class Pair:
 
 
 def put(root: Path, *bodies: bytes) -> list[PutStatus]:
-    with pyengine.connect(root) as producer:
+    with pyengine.connect(root, refusals="return") as producer:
         return [producer.put("T", body, keys=body.decode()).status for body in bodies]
 
 
@@ -94,7 +94,7 @@ def test_a_message_acknowledged_by_a_sync_master_can_be_read_on_its_slave(make_e
         b"one", b"two"]
     with pyengine.open_store(pair.slave.root) as store:
         assert [found.body for found in store.query_message("T", "two")] == [b"two"]
-    with pyengine.connect(pair.slave.root) as producer:
+    with pyengine.connect(pair.slave.root, refusals="return") as producer:
         refused = producer.put("T", b"three")
         assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
     for one, told in ((pair.master, "1 connected, 0 B not confirmed"), (pair.slave, f"linked, its log ends at {end:,}, lag 0 B")):
@@ -136,7 +136,7 @@ def test_bytes_changed_between_master_and_slave_are_not_used(make_engine, rng, h
         pair.start()
         proxy.to_slave = Faults(corrupt_bytes_mean=60_000)
         proxy.to_master = Faults(corrupt_bytes_mean=400)
-        with pyengine.connect(pair.master.root) as producer:
+        with pyengine.connect(pair.master.root, refusals="return") as producer:
             for _ in range(8):
                 assert producer.put_many("T", [rng.randbytes(2000) for _ in range(30)]).stored
         eventually(lambda: proxy.done["corrupt"] >= 3, "bits were flipped")
@@ -250,7 +250,7 @@ def test_an_old_master_that_returns_refuses_puts_until_it_is_a_slave(make_engine
     for kind in reversed(kinds):
         os.kill(old.pid(kind), signal.SIGCONT)
     eventually(lambda: put(old.root, b"of the old one") == [PutStatus.SERVICE_NOT_AVAILABLE], "it knows the other")
-    with pyengine.connect(old.root) as producer:
+    with pyengine.connect(old.root, refusals="return") as producer:
         assert "a master of a higher term has taken this store's place" in producer.put("T", b"x").reason
 
     def noted() -> dict[str, object] | None:

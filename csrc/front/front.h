@@ -79,6 +79,8 @@ struct pending_object {
     int64_t submitted_ns, flush_deadline_ns, slave_deadline_ns;
     struct pending_object *next, **link;      /* in session->answered */
     int how;
+    char raises;                              /* result() of a put that is not PUT_OK raises PutError */
+    char is_refused;                          /* RESOLVED, and not PUT_OK */
     enum pending_state state;
 };
 extern PyTypeObject *pending_type;

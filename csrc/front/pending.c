@@ -3,6 +3,7 @@
 #include "front.h"
 
 #include <math.h>
+#include <stddef.h>
 
 #include "atomics.h"
 #include "futex.h"
@@ -15,7 +16,7 @@
 PyTypeObject *pending_type;
 static PyTypeObject *future_class; /* PutFuture: of this and of concurrent.futures.Future */
 /* The methods of a PutFuture once it is an ordinary Future. */
-static PyObject *future_result, *future_exception, *future_done, *future_running, *future_add_done_callback, *future_settled;
+static PyObject *future_result, *future_exception, *future_done, *future_running, *future_add_done_callback, *future_settled, *future_error;
 
 /* Make one, which is an ordinary Future until it is submitted. */
 static PyObject *pending_make(PyTypeObject *type, PyObject *arguments, PyObject *names)
@@ -126,10 +127,11 @@ static void leave_session(struct pending_object *pending)
     leave_list(pending);
 }
 
-static void resolve(struct pending_object *pending, PyObject *result)
+static void resolve(struct pending_object *pending, PyObject *result, int is_refused)
 {
     leave_session(pending);
     replace(&pending->result, result);
+    pending->is_refused = (char)is_refused;
     pending->state = PENDING_RESOLVED;
     Py_CLEAR(pending->session);
     Py_CLEAR(pending->topic);
@@ -139,8 +141,9 @@ static void resolve(struct pending_object *pending, PyObject *result)
 static int resolve_answered(struct pending_object *pending, int code)
 {
     struct session_object *session = pending->session;
+    const int is_refused = code != 0 || pending->answer.status != 0;
     PyObject *result;
-    if (code == 0 && pending->answer.status == 0) {
+    if (!is_refused) {
         result = result_of(session->result_type, &pending->answer, pending->topic, pending->queue_id, session->store_host);
     } else {
         PyObject *answer = answer_tuple(&pending->answer);
@@ -150,7 +153,7 @@ static int resolve_answered(struct pending_object *pending, int code)
     if (result == NULL)
         return -1;
     if (pending->state == PENDING_ANSWERED)
-        resolve(pending, result);
+        resolve(pending, result, is_refused);
     else
         Py_DECREF(result);
     return 0;
@@ -178,7 +181,7 @@ static int resolve_lost(struct pending_object *pending)
     PyObject *session = Py_NewRef((PyObject *)pending->session);
     PyObject *result = PyObject_CallMethod(pending->session->owner, "lost", "OL", pending->topic, pending->queue_id);
     if (result != NULL && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED))
-        resolve(pending, result);
+        resolve(pending, result, 1);
     else
         Py_XDECREF(result);
     Py_DECREF(session);
@@ -314,6 +317,14 @@ static int wait_for(struct pending_object *pending, PyObject *timeout, double *l
     return 0;
 }
 
+/* Return the PutError of a resolved put that raises one, otherwise its result. Each call makes an error, because the traceback of one
+ * that the future kept would refer to the future. */
+static PyObject *result_or_error(const struct pending_object *pending, int *is_error)
+{
+    *is_error = pending->is_refused && pending->raises;
+    return *is_error ? PyObject_CallFunctionObjArgs(future_error, pending->result, NULL) : Py_NewRef(pending->result);
+}
+
 static PyObject *ask(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names, PyObject *of_future,
                      const char *called)
 {
@@ -332,7 +343,14 @@ static PyObject *ask(PyObject *object, PyObject *const *arguments, Py_ssize_t co
         Py_XDECREF(left);
         return found;
     }
-    return Py_NewRef(of_future == future_result ? pending->result : Py_None);
+    int is_error;
+    PyObject *found = result_or_error(pending, &is_error);
+    if (found != NULL && is_error == (of_future == future_result)) { /* raise the error, or return no exception */
+        if (is_error)
+            PyErr_SetObject((PyObject *)Py_TYPE(found), found);
+        replace(&found, is_error ? NULL : Py_NewRef(Py_None));
+    }
+    return found;
 }
 
 static PyObject *pending_result(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
@@ -390,7 +408,9 @@ static PyObject *pending_become_future(PyObject *object, PyObject *none)
     if (pending_hand_over(pending) != 0)
         return NULL;
     if (pending->state == PENDING_RESOLVED) {
-        PyObject *fields = PyObject_CallFunctionObjArgs(future_settled, pending->result, NULL);
+        int is_error;
+        PyObject *found = result_or_error(pending, &is_error);
+        PyObject *fields = found == NULL ? NULL : PyObject_CallFunctionObjArgs(future_settled, found, NULL);
         PyObject *own_fields = fields == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
         int failed = own_fields == NULL;
         if (!failed && pending->state == PENDING_RESOLVED) { /* as in hand_over_once */
@@ -400,6 +420,7 @@ static PyObject *pending_become_future(PyObject *object, PyObject *none)
         }
         Py_XDECREF(own_fields);
         Py_XDECREF(fields);
+        Py_XDECREF(found);
         if (failed)
             return NULL;
     }
@@ -444,10 +465,14 @@ static PyObject *pending_has_answer(PyObject *object, void *unused)
     return PyBool_FromLong(pending->state == PENDING_ANSWERED || pending->state == PENDING_RESOLVED);
 }
 
+static PyMemberDef members[] = {
+    {"_raises", T_BOOL, offsetof(struct pending_object, raises), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
 static PyGetSetDef getters[] = {{"_has_answer", pending_has_answer, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
 static PyMethodDef methods[] = {
-    {"result", (PyCFunction)(void (*)(void))pending_result, METH_FASTCALL | METH_KEYWORDS, "The PutResult; TimeoutError when it is not there in time."},
-    {"exception", (PyCFunction)(void (*)(void))pending_exception, METH_FASTCALL | METH_KEYWORDS, "None, once the result is there: refusals are results."},
+    {"result", (PyCFunction)(void (*)(void))pending_result, METH_FASTCALL | METH_KEYWORDS, "The PutResult; PutError if it is not PUT_OK, TimeoutError when it is not there in time."},
+    {"exception", (PyCFunction)(void (*)(void))pending_exception, METH_FASTCALL | METH_KEYWORDS, "The PutError that result() raises, None if it raises none."},
     {"done", pending_done, METH_NOARGS, "Whether the result is there."},
     {"running", pending_running, METH_NOARGS, "Whether the result is still to come."},
     {"cancel", pending_no, METH_NOARGS, "False: what was submitted is stored."},
@@ -461,6 +486,7 @@ static PyType_Slot slots[] = {
     {Py_tp_finalize, pending_finalize},
     {Py_tp_dealloc, pending_dealloc},
     {Py_tp_methods, methods},
+    {Py_tp_members, members},
     {Py_tp_getset, getters},
     {Py_tp_doc, "The future of one put_async: takes its answer out of the session when it is asked."},
     {0, NULL},
@@ -487,6 +513,7 @@ static PyObject *use_futures(PyObject *module, PyObject *arguments)
         {&future_running, base, "running"},
         {&future_add_done_callback, base, "add_done_callback"},
         {&future_settled, own, "_settled"},
+        {&future_error, own, "_error"},
     };
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         PyObject *function = PyObject_GetAttrString(functions[i].of, functions[i].name);

@@ -30,6 +30,7 @@ struct submitter_object {
     long long body_bytes_max;    /* of one message on the fast path */
     long long payload_bytes_max; /* of an entry with many */
     int how;                     /* what a put waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
+    char raises;                 /* a put that is not PUT_OK raises PutError; settle_put and settle_many do it here */
 };
 
 struct front_object {
@@ -297,6 +298,8 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
     struct pending_object *pending = pending_new();
     int64_t deadline_ns = 0;
     int code = pending == NULL ? FAILED : MS_PRODUCER_AGAIN;
+    if (pending != NULL)
+        pending->raises = puts->raises;
     while (code == MS_PRODUCER_AGAIN) {
         PyObject *lock;
         struct session_object *session;
@@ -507,6 +510,7 @@ static PyMemberDef submitter_members[] = {
     {"body_bytes_max", T_LONGLONG, AT(body_bytes_max), 0, NULL},
     {"payload_bytes_max", T_LONGLONG, AT(payload_bytes_max), 0, NULL},
     {"waits", T_INT, AT(how), 0, NULL},
+    {"raises", T_BOOL, AT(raises), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -437,7 +437,7 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     tally = Tally()
     with contextlib.ExitStack() as stack:
         acked = stack.enter_context(AckedList(job.acked)) if job.acked else None
-        producer = stack.enter_context(connect(job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **job.settings))
+        producer = stack.enter_context(connect(job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, refusals="return", **job.settings))
         work = _Work(producer, job, tally, report, acked)
         for name, first_line, lines in _inputs(job):
             if job.format == "lines":

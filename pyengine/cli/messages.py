@@ -276,7 +276,7 @@ def put(
     data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     wait_s = timeout_s or CONNECT_TIMEOUT_S
     until_ready(lambda left_s: existing_store(store), wait_s)
-    with connect(store, ring_bytes=None, timeout_s=wait_s, **settings) as producer:
+    with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **settings) as producer:
         result = producer.put(topic, data, queue_id=None if spread else queue_id or 0, sharding_key=sharding_key, tags=tags, keys=keys,
                               properties=properties, flag=flag, delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait,
                               timeout_s=timeout_s)

@@ -265,7 +265,7 @@ class ModeRun(KillRounds):
         rng = random.Random(f"{self.rng.random()}/{number}")
         while not self._ending.is_set():
             try:
-                with connect(self.store, timeout_s=HANG_S) as producer:
+                with connect(self.store, timeout_s=HANG_S, refusals="return") as producer:
                     while not self._ending.is_set():
                         body = rng.randbytes(rng.randrange(PUT_BYTES_MAX))
                         self._note(producer.put("prove", body, queue_id=rng.randrange(QUEUES), timeout_s=HANG_S / 4), body)

@@ -336,7 +336,7 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
         if entry.problem:
             raise UsageError(f"{entry.name} cannot be restored: {entry.problem}")
     with (_one_at_a_time(entries[0].path.parent), reading(store, settings) as reader,
-          connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer):
+          connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, refusals="return", **settings) as producer):
         settled = Counter[object](ended_half(message) or (delayed_identity(message) if is_delivery(message) else None)
                                   for entry in entries for message in messages_in(entry))
         return {entry.name: _restore(entry, reader, producer, settled) for entry in entries}

@@ -226,7 +226,7 @@ def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
             if (root / "commitlog").is_dir() and any((root / "commitlog").iterdir()):
                 raise UsageError(f"{root} holds a store already: a replay needs a new one, or a running engine")
             stack.enter_context(pyengine.Engine(root, **settings))
-        yield stack.enter_context(pyengine.connect(root))
+        yield stack.enter_context(pyengine.connect(root, refusals="return"))
 
 
 @click.command()

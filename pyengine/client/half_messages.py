@@ -165,28 +165,35 @@ class HalfMessages:
         return (PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
                 or _age_ms(half, self.now_ms()) >= (self.timeout_ms if immunity_s < 0 else immunity_s * 1000))
 
-    def put_back(self, half: Message, more: dict[str, str]) -> Message | None:
-        """Store a half message again at the end of the half topic, with further properties. RocketMQ: renewHalfMessageInner."""
+    def put_back(self, half: Message, more: dict[str, str]) -> Message:
+        """Store a half message again at the end of the half topic, with further properties. PutError if it is not stored.
+
+        RocketMQ: renewHalfMessageInner.
+        """
         raw = replace(raw_of(half, half.properties | more), wait_store_msg_ok=False)
         result = self._put_raw(raw, None)
         if not result.stored:
-            return None
+            raise PutError.of(result, f"cannot put half message {half.msg_id} back: it is checked in the next round "
+                                      f"({result.status.name}: {result.reason})")
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
         return replace(half, raw_properties=raw.properties_text, queue_offset=result.queue_offset,
                        physical_offset=result.physical_offset, size_bytes=result.size_bytes,
                        store_timestamp_ms=result.store_timestamp_ms)
 
-    def discard(self, half: Message) -> bool:
-        """Store a half message in TRANS_CHECK_MAX_TIME_TOPIC; return whether it was stored."""
+    def discard(self, half: Message) -> None:
+        """Store a half message in TRANS_CHECK_MAX_TIME_TOPIC. PutError if it is not stored."""
         self.enter(TRANSACTION_DISCARD_TOPIC)
         result = self._put_raw(replace(raw_of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0), None)
+        if not result.stored:
+            raise PutError.of(result, f"cannot move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}: it is checked in the next "
+                                      f"round ({result.status.name}: {result.reason})")
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
-        return result.stored
 
-    def resume(self, physical_offset: int) -> bool:
-        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC back into the half topic, with no check-back counted; whether it was stored.
+    def resume(self, physical_offset: int) -> None:
+        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC back into the half topic, with no check-back counted.
 
-        UsageError if no message of that topic begins at this offset. RocketMQ: AdminBrokerProcessor.resumeCheckHalfMessage.
+        PutError if it is not stored; UsageError if no message of that topic begins at this offset.
+        RocketMQ: AdminBrokerProcessor.resumeCheckHalfMessage.
         """
         with self.lock:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
@@ -194,7 +201,7 @@ class HalfMessages:
             raise UsageError(f"no message of {TRANSACTION_DISCARD_TOPIC} begins at {physical_offset}")
         real_queue(found)
         self.enter(TRANSACTION_HALF_TOPIC)
-        return self.put_back(replace(found, topic=TRANSACTION_HALF_TOPIC, queue_id=0), {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}) is not None
+        self.put_back(replace(found, topic=TRANSACTION_HALF_TOPIC, queue_id=0), {PROPERTY_TRANSACTION_CHECK_TIMES: "0"})
 
     def enter(self, topic: str) -> None:
         """Ensure that the topic is in topics.json, with one queue as the broker enters it."""
@@ -379,8 +386,7 @@ class PreparedCheck:
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0)
         age_ms = _age_ms(half, start_ms)
         if times >= self._check_max or age_ms > self._reserved_ms:
-            if not self._halves.discard(half):
-                raise PutError(f"cannot move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}: it is checked in the next round")
+            self._halves.discard(half)
             _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, TRANSACTION_DISCARD_TOPIC)
             return True
         if half.store_timestamp_ms >= start_ms:
@@ -391,7 +397,7 @@ class PreparedCheck:
             if age_ms < (self._halves.timeout_ms if seconds < 0 else seconds * 1000):
                 first = half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
                 if _number(first, -1) not in ended:
-                    self._put_back(half, {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
+                    self._halves.put_back(half, {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
                 return True
         elif age_ms < self._halves.timeout_ms:
             return False
@@ -399,18 +405,12 @@ class PreparedCheck:
         if can_ask(group):
             if group in self._recent:
                 return False
-            asked.append(self._put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
+            asked.append(self._halves.put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
         elif start_ms - half.store_timestamp_ms < self._again_after_ms:  # put back by another process, or it can wait
             return False
         else:
-            self._put_back(half, {})
+            self._halves.put_back(half, {})
         return True
-
-    def _put_back(self, half: Message, more: dict[str, str]) -> Message:
-        copy = self._halves.put_back(half, more)
-        if copy is None:
-            raise PutError(f"cannot put half message {half.msg_id} back: it is checked in the next round")
-        return copy
 
     def _read_ops(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
         """Return (half offset -> offsets of its op messages, ops of half messages before `begin`, the first op)."""

@@ -190,7 +190,7 @@ async def _handle_async(
 
 def _is_given_up(consumer: Consumer, message: Message, error: EngineError) -> bool:
     """Report a message that could not be given back. If it never can be, it counts as done: those after it must not wait for it."""
-    if isinstance(error, PutError) and error.result is not None and error.result.status.is_lasting:
+    if isinstance(error, PutError) and error.result.status.is_lasting:
         _LOG.error("%s of %s failed and can neither be delivered again nor be a dead letter of %s, so it counts as done; read it by "
                    "its id: %s", message.msg_id, message.topic, consumer.group, error)
         consumer.ack(message)

@@ -143,7 +143,7 @@ class TransactionLimits(NamedTuple):
 TRANSACTION_DEFAULTS = TransactionLimits()
 
 
-class PutRefusedError(Exception):
+class RefusedError(Exception):
     """A message is refused before it is submitted: RocketMQ's status and the reason."""
 
     def __init__(self, status: PutStatus, reason: str) -> None:
@@ -153,20 +153,20 @@ class PutRefusedError(Exception):
 
 
 def topic_bytes(topic: str) -> bytes:
-    """Return the topic in UTF-8, or raise PutRefusedError."""
+    """Return the topic in UTF-8, or raise RefusedError."""
     try:
         data = arguments.text(topic, "topic").encode()
     except UnicodeEncodeError:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a lone surrogate: give it as valid text") from None
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a lone surrogate: give it as valid text") from None
     if not data:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic is empty: name one")
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic is empty: name one")
     if len(data) > TOPIC_BYTES_MAX:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"the topic has {len(data)} bytes in UTF-8, {TOPIC_BYTES_MAX} are possible: shorten it")
     if topic in (".", "..") or "/" in topic:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
     if any(mark in topic for mark in _FORBIDDEN):
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a character 0, 1 or 2: leave it out")
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a character 0, 1 or 2: leave it out")
     return data
 
 
@@ -181,41 +181,41 @@ def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
 
 def _value(name: str, value: str, what: str) -> str:
     if any(mark in arguments.text(value, what) for mark in _FORBIDDEN):
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"{what} holds a character 0, 1 or 2, which separate properties on disk: leave it out")
     if name and len(name) + 1 + len(value) < PROPERTY_PIECE_CHARS_MIN or not value:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it away")
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it away")
     return value
 
 
 def _light_queues(names: str) -> None:
-    """Raise PutRefusedError unless every name in INNER_MULTI_DISPATCH can be a queue's name."""
+    """Raise RefusedError unless every name in INNER_MULTI_DISPATCH can be a queue's name."""
     for name in names.split(MULTI_DISPATCH_SEPARATOR):
         try:
             topic_bytes(name)
-        except PutRefusedError as refused:
-            raise PutRefusedError(refused.status, f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}") from None
+        except RefusedError as refused:
+            raise RefusedError(refused.status, f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}") from None
 
 
 def property_value(value: str, what: str) -> str:
-    """Return `value` if the property text can contain it, else raise PutRefusedError naming `what`."""
+    """Return `value` if the property text can contain it, else raise RefusedError naming `what`."""
     return _value(what, value, what)
 
 
 def _user_property(name: str, value: str) -> str:
     if not arguments.text(name, "a property's name") or any(mark in name for mark in _FORBIDDEN):
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
     if name == PROPERTY_INNER_MULTI_DISPATCH:
         _light_queues(value)
     elif name in _RESERVED:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
     return f"{name}{NAME_VALUE_SEPARATOR}{_value(name, value, f'the property {name}')}"
 
 
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
                     unique_key: str | None = None) -> str:
-    """Return the property text, user properties first, in their order; PutRefusedError if a part of it is illegal."""
+    """Return the property text, user properties first, in their order; RefusedError if a part of it is illegal."""
     pieces = []
     if properties:
         pieces += [_user_property(name, value) for name, value in arguments.mapping(properties, "properties").items()]
@@ -235,14 +235,14 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
 def properties_bytes(text: str) -> bytes:
     """Return the property text in UTF-8. As in RocketMQ, too many characters and too many bytes are different statuses."""
     if len(text) > PROPERTIES_BYTES_MAX:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"the properties have {len(text)} characters, {PROPERTIES_BYTES_MAX} are possible: store less in them")
     try:
         data = text.encode()
     except UnicodeEncodeError:
-        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "a property holds a lone surrogate: give it as valid text") from None
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "a property holds a lone surrogate: give it as valid text") from None
     if len(data) > PROPERTIES_BYTES_MAX:
-        raise PutRefusedError(PutStatus.PROPERTIES_SIZE_EXCEEDED,
+        raise RefusedError(PutStatus.PROPERTIES_SIZE_EXCEEDED,
                       f"the properties have {len(data)} bytes in UTF-8, {PROPERTIES_BYTES_MAX} are possible: store less in them")
     return data
 

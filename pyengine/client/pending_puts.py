@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from pyengine._front import PendingPut, use_futures
 from pyengine.native import control as control_native
@@ -31,9 +31,10 @@ from pyengine.native import session as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.session import AGAIN, Claim, ProducerSession, Sends
 from pyengine.native.writer import REFUSALS
-from pyengine.results import PutManyResult, PutResult, PutStatus
+from pyengine.results import PutError, PutManyResult, PutResult, PutStatus
 
 POLL_INTERVAL_NS = 250_000_000
+PutOutcome: TypeAlias = PutResult | PutManyResult
 
 
 class PutFuture(PendingPut, Future[Any]):
@@ -64,11 +65,23 @@ class PutFuture(PendingPut, Future[Any]):
                 return self.__dict__[name]
         raise AttributeError(f"a PutFuture has no attribute {name!r}")
 
+    def set_result(self, result: PutOutcome) -> None:
+        """End with this result, or with its PutError."""
+        if self._raises and not result.ok:
+            self.set_exception(PutError.of(result))
+        else:
+            super().set_result(result)
+
+    _error = staticmethod(PutError.of)
+
     @staticmethod
-    def _settled(result: object) -> dict[str, object]:
-        """Return the fields of a Future that has this result."""
+    def _settled(found: object) -> dict[str, object]:
+        """Return the fields of a Future that has this result or error."""
         future: Future[object] = Future()
-        future.set_result(result)
+        if isinstance(found, PutError):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
         return vars(future) | {"_answered": True}
 
     def __await__(self) -> Generator[object, None, object]:
@@ -342,7 +355,7 @@ class PendingPuts(_OrderedThread):
         if isinstance(result, BaseException):
             answer.set_exception(result)
         else:
-            answer.set_result(result)
+            answer.set_result(cast(PutOutcome, result))
 
     def end(self) -> None:
         """Let the thread resolve the remaining puts (answered or indeterminate) and end the session. Does not wait for it."""
@@ -375,7 +388,7 @@ class QueuedPuts(_OrderedThread):
         if isinstance(found, BaseException):
             future.set_exception(found)
         elif found is not future:
-            future.set_result(found)
+            future.set_result(cast(PutOutcome, found))
 
 
 # ---- from a put's code and answer to its result: functions without side effects ----
@@ -395,9 +408,6 @@ class PutContext:
     side: Path | None = None
 
 
-PutOutcome: TypeAlias = PutResult | PutManyResult
-
-
 def outcome(session: native.ProducerSession, code: int, stage: int, answer: tuple[int, ...], context: PutContext,
             flush_timeout_s: float) -> PutOutcome:
     """Return the result of a put that reached `stage` and ended with `code` (native.producer)."""
@@ -408,7 +418,7 @@ def outcome(session: native.ProducerSession, code: int, stage: int, answer: tupl
                        "the writer made no room in time; nothing was submitted (`pyengine status` tells how it is)")
     if stage == native.SUBMITTED:
         ended = ("no process of the engine is alive any more (`pyengine start` recovers the store)" if session.engine_died
-                 else "the session ended before the answer" if code == native.CLOSED else "not answered in time")
+                 else "its session closed before the answer" if code == native.CLOSED else "not answered in time")
         return unknown_outcome(context, f"submitted, but {ended}: it may or may not be stored")
     status, reason = PutStatus(answer[5]), REFUSALS.get(answer[6], "")
     if code:

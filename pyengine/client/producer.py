@@ -5,10 +5,10 @@
         producer.put_many("orders", bodies)              # one answer for all of them
         future = producer.put_async("orders", b"...")    # or: await producer.put_async(...)
 
-What PUT_OK means depends on the store's flush mode (README, durability table). A refused put
-returns a status with a reason, and raises no exception; arguments of a wrong type raise
-TypeError. A put that was submitted and not answered in time is *indeterminate*: status
-UNKNOWN_ERROR, `indeterminate=True` (docs/promises.md, 9).
+What PUT_OK means depends on the store's flush mode (README, durability table). Every other status
+raises PutError with the result, or is returned with `connect(path, refusals="return")`; arguments of
+a wrong type raise TypeError. A put that was submitted and not answered in time is *indeterminate*:
+status UNKNOWN_ERROR, `indeterminate=True` (docs/promises.md, 9).
 
 When the engine dies or is replaced by another start, pending puts become indeterminate within
 about a second, and the next put opens a new session. Thread-safe; an exception of a signal handler
@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
@@ -35,9 +35,9 @@ from pyengine.client.outgoing import (
     TRANSACTION_DEFAULTS,
     BatchMessage,
     OutgoingMessage,
-    PutRefusedError,
     QueueChoice,
     RawMessage,
+    RefusedError,
     TransactionLimits,
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
@@ -81,17 +81,19 @@ if TYPE_CHECKING:
     from pyengine.client.transactions import Checker, GroupTransactions, Transaction, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
+Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
 _Made = TypeVar("_Made")
 _REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
 def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
-            **settings: object) -> Producer:
+            refusals: Refusals = "raise", **settings: object) -> Producer:
     """Return a producer that is connected to the engine on the store at `path`.
 
     It waits up to `timeout_s` for an engine that is started later or is being restarted, also if the store does not exist yet;
     0 does not wait. Then EngineUnavailableError; at once if waiting cannot help (another user's engine, a degraded one).
+    `refusals="return"` is for programs that look at each status: a put then returns its result where it would raise PutError.
     `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes). `settings` are those of the
     store that a producer needs: store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums,
     transaction_timeout_ms and the like.
@@ -103,18 +105,20 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     timeout_s = min(arguments.number(timeout_s, "timeout_s"), TIMEOUT_S_MAX)
     if ring_bytes is not None:
         check_ring_bytes(ring_bytes)
+    if refusals not in ("raise", "return"):
+        raise UsageError(f"refusals is {refusals!r}: give 'raise' or 'return'")
     root = Path(path).absolute()
     load_config(root, settings)  # what is wrong in it is raised before any wait
 
     def attempt(left_s: float) -> Producer:
         require_engine(root)
-        return connect_with(root, load_config(root, settings), ring_bytes, timeout_s, first_timeout_s=left_s)
+        return connect_with(root, load_config(root, settings), ring_bytes, timeout_s, refusals=refusals, first_timeout_s=left_s)
 
     return until_ready(attempt, timeout_s)
 
 
 def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None, timeout_s: float = 10.0, *,
-                 first_timeout_s: float | None = None) -> Producer:
+                 refusals: Refusals = "return", first_timeout_s: float | None = None) -> Producer:
     """Connect to the engine that runs on `root` now: `timeout_s` is for a supervisor that is being restarted.
 
     A worker gives the settings of its engine, whatever the store's file says by now. `first_timeout_s` bounds the first session.
@@ -129,7 +133,7 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
             limit_s = timeout_s if first_timeout_s is None else first_timeout_s
         return open_session(root, ring_bytes, min(limit_s, timeout_s))
 
-    return Producer(open_now, store_host=config.store_host,
+    return Producer(open_now, refusals=refusals, store_host=config.store_host,
                     delays_ms=config.delay_levels_ms, default_topic_queue_nums=config.default_topic_queue_nums,
                     transaction_limits=TransactionLimits(
                         config.transaction_timeout_ms, config.transaction_check_max, config.transaction_check_interval_ms,
@@ -139,9 +143,10 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 class Producer(ProducerFront):
     """Puts messages into a running engine. Made by pyengine.connect; a context manager.
 
-    A refused put is a result with a status and a reason, not an exception. A wrong argument is TypeError or UsageError.
-    Threads may share a producer. A forked child cannot use its parent's: connect in the child. When the engine is replaced,
-    the next put opens a new session by itself.
+    A put returns only if its promise is kept: all but PUT_OK raises PutError, whose subclass says whether the log has the message
+    (connect(refusals="return") returns the result instead). A wrong argument is TypeError or UsageError. Threads may share a
+    producer. A forked child cannot use its parent's: connect in the child. When the engine is replaced, the next put opens a new
+    session by itself.
     """
 
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
@@ -150,7 +155,8 @@ class Producer(ProducerFront):
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "_choice",
                  "_default_topic_queue_nums", "_transaction_limits", "_group_transactions", "__weakref__")
 
-    def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
+    def __init__(self, open_session: Callable[[float | None], ProducerSession], *, refusals: Refusals = "raise",
+                 store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
                  default_topic_queue_nums: int = 8, transaction_limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
         # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
@@ -165,7 +171,7 @@ class Producer(ProducerFront):
         self._default_topic_queue_nums = default_topic_queue_nums
         self._transaction_limits = transaction_limits
         self._group_transactions: GroupTransactions | None = None
-        super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags)))
+        super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
 
     def close(self) -> None:
         """Wait for the answers of all puts, then close the session. A second call does nothing, nor does a call in a forked child."""
@@ -235,7 +241,7 @@ class Producer(ProducerFront):
             queue_id = self._checked(self._choose_queue, message)
             if isinstance(queue_id, int):
                 return self.put(topic, body, queue_id=queue_id, tags=message.tags)  # in C, once it is remembered
-        return cast(PutResult, self._puts.put_and_wait(self._checked(self._entry, message, wait), timeout_s))
+        return cast(PutResult, self._put(self._checked(self._entry, message, wait), timeout_s))
 
     def _put_async_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None,
                        **options: Any) -> PutFuture:
@@ -247,7 +253,10 @@ class Producer(ProducerFront):
                       wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
-        return cast(PutManyResult, self._puts.put_and_wait(self._checked(self._many_entry, message, bodies, wait), timeout_s))
+        return cast(PutManyResult, self._put(self._checked(self._many_entry, message, bodies, wait), timeout_s))
+
+    def _put(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
+        return self._puts.give(self._puts.put_and_wait(entry, timeout_s))
 
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
@@ -266,7 +275,7 @@ class Producer(ProducerFront):
         result has the offsets of the first message, and all message ids joined by commas.
         """
         message = OutgoingMessage(topic, b"", queue_id, properties=properties, sharding_key=sharding_key)
-        return cast(PutResult, self._puts.put_and_wait(self._checked(self._batch_entry, message, messages, wait), timeout_s))
+        return cast(PutResult, self._put(self._checked(self._batch_entry, message, messages, wait), timeout_s))
 
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
@@ -275,6 +284,10 @@ class Producer(ProducerFront):
 
         For tools that replay what a broker received. RocketMQ: putMessage with a MessageExtBrokerInner.
         """
+        return cast(PutResult, self._puts.give(self._put_raw(message, timeout_s)))
+
+    def _put_raw(self, message: RawMessage, timeout_s: float | None) -> PutResult:
+        """Like put_raw(), and return the result also if it is not PUT_OK."""
         return cast(PutResult, self._puts.put_and_wait(self._checked(self._raw_entry, message), timeout_s))
 
     def put_raw_async(self, message: RawMessage, *, timeout_s: float | None = None) -> PutFuture:
@@ -283,7 +296,7 @@ class Producer(ProducerFront):
 
     def put_batch_raw(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutResult:
         """Store a batch with every field set by the caller; the members have body and flag. RocketMQ: MessageExtBatch."""
-        return cast(PutResult, self._puts.put_and_wait(self._checked(self._raw_batch_entry, message, members), timeout_s))
+        return cast(PutResult, self._put(self._checked(self._raw_batch_entry, message, members), timeout_s))
 
     def put_batch_raw_async(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutFuture:
         """Like put_batch_raw(), but return a Future of the PutResult at once; see put_async()."""
@@ -292,8 +305,8 @@ class Producer(ProducerFront):
     def put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Like put_raw_async(), or put_batch_raw_async() with `members`, but without a Future: for many puts from an event loop.
 
-        collect(), which the loop must call soon, or another thread calls `then` with the result. `then` must not put, since
-        close() may call it.
+        collect(), which the loop must call soon, or another thread calls `then` with the result, whatever its status. `then` must
+        not put, since close() may call it.
         """
         self._puts.submit_then(
             self._checked(self._raw_batch_entry, message, members) if members else self._checked(self._raw_entry, message), then)
@@ -348,15 +361,16 @@ class Producer(ProducerFront):
 
             itself = weakref.proxy(self)  # so that a producer that is dropped ends
             made = GroupTransactions(
-                lambda message, timeout_s: itself.put_raw(message, timeout_s=timeout_s),
+                lambda message, timeout_s: itself._put_raw(message, timeout_s),
                 lambda message, more: itself._checked(itself._transaction_raw, message, more),
+                lambda result: cast(PutResult, itself._puts.give(result)),
                 self._puts.root, host=decode_host(self._store_host), limits=self._transaction_limits)
             weakref.finalize(self, made.stop_asking)
             self._group_transactions = made
         return self._group_transactions
 
     def _transaction_raw(self, message: OutgoingMessage, more: dict[str, str]) -> RawMessage:
-        """Return a message of a transaction, with TRAN_MSG and the properties `more`; PutRefusedError as of put()."""
+        """Return a message of a transaction, with TRAN_MSG and the properties `more`; RefusedError as of put()."""
         self._topic_bytes(message.topic)
         queue_id = self._choose_queue(message)
         pieces = [outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key)]
@@ -379,7 +393,7 @@ class Producer(ProducerFront):
                                   unique_key=unique_key or uuid.uuid4().hex.upper())
         raw = self._checked(self._transaction_raw, message, {PROPERTY_PRODUCER_GROUP: arguments.text(group, "group")})
         if not isinstance(raw, RawMessage):
-            return cast(PutResult, raw)
+            return cast(PutResult, self._puts.give(raw))
         return self.put_raw(replace(raw, sys_flag=SYS_FLAG_TRANSACTION_PREPARED, wait_store_msg_ok=wait), timeout_s=timeout_s)
 
     def end_transaction(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
@@ -393,14 +407,13 @@ class Producer(ProducerFront):
             from pyengine.client.transactions import Transactions
 
             itself = weakref.proxy(self)  # so that a producer that is dropped ends
-            self._transactions = Transactions(
-                lambda message, timeout_s: itself.put_raw(message, timeout_s=timeout_s), self._puts.root)
-        return self._transactions.end(msg_id, outcome, wait=wait, timeout_s=timeout_s)
+            self._transactions = Transactions(lambda message, timeout_s: itself._put_raw(message, timeout_s), self._puts.root)
+        return cast(PutResult, self._puts.give(self._transactions.end(msg_id, outcome, wait=wait, timeout_s=timeout_s)))
 
     # ---- choice of the queue ------------------------------------------------------
 
     def _choose_queue(self, message: OutgoingMessage) -> int:
-        """The message's queue, chosen and set where it names none or has a sharding key; PutRefusedError for an illegal topic."""
+        """The message's queue, chosen and set where it names none or has a sharding key; RefusedError for an illegal topic."""
         if message.sharding_key is None and message.queue_id is not None:
             return message.queue_id
         self._topic_bytes(message.topic)
@@ -420,15 +433,15 @@ class Producer(ProducerFront):
     # ---- entries ------------------------------------------------------------------
 
     def _checked(self, make: Callable[..., _Made], message: OutgoingMessage | RawMessage, *more: object) -> _Made | PutOutcome:
-        """Return what `make` makes of a message; the result of the put where it raises PutRefusedError."""
+        """Return what `make` makes of a message; the result of the put where it raises RefusedError."""
         try:
             return make(message, *more)
-        except PutRefusedError as refused:
+        except RefusedError as refused:
             kind = PutManyResult if make == self._many_entry else PutResult
             return kind(refused.status, topic=str(message.topic), queue_id=message.queue_id or 0, reason=refused.reason)
 
     def _entry(self, message: OutgoingMessage, wait: bool) -> PutEntry:
-        """Check and encode a message, for the delay schedule if it is delivered later; or raise PutRefusedError."""
+        """Check and encode a message, for the delay schedule if it is delivered later; or raise RefusedError."""
         topic, queue_id, body = message.topic, self._choose_queue(message), message.body
         name = self._topic_bytes(topic)
         if message.tags is not None:
@@ -449,7 +462,7 @@ class Producer(ProducerFront):
         return PutEntry(header, name, text, context, body)
 
     def _many_entry(self, message: OutgoingMessage, bodies: Sequence[bytes], wait: bool) -> PutEntry:
-        """Return put_many's entry, all bodies with what they share; or raise PutRefusedError."""
+        """Return put_many's entry, all bodies with what they share; or raise RefusedError."""
         queue_id = self._choose_queue(message)
         name = self._topic_bytes(message.topic)
         text = self._properties(message)
@@ -457,14 +470,14 @@ class Producer(ProducerFront):
         if not isinstance(bodies, (list, tuple)):
             bodies = list(bodies)
         if not bodies:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
         self._refuse_sizes(0, queue_id, message.flag)
         try:
             lengths, joined = native.pack_many(bodies)
         except TypeError:
             lengths, joined = native.pack_many([outgoing.body_bytes(body) for body in bodies])
         if len(lengths) + len(joined) > native.SIDE_BYTES_MAX - 131072:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many takes at most 256 MiB at once: split it")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many takes at most 256 MiB at once: split it")
         header = self._header(native.MANY, name, text)
         header.queue_id, header.flag, header.count = queue_id, message.flag, len(bodies)
         header.payload_bytes = len(lengths) + len(joined)
@@ -480,7 +493,7 @@ class Producer(ProducerFront):
             _remember(self._prefixes, (message.topic, queue_id, message.tags, 0), self._puts.native.prefix(name, text, queue_id, 0))
 
     def _batch_entry(self, message: OutgoingMessage, messages: Iterable[BatchMessage | bytes], wait: bool) -> PutEntry:
-        """Return put_batch's entry, or raise PutRefusedError."""
+        """Return put_batch's entry, or raise RefusedError."""
         queue_id = self._choose_queue(message)
         name = self._topic_bytes(message.topic)
         shared = self._properties(message)
@@ -492,18 +505,18 @@ class Producer(ProducerFront):
             outgoing.properties_bytes(text)
             members.append(BatchMember(outgoing.body_bytes(each.body), each.flag, text))
         if not members:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
         header = self._header(native.BATCH, name, shared)
         header.queue_id = queue_id
         context = PutContext(native.BATCH, message.topic, queue_id, self._store_host, self._puts.waits if wait else 0)
         return self._with_members(PutEntry(header, name, shared, context), members)
 
     def _with_members(self, entry: PutEntry, members: Sequence[BatchMember]) -> PutEntry:
-        """Add the members to a batch's entry; PutRefusedError if they are too large together."""
+        """Add the members to a batch's entry; RefusedError if they are too large together."""
         payload = encode_batch(members)
         most, header, context = self._puts.max_message_bytes, entry.header, entry.context
         if len(payload) > most:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the batch has {len(payload)} bytes, {most} are possible "
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the batch has {len(payload)} bytes, {most} are possible "
                                                              "(max_message_size_bytes): split it, or use put_many")
         header.payload_bytes, header.count = len(payload), len(members)
         sizes = []
@@ -515,9 +528,9 @@ class Producer(ProducerFront):
         return entry
 
     def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry:
-        """Check and encode a raw batch, or raise PutRefusedError."""
+        """Check and encode a raw batch, or raise RefusedError."""
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
         name = outgoing.topic_bytes(message.topic)
         shared = outgoing.properties_bytes(message.properties_text)
         store_host = self._store_host_of(message)
@@ -528,10 +541,10 @@ class Producer(ProducerFront):
         return self._with_members(PutEntry(header, name, shared, context), members)
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
-        """Check and encode a raw message, for the delay schedule if it is delivered later; or raise PutRefusedError."""
+        """Check and encode a raw message, for the delay schedule if it is delivered later; or raise RefusedError."""
         topic, queue_id, properties_text = message.topic, message.queue_id, message.properties_text
         if len(topic) > TOPIC_BYTES_MAX:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                                   f"the topic has {len(topic)} characters, {TOPIC_BYTES_MAX} are possible: shorten it")
         transaction = message.sys_flag & SYS_FLAG_TRANSACTION_MASK
         if message.delay_level > 0 and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT):
@@ -574,13 +587,13 @@ class Producer(ProducerFront):
 
     def _refuse_sizes(self, body_size: int, queue_id: int, flag: int) -> None:
         if body_size > self._puts.max_message_bytes:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                           f"the body has {body_size} bytes, {self._puts.max_message_bytes} are possible: split it or raise "
                           "max_message_size_bytes")
         if not 0 <= arguments.integer(queue_id, "queue_id") <= INT32_MAX:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {INT32_MAX}")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {INT32_MAX}")
         if not INT32_MIN <= arguments.integer(flag, "flag") <= INT32_MAX:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {INT32_MIN} .. {INT32_MAX}")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {INT32_MIN} .. {INT32_MAX}")
 
     def _topic_bytes(self, topic: str) -> bytes:
         name = self._topics.get(topic) if isinstance(topic, str) else None
@@ -608,7 +621,7 @@ class Producer(ProducerFront):
             level = wait_level(deliver_at_ms - now_ms, self._delays_ms)
             topic, queue_id, text = TIMER_TOPIC, 0, timed_properties(text, topic, queue_id, deliver_at_ms)
         if arguments.integer(level, "delay_level") < 0:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {len(self._delays_ms)}, or 0")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {len(self._delays_ms)}, or 0")
         return outgoing.delayed(topic, queue_id, text, level, len(self._delays_ms))
 
 

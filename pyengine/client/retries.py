@@ -268,7 +268,7 @@ class DeadLetters:
                 try:
                     retries.put_into(topic, replace(raw_of(message, kept), topic=topic.topic, queue_id=0, reconsume_times=0))
                 except PutError as error:
-                    if error.result is None or not error.result.status.is_lasting:
+                    if not error.result.status.is_lasting:
                         raise
                     refused.append(error)
                     continue
@@ -291,8 +291,8 @@ class DeadLetters:
         finally:
             retries.close()
         if refused:
-            raise PutError(f"{count} of {count + len(refused)} dead letters of {group} were put back; the others can never be stored "
-                           f"again, the first because of {refused[0]}", refused[0].result)
+            raise PutError.of(refused[0].result, f"{count} of {count + len(refused)} dead letters of {group} were put back; the others "
+                                                 f"can never be stored again, the first because of {refused[0]}")
         return count
 
     def _read_at(self, reader: LiveStoreReader, queue: DeadLetterQueue, offsets: Iterable[int]) -> list[Message]:

@@ -89,15 +89,18 @@ class Submitter(SubmitterFront):
     born host, store host and host flags that all entries share. `lock` and `_opening` are only locked by `with`: after any other
     call that locks, an exception of a signal handler may come before the block that unlocks.
 
-    `front` is the session for csrc/front, None while there is none.
+    `front` is the session for csrc/front, None while there is none. `raises`: programs get PutError in place of results that are
+    not PUT_OK.
     """
 
     __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed_ns", "native", "max_message_bytes",
                  "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
 
-    def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int]) -> None:
+    def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int],
+                 raises: bool) -> None:
         self._open_session = open_session
         self._constants = constants
+        self.raises = raises
         self._opening = threading.Lock()  # locked before `lock`
         self.session: ProducerSession | None = None
         self._pid = os.getpid()
@@ -216,6 +219,10 @@ class Submitter(SubmitterFront):
 
     # ---- put and wait -----------------------------------------------------------
 
+    def give(self, result: PutOutcome) -> PutOutcome:
+        """Return a put's result to the program; raise PutError instead where it is not PUT_OK, unless the program wants results."""
+        return result.raise_for_status() if self.raises else result
+
     def put_and_wait(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
         """Submit a put and return its result: by one native call if that is short, else from the answers' thread.
 
@@ -276,7 +283,7 @@ class Submitter(SubmitterFront):
         return self._constants[1]
 
     def settle_put(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """Like settle(), for a put in C that did not end with PUT_OK: a result, None, or the argument of wait_settled().
+        """Like settle(), for a put in C that did not end with PUT_OK: give() its result, or None, or the argument of wait_settled().
 
         The caller holds the lock.
         """
@@ -289,17 +296,19 @@ class Submitter(SubmitterFront):
     def _settle_fast(self, code: int, kind: int, topic: str, queue_id: int, waits: int) -> object:
         context = PutContext(kind, topic, queue_id, self._store_host, waits, submitted_ns=self.native.submitted_ns)
         found = self.settle(code, context)
-        return (found, context) if isinstance(found, PutAnswer | partial) else found
+        if found is None:
+            return None
+        return (found, context) if isinstance(found, PutAnswer | partial) else self.give(cast(PutOutcome, found))
 
     def wait_settled(self, settled: tuple[object, PutContext]) -> PutOutcome:
-        """Wait for the result. The caller does not hold the lock."""
+        """Wait for the result and give() it. The caller does not hold the lock."""
         found, context = settled
-        return self.wait(found, context, monotonic_ns() + int(self.timeout_s * 1e9), self.timeout_s)
+        return self.give(self.wait(found, context, monotonic_ns() + int(self.timeout_s * 1e9), self.timeout_s))
 
     def no_room(self, topic: str, queue_id: int) -> PutFuture:
         """Return the future of a put_async in C that found no room in the ring in time."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
-        return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
+        return self._resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
 
     def may_wait(self) -> bool:
         """Whether put_async may wait for room: it may not in an event loop or in a callback of a future."""
@@ -317,11 +326,21 @@ class Submitter(SubmitterFront):
         later there, by another thread.
         """
         if not isinstance(entry, PutEntry):
-            return _resolved(entry)
-        future = PutFuture()
+            return self._resolved(entry)
+        future = self._new_future()
         future.set_running_or_notify_cancel()
         found = self._submit(entry, timeout_s, future)
-        return future if found is future else _resolved(found)
+        return future if found is future else self._resolved(cast(PutOutcome, found))
+
+    def _new_future(self) -> PutFuture:
+        future = PutFuture()
+        future._raises = self.raises
+        return future
+
+    def _resolved(self, result: PutOutcome) -> PutFuture:
+        future = self._new_future()
+        future.set_result(result)
+        return future
 
     def submit_then(self, entry: PutEntry | PutOutcome, then: Callable[[Any], None]) -> None:
         """Submit a put without a Future, which is expensive to make; `then` is called with the result.
@@ -534,10 +553,3 @@ def _not_answered(limit_s: float) -> str:
 def _in_event_loop() -> bool:
     asyncio = sys.modules.get("asyncio")  # a program with an event loop has imported it
     return asyncio is not None and asyncio._get_running_loop() is not None
-
-
-def _resolved(result: object) -> PutFuture:
-    """Return a future that has its result."""
-    future = PutFuture()
-    future.set_result(result)
-    return future

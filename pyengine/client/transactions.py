@@ -34,7 +34,7 @@ from queue import Empty, SimpleQueue
 
 from pyengine import arguments
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
-from pyengine.client.outgoing import OutgoingMessage, PutRefusedError, RawMessage, TransactionLimits, raw_of
+from pyengine.client.outgoing import OutgoingMessage, RawMessage, RefusedError, TransactionLimits, raw_of
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -76,9 +76,10 @@ class Transaction:
     def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
             unique_key: str | None = None, sharding_key: str | None = None, timeout_s: float | None = None) -> PutResult:
-        """Store one message that consumers do not see before the commit; arguments as of Producer.put. PutError if it is refused.
+        """Store one message that consumers do not see before the commit; arguments as of Producer.put.
 
-        The result has the offsets of the half message.
+        The result has the offsets of the half message. PutError as of put(); for a message that is not stored also with
+        refusals="return", so that the block is rolled back.
         """
         unique_key = unique_key or uuid.uuid4().hex.upper()
         message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, unique_key=unique_key, sharding_key=sharding_key)
@@ -92,10 +93,9 @@ class Transaction:
         self._owner.open_keys.add(unique_key)
         result, half = self._owner.halves.prepare(raw, timeout_s)
         if half is None:
-            result.raise_for_status()
-        else:
-            self._halves.append(half)
-        return result
+            return result.raise_for_status()
+        self._halves.append(half)
+        return self._owner.give(result)
 
     def end(self, outcome: Outcome) -> None:
         """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
@@ -107,6 +107,7 @@ class Transaction:
                     self.results.append(result)
                 if not result.stored:
                     result.raise_for_status()
+                self._owner.give(result)
             except EngineError as error:
                 first_error = first_error or error
         if first_error is not None:
@@ -117,10 +118,14 @@ class GroupTransactions:
     """The transactions of one producer: the open ones, the checkers by group, and the thread that calls the checkers."""
 
     def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult],
-                 make_raw: Callable[[OutgoingMessage, Mapping[str, str]], RawMessage | PutResult], root: Path, *,
-                 host: str, limits: TransactionLimits) -> None:
-        """`make_raw(message, properties)` makes a message of a transaction, or the result of one that is refused."""
+                 make_raw: Callable[[OutgoingMessage, Mapping[str, str]], RawMessage | PutResult],
+                 give: Callable[[PutResult], PutResult], root: Path, *, host: str, limits: TransactionLimits) -> None:
+        """`make_raw(message, properties)` makes a message of a transaction, or the result of one that is refused.
+
+        `give(result)` returns a result to the program, or raises its PutError. `put_raw` returns every result.
+        """
         self.raw = make_raw
+        self.give = give
         self.halves = HalfMessages(root, put_raw, host=host, timeout_ms=limits.timeout_ms)
         self._check = PreparedCheck(self.halves, check_max=limits.check_max, reserved_ms=limits.reserved_ms)
         self._interval_s = limits.check_interval_ms / 1000
@@ -237,9 +242,9 @@ class Transactions:
             if result is not None:
                 if done == outcome:
                     return result
-                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+                raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                               f"the transaction of {msg_id} has ended by {done} already, at offset {result.physical_offset}")
-        except PutRefusedError as refused:
+        except RefusedError as refused:
             return PutResult(refused.status, reason=refused.reason)
         except EngineError as error:  # the store cannot be read now
             return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=str(error))
@@ -273,11 +278,11 @@ class Transactions:
         return self._reader
 
     def _prepared(self, msg_id: str) -> Message:
-        """Return the prepared message of this id, or raise PutRefusedError."""
+        """Return the prepared message of this id, or raise RefusedError."""
         try:
             _, offset = decode_message_id(msg_id)
         except FormatError as error:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is not a message id: {error}") from None
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is not a message id: {error}") from None
         reader = self._open_reader()
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while True:
@@ -286,10 +291,10 @@ class Transactions:
             if message is not None:
                 break
             if is_readable or time.monotonic() >= deadline_s:
-                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
+                raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
             time.sleep(COMMITTED_POLL_INTERVAL_S)
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_PREPARED:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
         return message
 
     def _found_end(self, prepared: Message) -> tuple[str, PutResult | None]:

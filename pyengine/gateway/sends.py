@@ -637,9 +637,10 @@ class Ends:
 
         def put_back() -> Answer:
             try:
-                return Answer() if self._halves.resume(decode_message_id(msg_id)[1]) else Answer(codes.SYSTEM_ERROR, NOT_RESUMED)
+                self._halves.resume(decode_message_id(msg_id)[1])
             except EngineError as error:
                 return Answer(codes.SYSTEM_ERROR, f"{NOT_RESUMED} ({error})")
+            return Answer()
 
         return await self._executor.run(put_back)
 

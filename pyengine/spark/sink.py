@@ -495,7 +495,7 @@ class _Attempt:
             elif result.status in _TRANSIENT_STATUSES and time.monotonic() < deadline_s:
                 time.sleep(POLL_INTERVAL_S)
             elif result.status in _TRANSIENT_STATUSES or result.indeterminate:
-                raise PutError(f"the engine on {self._path} has taken no message for {ENGINE_TIMEOUT_S:g} s: {result.reason}", result)
+                raise PutError.of(result, f"the engine on {self._path} has taken no message for {ENGINE_TIMEOUT_S:g} s: {result.reason}")
             elif len(group) > 1:  # it may be one of them, or all together
                 for one in group:
                     self._put_group(topic, queue_id, [one])
@@ -515,7 +515,7 @@ class _Attempt:
 
     def _connected(self) -> Producer:
         if self._producer is None:
-            self._producer = _retry_until_running(lambda: pyengine.connect(self._path))
+            self._producer = _retry_until_running(lambda: pyengine.connect(self._path, refusals="return"))
         return self._producer
 
 
@@ -571,7 +571,7 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
 
     was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
     last_task = -1 if was_committed else _retry_until_running(find_last_task)
-    with _retry_until_running(lambda: pyengine.connect(path)) as producer:
+    with _retry_until_running(lambda: pyengine.connect(path, refusals="return")) as producer:
         put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
     if last_task >= len(messages):
         raise UsageError(f"batch {batch} of query {query} has {len(messages)} task{'s' * (len(messages) != 1)} now, and an attempt before "

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pyengine
 from pyengine.errors import EngineUnavailableError
-from pyengine.results import PutStatus, PutTimeoutError
+from pyengine.results import PutStatus
 
 TOPICS = ("crash-a", "crash-b")
 DELAYED_TOPIC = "crash-later"  # delivered at least once, some twice
@@ -155,9 +155,9 @@ def connections(store: Path, stopping: list[int]) -> Iterator[pyengine.Producer]
     """Yield one connected producer after another, a new one each time the engine is back."""
     while not stopping:
         try:
-            with pyengine.connect(store, timeout_s=1) as producer:
+            with pyengine.connect(store, timeout_s=1, refusals="return") as producer:
                 yield producer
-        except (EngineUnavailableError, PutTimeoutError) as error:
+        except EngineUnavailableError as error:
             print(f"{error}; trying again", file=sys.stderr)
             time.sleep(AGAIN_S)
 

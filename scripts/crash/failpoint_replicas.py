@@ -141,7 +141,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         was_struck = self.promote_slave(point)
         self.store, self.slave = self.slave, self.store  # by their new roles
         if self.rng.random() < 0.5:  # otherwise the old master's log is longer and does not differ
-            with pyengine.connect(self.store) as producer:
+            with pyengine.connect(self.store, refusals="return") as producer:
                 producer.put("crash-promoted", make_body(f"new-{self._changes}", 0, b""), timeout_s=5.0)
         was_struck |= self.return_old_master(point)
         self.board.disarm()
@@ -152,7 +152,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
 
     def put_what_is_lost(self, end: int) -> None:
         """Put messages that no slave gets: none of them may be answered PUT_OK."""
-        with EngineWatch(self.store) as watch, pyengine.connect(self.store) as producer:
+        with EngineWatch(self.store) as watch, pyengine.connect(self.store, refusals="return") as producer:
             number = 0
             while watch.positions().wrote < end + TAIL_BYTES:
                 body = make_body(f"lost-{self._changes}", number, self.rng.randbytes(2000))

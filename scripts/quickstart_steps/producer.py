@@ -29,9 +29,10 @@ def main(store: str, queue_id: int) -> int:
             topic, name, path = json.loads(job)
             count = counts.setdefault(topic, Count())
             for bodies in batches(Path(path)):
-                result = producer.put_many(topic, bodies, queue_id=queue_id, keys=name)
-                if not result.ok:
-                    print(f"{name}: {result.status.name}: {result.reason}", file=sys.stderr)
+                try:
+                    producer.put_many(topic, bodies, queue_id=queue_id, keys=name)
+                except pyengine.PutError as error:
+                    print(f"{name}: {error}", file=sys.stderr)
                     return 1
                 count.add(bodies)
                 read_bytes += sum(map(len, bodies))

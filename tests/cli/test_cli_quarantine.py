@@ -177,7 +177,7 @@ def test_a_restore_is_noted_once_it_is_durable(cut, monkeypatch):
     long_enough_s = quarantine_module.FLUSH_WAIT_S
     monkeypatch.setattr(quarantine_module, "FLUSH_WAIT_S", 0.1)
     with pyengine.Engine(store.root, flush_interval_commit_log_ms=86_400_000):
-        with pyengine.connect(store.root) as producer:
+        with pyengine.connect(store.root, refusals="return") as producer:
             assert producer.put("Other", b"not flushed").ok
         with pyengine.open_store(store.root) as reader:
             flushed, written = reader.max_physical_offset("flushed"), reader.max_physical_offset("written")
@@ -218,14 +218,14 @@ def test_wrong_arguments_are_named(cut, arguments, says):
 def test_a_restore_ends_no_transaction_that_has_come_since(tmp_path):
     """An op message ends a half message by its number, which another one has after the cut."""
     root, half, op = tmp_path / "store", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-    with pyengine.Engine(root, **SMALL) as engine, engine.connect() as producer:
+    with pyengine.Engine(root, **SMALL) as engine, engine.connect(refusals="return") as producer:
         producer.put(half, b"kept")
         damaged = producer.put("T", b"damaged").physical_offset
         for topic, body in ((half, b"ended"), (op, b"1"), ("T", b"committed"), (half, b"undecided"), (op, b"0")):
             assert producer.put(topic, body, tags="d" if topic == op else None).ok
     flip(root / "commitlog" / f"{0:020d}", damaged + 4)
     assert run("recover", root, "--accept-loss").code == 4
-    with pyengine.Engine(root) as engine, engine.connect() as producer:
+    with pyengine.Engine(root) as engine, engine.connect(refusals="return") as producer:
         assert producer.put(half, b"since").queue_offset == 1
         assert run("quarantine", root, "restore", *pieces(root)).code == 0
         with engine.open_store() as store:

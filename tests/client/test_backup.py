@@ -43,7 +43,7 @@ class Acked:
         self.results: list[tuple[int, bytes]] = []  # physical offset, body
 
     def _put(self) -> None:
-        with pyengine.connect(self._engine.root) as producer:
+        with pyengine.connect(self._engine.root, refusals="return") as producer:
             number = 0
             while not self._stopped.is_set():
                 body = b"%08d" % number * 20

@@ -15,7 +15,7 @@ from fix_engine import SMALL
 from pyengine.client import outgoing
 from pyengine.client.outgoing import QueueChoice
 from pyengine.errors import DiskError, UsageError
-from pyengine.results import PutStatus
+from pyengine.results import PutRefusedError
 from pyengine.storage.config_table import LOCK_WAIT_S, TopicConfig, TopicConfigs, exclusive
 from waiting import eventually
 
@@ -195,8 +195,9 @@ def test_a_delayed_message_is_delivered_to_the_chosen_queue(engine, producer):
 ], ids=["put", "put_async", "put_many", "put_many_async", "put_batch"])
 def test_a_topic_that_cannot_be_is_refused_and_not_entered(engine, producer, call):
     for options in ({"queue_id": None}, {"sharding_key": "a"}):
-        result = call(producer, **options)
-        assert result.status is PutStatus.MESSAGE_ILLEGAL and "folder" in result.reason
+        with pytest.raises(PutRefusedError, match="MESSAGE_ILLEGAL.*folder") as raised:
+            call(producer, **options)
+        assert raised.value.result.topic == "T/x"
     assert "T/x" not in TopicConfigs(engine.path).read().rows
 
 
@@ -205,4 +206,5 @@ def test_a_queue_and_a_key_exclude_each_other(producer):
         producer.put("T", b"", queue_id=2, sharding_key="a")
     with pytest.raises(TypeError, match="sharding_key"):
         producer.put("T", b"", sharding_key=7)
-    assert not producer.put("T", b"", sharding_key="")  # readers would drop an empty property
+    with pytest.raises(PutRefusedError, match="empty"):  # readers would drop an empty property
+        producer.put("T", b"", sharding_key="")

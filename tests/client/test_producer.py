@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import os
+import queue
 import random
 import signal
 import struct
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -37,7 +39,7 @@ from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
 from pyengine.native.session import ProducerSession, Sends
-from pyengine.results import PutStatus
+from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError, PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually, scaled_timeout_s
 
@@ -444,7 +446,7 @@ def test_a_producer_leaves_an_engine_that_could_not_say_that_it_is_over(make_par
         while read_epoch(parts.owner.root) <= parts.owner.memory.identity.epoch:
             raise_epoch(parts.owner.root)  # as a start that does not find the memory of the engine before
         result = producer.put("T", b"x")
-        assert result.indeterminate and "session ended" in result.reason
+        assert result.indeterminate and "session closed" in result.reason
     finally:
         writer.send_signal(signal.SIGCONT)
     producer.close()
@@ -759,6 +761,130 @@ def test_puts_that_wait_for_room_are_refused_when_the_producer_closes(make_parts
     results = [future.result(0) for future in futures]
     assert {result.indeterminate for result in results} == {True, False}
     assert all(result.indeterminate or result.status is PutStatus.SERVICE_NOT_AVAILABLE for result in results)
+
+
+# ---- puts that raise -----------------------------------------------------------
+
+
+async def _awaited(future):
+    return await future
+
+
+def _called_back(future):
+    """The result as a callback sees it."""
+    seen = queue.SimpleQueue()
+    future.add_done_callback(lambda done: seen.put(done.exception(0) or done.result(0)))
+    found = seen.get(timeout=60)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+RAW = RawMessage("T", b"x")
+WAYS = {
+    "put": lambda producer: producer.put("T", b"x"),
+    "put with keys": lambda producer: producer.put("T", b"x", keys="k"),
+    "put_many": lambda producer: producer.put_many("T", [b"x"]),
+    "put_many with keys": lambda producer: producer.put_many("T", [b"x"], keys="k"),
+    "put_batch": lambda producer: producer.put_batch("T", [b"x"]),
+    "put_raw": lambda producer: producer.put_raw(RAW),
+    "put_batch_raw": lambda producer: producer.put_batch_raw(RAW, [BatchMember(b"x", 0, "")]),
+    "put_prepared": lambda producer: producer.put_prepared("T", b"x"),
+    "a large put": lambda producer: producer.put("T", bytes(900_000)),
+    "put_async": lambda producer: producer.put_async("T", b"x").result(60),
+    "put_async with keys": lambda producer: producer.put_async("T", b"x", keys="k").result(60),
+    "put_many_async": lambda producer: producer.put_many_async("T", [b"x"]).result(60),
+    "put_raw_async": lambda producer: producer.put_raw_async(RAW).result(60),
+    "put_batch_raw_async": lambda producer: producer.put_batch_raw_async(RAW, [BatchMember(b"x", 0, "")]).result(60),
+    "await": lambda producer: asyncio.run(_awaited(producer.put_async("T", b"x"))),
+    "a callback": lambda producer: _called_back(producer.put_async("T", b"x")),
+}
+STORES = {"segment_bytes": 1 << 20, "session_ring_bytes_default": 1 << 20}
+
+
+def outcomes(parts, kind, *, spoil=lambda producer: None) -> set[PutStatus]:
+    """Check that each way of a put raises an error of this kind, and returns its result if refusals are to be returned."""
+    statuses = set()
+    for refusals in ("raise", "return"):
+        with parts.producer(refusals=refusals) as producer:
+            assert producer.put("T", b"first", wait=False).ok
+            spoil(producer)
+            for name, way in WAYS.items():
+                if refusals == "return":
+                    result = way(producer)
+                else:
+                    with pytest.raises(kind) as raised:
+                        way(producer)
+                    result = raised.value.result
+                    assert type(raised.value) is kind and result.reason in str(raised.value), name
+                assert not result.ok and (result.indeterminate, result.stored) == (
+                    kind is PutIndeterminateError, kind is PutNotDurableError), name
+                statuses.add(result.status)
+    return statuses
+
+
+def test_a_put_that_is_refused_raises_whichever_way_it_is_made(make_parts):
+    assert outcomes(make_parts(**STORES), PutRefusedError, spoil=Producer.close) == {PutStatus.SERVICE_NOT_AVAILABLE}
+
+
+def test_a_put_that_is_not_synced_in_time_raises_whichever_way_it_is_made(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC, sync_flush_timeout_ms=30, **STORES)
+    assert outcomes(parts, PutNotDurableError, spoil=lambda _: parts.kill(native.FLUSHER)) == {PutStatus.FLUSH_DISK_TIMEOUT}
+
+
+@pytest.mark.parametrize(("slaves", "status"), [(0, PutStatus.SLAVE_NOT_AVAILABLE), (1, PutStatus.FLUSH_SLAVE_TIMEOUT)])
+def test_a_put_that_no_slave_confirms_raises_whichever_way_it_is_made(make_parts, slaves, status):
+    parts = make_parts(role=native.SYNC_MASTER, replicates=1, slave_timeout_ms=30, **STORES)
+    native.store(parts.control.replicator, "slaves_connected", slaves)
+    assert outcomes(parts, PutNotDurableError) == {status}
+
+
+def test_a_put_without_an_answer_raises_that_its_fate_is_unknown(make_parts):
+    parts = make_parts(session_ring_bytes_default=1 << 20)
+    with parts.producer(refusals="raise") as producer:
+        assert producer.put("T", b"first").ok
+        parts.workers[native.WRITER].send_signal(signal.SIGSTOP)
+        futures = [producer.put_async("T", b"x") for _ in range(3)]
+        futures[1].add_done_callback(lambda _: None)
+        with pytest.raises(PutIndeterminateError, match="may or may not be stored; look for it"):
+            producer.put("T", b"x", timeout_s=0.2)
+        child = os.fork()
+        if child == 0:
+            kinds = []
+            for call in (futures[0].result, futures[0].exception, lambda: producer.put("T", b"x")):
+                try:
+                    kinds.append(type(call()).__name__)
+                except Exception as error:
+                    kinds.append(type(error).__name__)
+            os._exit(int(kinds != ["PutIndeterminateError", "PutIndeterminateError", "PutRefusedError"]))
+        assert os.waitpid(child, 0)[1] == 0
+        parts.kill(native.WRITER)
+    for future in futures:
+        assert isinstance(future.exception(0), PutIndeterminateError)
+
+
+def test_futures_of_refused_puts_leave_nothing(make_parts):
+    parts = make_parts(session_ring_bytes_default=1 << 20)
+    with parts.producer(refusals="raise") as producer:
+        assert producer.put("T", b"first").ok
+        native.store(parts.control.state, "state", native.STATE_READ_ONLY)
+        kept = []
+
+        def put() -> None:
+            future = producer.put_async("T", b"x")
+            kept.append(weakref.ref(future))
+            with pytest.raises(PutRefusedError):
+                future.result(60)
+            assert isinstance(future.exception(), PutRefusedError) and future.done()
+
+        put()
+        gc.collect()
+        assert kept[0]() is None, "the error refers to the future's frame, and the future kept the error"
+
+
+def test_what_happens_to_refusals_is_checked(parts):
+    with pytest.raises(UsageError, match="'raise' or 'return'"):
+        producer_module.connect(parts.owner.root, refusals="ignore")
 
 
 # ---- results without Futures ---------------------------------------------------

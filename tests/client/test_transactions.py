@@ -80,7 +80,7 @@ def test_each_kind_of_end_has_its_records_queue_entries_and_keys(engine, judge):
 
 
 def test_ending_it_again_the_same_way_changes_nothing(engine):
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         first, second = (producer.put_prepared("orders", b"x", queue_id=2) for _ in range(2))
         committed = producer.end_transaction(first.msg_id, "commit")
         assert producer.end_transaction(first.msg_id, "commit") == committed
@@ -90,7 +90,7 @@ def test_ending_it_again_the_same_way_changes_nothing(engine):
             refused = producer.end_transaction(msg_id, outcome)
             assert refused.status is PutStatus.MESSAGE_ILLEGAL and f"ended by {ended} already" in refused.reason
     settle(engine.root)
-    with pyengine.connect(engine.root) as another:
+    with pyengine.connect(engine.root, refusals="return") as another:
         again = another.end_transaction(first.msg_id, "commit")
         assert (again.ok, again.msg_id, again.queue_offset) == (True, committed.msg_id, 0), "the index knows of it"
         assert "ended by commit already" in another.end_transaction(first.msg_id, "rollback").reason
@@ -101,7 +101,7 @@ def test_ending_it_again_the_same_way_changes_nothing(engine):
 def test_an_end_of_another_message_is_refused_with_a_reason(make_engine):
     engine = make_engine()
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         plain = producer.put("orders", b"x")
         prepared = producer.put_prepared("orders", b"x")
         for msg_id, says in ((plain.msg_id, "is not a prepared message"), ("zz", "is not a message id"),
@@ -166,7 +166,7 @@ def test_an_end_waits_for_a_prepared_message_in_a_pool_buffer(make_engine):
 def test_an_end_that_is_not_dispatched_yet_is_found_by_another_producer(make_engine):
     engine = make_engine()
     engine.start()
-    with pyengine.connect(engine.root) as producer, pyengine.connect(engine.root) as another:
+    with pyengine.connect(engine.root, refusals="return") as producer, pyengine.connect(engine.root, refusals="return") as another:
         first, second = (producer.put_prepared("orders", b"x" * 400_000, queue_id=2) for _ in range(2))
         engine.kill("reputter", signal.SIGSTOP)
         committed = producer.end_transaction(first.msg_id, "commit")

@@ -184,7 +184,7 @@ def test_killed_at_random_moments_it_leaves_a_whole_store(make_engine, rng):
     engine = make_engine(**EAGER)
     engine.start()
     acked = []
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         for number in range(6):  # each pause before a restart is longer than the one before
             for _ in range(3):
                 put_segments(producer, 1)
@@ -228,7 +228,7 @@ def disk_percent(engine: RunningEngine) -> int:
 @pytest.mark.root
 def test_a_filling_disk_is_cleaned_by_itself_and_puts_continue(small_engine):
     engine = small_engine("64m")
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         for _ in range(160):  # two and a half times the disk
             def one_more() -> bool:
                 result = producer.put_many("T", [BODY] * (SEGMENT // 4200))
@@ -245,7 +245,7 @@ def test_a_filling_disk_is_cleaned_by_itself_and_puts_continue(small_engine):
 def test_a_full_disk_refuses_with_a_reason_and_takes_puts_again_by_itself(small_engine):
     engine = small_engine("64m")
     ballast = engine.root.parent / "ballast"
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"before").ok
         ballast.write_bytes(bytes(58 << 20))
 
@@ -269,7 +269,7 @@ def test_a_full_disk_refuses_with_a_reason_and_takes_puts_again_by_itself(small_
 def test_a_folder_that_becomes_read_only_refuses_and_comes_back(small_engine):
     engine = small_engine("64m")
     folder = engine.root / "commitlog"
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"before").ok
         for command in (["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]):
             done = subprocess.run(command, capture_output=True, text=True)

@@ -49,7 +49,7 @@ def copy_files(root):
 def test_a_full_disk_makes_puts_wait_and_nothing_acknowledged_is_out_of_sight(make_small_engine, mode, made, disk):
     engine = make_small_engine(mode, disk)
     if made == "copied":
-        with pyengine.connect(engine.root) as producer:
+        with pyengine.connect(engine.root, refusals="return") as producer:
             assert producer.put("topic", b"", keys="k").ok
         assert engine.stop()
         copy_files(engine.root)
@@ -57,7 +57,7 @@ def test_a_full_disk_makes_puts_wait_and_nothing_acknowledged_is_out_of_sight(ma
     filler = engine.root.parent / "filler"
     incarnations = {kind: engine.incarnation(kind) for kind in engine.pids()}
     acked, refused = {0: b""} if made == "copied" else {}, set()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
 
         def put(number):
             body = b"%d" % number * 100

@@ -133,7 +133,7 @@ def test_a_place_in_the_queue_of_others_that_a_producer_gives_itself_counts_nowh
     engine = make_engine(enable_multi_dispatch=multi_dispatch)
     engine.start()
     claims = "INNER_MULTI_DISPATCH\x01G\x02INNER_MULTI_QUEUE_OFFSET\x010"
-    with pyengine.connect(engine.root) as hostile, pyengine.connect(engine.root) as good:
+    with pyengine.connect(engine.root, refusals="return") as hostile, pyengine.connect(engine.root, refusals="return") as good:
         if not multi_dispatch:
             assert hostile.put_raw(RawMessage("H", b"hostile", properties_text=claims)).ok
         batches = [hostile.put_batch_raw(RawMessage("H", properties_text=shared), [BatchMember(b"hostile", 0, own)])

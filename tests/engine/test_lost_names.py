@@ -60,7 +60,7 @@ def test_an_engine_whose_names_were_removed_stops_in_order_and_starts_again(make
     engine = make_engine(mode)
     engine.start()
     supervisor_pid, before = engine.pid("supervisor"), engine.pids()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"000000").ok
         remove(engine)
         bodies = [b"000000"]

@@ -118,7 +118,7 @@ def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode)
     engine.start()
     names = ("writer", "flusher") if mode == "sync" else ("writer",)  # the stopped workers: no answers, or no syncs
     for name in names:
-        with pyengine.connect(engine.root) as producer:
+        with pyengine.connect(engine.root, refusals="return") as producer:
             assert producer.put("T", b"before").ok
             engine.suspend(name)
             futures = [producer.put_async("T", b"x") for _ in range(20)]
@@ -143,7 +143,7 @@ def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode)
 def test_an_engine_that_was_killed_in_a_pass_is_dead_not_busy(make_engine):
     engine = make_engine()
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"before").ok
         engine.kill_all()
         with engine.memory(writable=True) as memory:
@@ -159,7 +159,7 @@ def test_puts_under_way_do_not_wait_for_the_recovery_of_the_next_start(make_engi
     board = Board(tmp_path / "board")
     engine = make_engine(put_timeout_ms=HOUR_MS)
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"before").ok
         engine.suspend("writer")
         future = producer.put_async("T", b"x")

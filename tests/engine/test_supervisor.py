@@ -155,7 +155,7 @@ def test_without_shared_memory_the_files_alone_bring_it_back(make_engine):
 def test_old_producers_notice_a_new_engine(make_engine):
     engine = make_engine()
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"000000").ok
         engine.kill_all()
         engine.start()
@@ -412,7 +412,7 @@ def test_a_frozen_store_refuses_puts_and_is_recovered_by_the_next_start(make_eng
     with engine.memory(writable=True) as memory:
         native.freeze(memory.control, native.FLUSHER, 5, "the flusher could not make a segment durable")
         memory.wake(native.WRITER)
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         result = producer.put("T", b"refused")
         assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "read-only" in result.reason
     with pytest.raises(EngineError, match="could not make a segment durable"):

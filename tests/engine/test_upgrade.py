@@ -61,7 +61,7 @@ class Puts(threading.Thread):
         self.root, self.done, self.count, self.wrong = root, threading.Event(), 0, None
 
     def run(self) -> None:
-        with pyengine.connect(self.root) as producer:
+        with pyengine.connect(self.root, refusals="return") as producer:
             while not self.done.is_set():
                 result = producer.put("T", b"%06d" % self.count)
                 if not result.ok:

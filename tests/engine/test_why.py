@@ -70,7 +70,7 @@ def the_wait(root, cause: str, said: str = "") -> why.Entry:
 def test_a_stopped_writer(make_engine):
     engine = make_engine("async")
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"first").ok
         held = Held(engine, "writer")
         assert held.while_waits(producer.put_async("T", b"x")).ok
@@ -82,7 +82,7 @@ def test_a_stopped_writer(make_engine):
 def test_a_stopped_flusher_in_sync_mode(make_engine):
     engine = make_engine("sync")
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"first").ok
         held = Held(engine, "flusher")
         assert held.while_waits(producer.put_async("T", b"x")).ok
@@ -116,7 +116,7 @@ def test_a_killed_writers_recorded_stalls_are_kept(make_engine):
 def test_a_segment_that_is_late_because_the_allocator_is_stopped(make_engine):
     engine = make_engine("async", mapped_file_size_commit_log_bytes=SEGMENT_BYTES)
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"first").ok
         held = Held(engine, "allocator")
         futures = [producer.put_async("T", LARGE) for _ in range(12)]
@@ -128,7 +128,7 @@ def test_a_segment_that_is_late_because_the_allocator_is_stopped(make_engine):
 def test_a_pool_without_a_free_buffer_because_the_committer_is_stopped(make_engine):
     engine = make_engine("pool", mapped_file_size_commit_log_bytes=SEGMENT_BYTES, transient_store_pool_size=2)
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"first").ok
         held = Held(engine, "committer")
         futures = [producer.put_async("T", LARGE) for _ in range(12)]
@@ -140,7 +140,7 @@ def test_a_pool_without_a_free_buffer_because_the_committer_is_stopped(make_engi
 def test_a_wait_for_the_next_segment_is_shown_only_while_it_lasts(make_engine):
     engine = make_engine("async", mapped_file_size_commit_log_bytes=SEGMENT_BYTES)
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"first").ok
         held = Held(engine, "allocator")
         futures = [producer.put_async("T", LARGE) for _ in range(12)]
@@ -186,7 +186,7 @@ def test_a_slave_that_is_stopped(make_engine, tmp_path):
     slave = make_engine("async", "slave", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{port}", **shared)
     master.start()
     slave.start()
-    with pyengine.connect(master.root) as producer:
+    with pyengine.connect(master.root, refusals="return") as producer:
         eventually(lambda: producer.put("T", b"first").ok, "the slave confirms", 60)
         held = Held(slave, "replicator")
         assert held.while_waits(producer.put_async("T", b"x")).ok
@@ -200,7 +200,7 @@ def test_a_full_disk(make_small_disk, make_engine):
     disk = engine.root = make_small_disk("4m")
     engine.root = disk / "store"
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         eventually(lambda: not producer.put("T", LARGE).ok, "a put is refused")
     full = eventually(lambda: [one for one in told(engine.root).others if one.cause == "no_room"], "it is recorded")
     assert full[0].sentence == "the disk was full, from here on"
@@ -243,7 +243,7 @@ def put_on_a_slow_disk(folder):
     with logged_disk(build_server(folder), folder, flush_us=SLOW_FLUSH_US) as disk:
         start_engine(disk.store, {**SETTINGS, "flush_disk_type": "SYNC_FLUSH"}, timeout_s=60)
         try:
-            with pyengine.connect(disk.store) as producer:
+            with pyengine.connect(disk.store, refusals="return") as producer:
                 assert producer.put("T", b"x").ok
                 assert producer.put("T", b"x").ok
             return eventually(lambda: told(disk.store).waits, "the wait is recorded")[-1:]

@@ -116,7 +116,7 @@ class Traffic:
         topic, queue_id = LATE_TOPIC if late else self._rng.choice(TOPICS), self._rng.randrange(2)
         try:
             if self._producer is None:
-                self._producer = pyengine.connect(self._root, timeout_s=2.0)
+                self._producer = pyengine.connect(self._root, timeout_s=2.0, refusals="return")
             result = self._producer.put(topic, body, queue_id=queue_id, keys=f"k{self._sequence}",
                                         **({"delay_level": 1} if late else {}))
         except EngineError as error:
@@ -140,7 +140,7 @@ class Traffic:
         topic, queue_id = self._rng.choice(TOPICS), self._rng.randrange(2)
         try:
             if self._producer is None:
-                self._producer = pyengine.connect(self._root, timeout_s=2.0)
+                self._producer = pyengine.connect(self._root, timeout_s=2.0, refusals="return")
             result = self._producer.put_many(topic, bodies, queue_id=queue_id)
         except EngineError as error:
             self.last = f"{type(error).__name__}: {error}"

@@ -160,7 +160,7 @@ def test_a_delayed_message_comes_and_a_broadcast_reaches_every_member(clients):
 
 def test_messages_of_a_python_producer_and_a_java_consumer_meet(served, clients):
     with pyengine.connect(served.root) as producer:
-        producer.put("from_python", b"hello", tags="t").raise_for_status()
+        producer.put("from_python", b"hello", tags="t")
     eventually(lambda: "from_python" in TopicConfigs(served.root).read().rows, "the checkpointer has entered the topic")
     clients.ask("subscribe", name="python", group="python_readers", topic="from_python")
     assert consumed(clients, "python", 1) == ["hello"]

@@ -153,7 +153,7 @@ def test_a_confirmed_put_is_in_the_slave_whichever_process_dies(pair, rng):
 def test_a_new_real_slave_gets_the_last_segment(make_engine, judge, tmp_path, rng):
     engine = make_engine("async", **OURS, ha_listen_port=free_port())
     engine.start()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         while position(engine, "committed") < 2 * 65536 + 10_000:
             assert producer.put("Ha", rng.randbytes(5000)).status is PutStatus.SLAVE_NOT_AVAILABLE
     slave = Slave(judge, tmp_path / "slave", f"127.0.0.1:{engine.settings['ha_listen_port']}")
@@ -167,7 +167,7 @@ def test_a_new_real_slave_gets_the_last_segment(make_engine, judge, tmp_path, rn
 @pytest.mark.long
 def test_a_real_slave_that_is_ahead_is_not_served_and_confirms_nothing(pair, rng):
     engine, proxy, slave = pair()
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("Ha", rng.randbytes(5000)).ok
         wait_same_end(engine, slave)
         engine.kill_all()
@@ -183,7 +183,7 @@ def test_a_real_slave_that_is_ahead_is_not_served_and_confirms_nothing(pair, rng
     with engine.memory() as memory, Replication(memory.folder) as links:
         eventually(lambda: "this log ends at 0" in links.snapshot().last_detail, "it was told why", 60)
     assert connected(engine) == 0
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("Ha", b"x").status is PutStatus.SLAVE_NOT_AVAILABLE
     assert position(engine, "confirm") == 0
     assert slave.end() == end
@@ -192,7 +192,7 @@ def test_a_real_slave_that_is_ahead_is_not_served_and_confirms_nothing(pair, rng
 @pytest.mark.long
 def test_a_real_slave_and_one_of_ours_confirm_together(pair, make_engine, rng):
     engine, _, slave = pair(min_in_sync_replicas=2, ha_slaves_share_hosts="true")
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("Ha", b"alone").status is PutStatus.SLAVE_NOT_AVAILABLE
         ours = make_engine("async", "ours", **{**OURS, "broker_role": "SLAVE"}, sync_from="first",
                            ha_master_address=f"127.0.0.1:{engine.settings['ha_listen_port']}")
