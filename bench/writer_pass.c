@@ -7,7 +7,6 @@
  * bench/writer_pass.sh builds and runs it.
  */
 #define _GNU_SOURCE
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,13 +72,10 @@ int main(int count, char **arguments)
     control->state.state = MS_STATE_RUNNING;
     control->latch[MS_WRITER].has_notified = 1;
     ms_control_publish(control);
-    sem_t semaphore;
-    sem_init(&semaphore, 0, 0);
 
     struct ms_writer *writer = zeroed((int64_t)sizeof(struct ms_writer));
     writer->control = control;
     writer->queues = queues;
-    writer->semaphores[MS_WRITER] = &semaphore;
     writer->segment_bytes = SEGMENT_BYTES;
     writer->max_message_bytes = 4 << 20;
     writer->scratch_bytes = RING_BYTES / 2;
@@ -101,7 +97,6 @@ int main(int count, char **arguments)
         *producer = (struct ms_producer){
             .control = control,
             .session = session,
-            .writer_semaphore = &semaphore,
             .slot = i,
             .generation = 1,
         };

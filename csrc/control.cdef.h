@@ -10,7 +10,7 @@
  * lines, because the prefetcher loads adjacent lines in pairs).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 11
+#define MS_CONTROL_LAYOUT_VERSION 12
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -247,11 +247,12 @@ struct ms_pool_buffer {
     int8_t pad[120];
 };
 
-/* Of each worker. has_notified 1: the owner is awake or being woken, so do not post. 0: the owner has armed its latch and
+/* Of each worker. has_notified 1: the owner is awake or being woken, so do not wake it. 0: the owner has armed its latch and
  * may sleep. */
 struct ms_latch {
-    uint32_t has_notified;
-    int8_t pad[124];
+    uint32_t has_notified;       /* the owner clears it, the worker that wakes it sets it; the writer sleeps on it (futex) */
+    uint32_t arms;               /* writer: how often it has armed its latch */
+    int8_t pad[120];
 };
 
 struct ms_control {

@@ -104,8 +104,8 @@ int ms_group_commit_once(struct ms_group_commit *group)
     int stream = now_ns - group->last_ns < MS_GROUP_STREAM_NS;
     group->last_ns = now_ns;
     record(group, since_ns, now_ns, flushed, target);
-    if (stream && group->writer_semaphore != NULL && !ms_load_relaxed(&control->writer.is_beside_producer))
-        ms_latch_wakeup(&group->control->latch[MS_WRITER], group->writer_semaphore);
+    if (stream && !ms_load_relaxed(&control->writer.is_beside_producer))
+        ms_latch_wakeup(&control->latch[MS_WRITER], NULL); /* the next put is near */
     return 1;
 }
 

@@ -23,7 +23,6 @@
 struct ms_group_commit {
     struct ms_control *control;
     void *semaphore;             /* of the flusher's latch */
-    void *writer_semaphore;      /* posted after a flush in a stream, when the next put is near. NULL: none */
     int64_t segment_bytes;
     uint32_t has_published;      /* 0: the first round wakes all waiters, which a dead flusher may not have woken */
     uint64_t incarnation;        /* `flushed` moves only once the writer has verified this one */

@@ -13,6 +13,8 @@
 
 /* Longest sleep of a wait before it checks the engine's state again. */
 #define POLL_NS 50000000
+/* Sleep of a put before it rings for the writer once more. */
+#define RING_AGAIN_NS 2000000
 /* Interval of checks, during a wait, whether a process of the engine lives. */
 #define ENGINE_CHECK_NS 200000000
 #define FULL_RING_POLL_NS 200000
@@ -20,6 +22,18 @@
 #define UNANSWERED_NS 1000000 /* how long a put sleeps on `confirm` before it checks for its answer */
 #define BUSY_MS_MAX 10000000
 #define MILLISECOND_NS 1000000
+
+static void ring(const struct ms_control *control, uint32_t *rung)
+{
+    ms_latch_ring(&control->latch[MS_WRITER], ms_load_relaxed(&control->workers[MS_WRITER].pid), rung);
+}
+
+/* Ring whether or not this producer has rung: a process that sleeps on the writer's futex can pass for the writer. */
+static void ring_again(const struct ms_control *control)
+{
+    uint32_t rung = ms_load_relaxed(&control->latch[MS_WRITER].arms) - 1;
+    ring(control, &rung);
+}
 
 void ms_producer_attach(struct ms_producer *producer)
 {
@@ -30,6 +44,7 @@ void ms_producer_attach(struct ms_producer *producer)
     producer->oldest_unread = 1;
     producer->unclaimed = 0;
     producer->lock_fd = -1;
+    producer->rung = ms_load_relaxed(&producer->control->latch[MS_WRITER].arms) - 1;
     producer->spin_us = producer->control->identity.spin_producer_us;
     producer->slave_timeout_ns = producer->control->identity.slave_timeout_ms * 1000000;
 }
@@ -122,7 +137,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
         int64_t now = ms_monotonic_ns();
         if (now >= deadline_ns)
             return MS_PRODUCER_AGAIN;
-        ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
+        ring_again(producer->control);
         /* The writer's next answer ends the sleep. */
         uint32_t seen = ms_load_acquire(&session->acked_seq);
         used = producer->tail - ms_load_acquire(&session->head);
@@ -216,7 +231,7 @@ static void publish(struct ms_producer *producer, uint64_t unclaimed)
     MS_FAILPOINT("producer_entry_filled");
     ms_store_release(&producer->session->tail, producer->tail);
     MS_FAILPOINT("producer_entry_published");
-    ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
+    ring(producer->control, &producer->rung);
     /* While the writer works, fetch the lines of the next entry, which the writer read one round of the ring ago. */
     uint64_t at = producer->tail & (producer->ring_bytes - 1);
     ms_prefetch_range(producer->ring, producer->ring_bytes, at, MS_ENTRY_AHEAD_BYTES, 1);
@@ -276,14 +291,14 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
                 until = ms_monotonic_ns() + (int64_t)producer->spin_us * 1000;
         } while (ms_monotonic_ns() < until);
     }
-    for (;;) {
+    for (int64_t nap_ns = RING_AGAIN_NS;; nap_ns = POLL_NS) {
         /* Raise `waiting`, then load acked: the writer stores acked, then loads `waiting`. */
         ms_add(&session->waiting, 1u);
         uint32_t seen = ms_load_acquire(&session->acked_seq);
         int64_t left = deadline_ns - ms_monotonic_ns();
         int answered = ms_load_acquire(&session->acked) >= sequence;
         if (!answered && left > 0)
-            ms_futex_wait(&session->acked_seq, seen, left < POLL_NS ? left : POLL_NS);
+            ms_futex_wait(&session->acked_seq, seen, left < nap_ns ? left : nap_ns);
         ms_add(&session->waiting, (uint32_t)-1);
         if (ms_load_acquire(&session->acked) >= sequence)
             return take_answer(producer, sequence, answer);
@@ -292,6 +307,7 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
         check_engine(producer);
+        ring_again(producer->control);
     }
 }
 

@@ -27,7 +27,6 @@
 struct ms_producer {
     const struct ms_control *control;
     struct ms_session *session;
-    void *writer_semaphore;
     uint8_t *ring;
     uint64_t ring_bytes;
     uint64_t tail;
@@ -52,6 +51,7 @@ struct ms_producer {
     uint32_t slot;
     uint32_t generation;
     uint32_t stage;              /* of the last put: MS_STAGE_* */
+    uint32_t rung;               /* the writer's `arms` for which this producer has woken it */
     struct ms_entry header;      /* hosts and sysFlag of the fast path */
     struct ms_completion answer; /* of the last put */
 };
@@ -110,7 +110,7 @@ int ms_producer_is_answered(const struct ms_producer *producer, int spins);
  * MS_PUT_SLICE_NS. */
 int ms_producer_await(struct ms_producer *producer, int how);
 /* Raise it with every change of struct ms_producer or ms_producer_calls, also of a signature (tests/native/test_layout.py). */
-#define MS_PRODUCER_CALLS_VERSION 1
+#define MS_PRODUCER_CALLS_VERSION 2
 /* The functions for pyengine._front, which is not linked with this module. */
 struct ms_producer_calls {
     uint64_t version;            /* MS_PRODUCER_CALLS_BUILD; another one shows a different build */

@@ -18,6 +18,9 @@
 /* Interval of checks of all sessions, per session. Checking one session takes about a sixteenth of it. */
 #define SCAN_INTERVAL_NS 64
 #define ALWAYS_ACTIVE_MAX 8 /* so few sessions cost nothing: each pass reads all of them */
+/* A process that rings for nothing costs the writer little: after so many of such rings it pauses before it sleeps again. */
+#define USELESS_RINGS_MAX 32
+#define USELESS_RINGS_PAUSE_NS 200000
 #define SPIN_GAP 4 /* longest gap between two entries for which the next spin is worthwhile, in spins; it covers the writer's wake-up */
 
 /* ---- the committed state ------------------------------------------------- */
@@ -332,7 +335,7 @@ static int scan_sessions(struct ms_writer *writer, int64_t now)
 }
 
 /* Return whether the interval has passed after which an inactive session is checked, while others keep the writer awake.
- * Before it sleeps, the writer arms its latch and checks all: a producer that publishes after that check posts. */
+ * Before it sleeps, the writer arms its latch and checks all: a producer that publishes after that check rings. */
 static int is_scan_due(const struct ms_writer *writer, int64_t now)
 {
     return now - writer->scanned_ns >= (int64_t)writer->sessions_high * SCAN_INTERVAL_NS;
@@ -535,6 +538,7 @@ static int work(struct ms_writer *writer)
     struct ms_control *control = writer->control;
     publish_cpu(control);
     int reason = make_pass(writer);
+    writer->useless_rings /= 2;
     if (reason != MS_RUN_TIME)
         return reason;
     if (writer->rolled)
@@ -556,16 +560,23 @@ static int sleep_on_latch(struct ms_writer *writer, int64_t now, int64_t deadlin
 {
     struct ms_control *control = writer->control;
     struct ms_latch *latch = &control->latch[MS_WRITER];
-    void *semaphore = writer->semaphores[MS_WRITER];
-    ms_latch_arm(latch, semaphore);
+    if (writer->useless_rings >= USELESS_RINGS_MAX) {
+        struct timespec pause = {.tv_nsec = USELESS_RINGS_PAUSE_NS};
+        nanosleep(&pause, NULL);
+    }
+    ms_latch_arm(latch, NULL);
     if (scan_sessions(writer, now) || pending_request(writer) != MS_RUN_TIME) {
         ms_latch_disarm(latch);
         return AWAKE;
     }
-    int woken = ms_latch_wait(latch, semaphore, deadline_ns - now);
+    int woken = ms_latch_wait(latch, NULL, deadline_ns - now);
+    if (woken == 0)
+        writer->useless_rings = 0;
+    else if (woken == MS_LATCH_RUNG && writer->useless_rings < USELESS_RINGS_MAX)
+        writer->useless_rings++; /* until it turns out to be useful */
     if (woken > 0 && ms_load_relaxed(&control->state.refuse_puts) & MS_REFUSE_PUTS_STOPPING)
         return MS_RUN_TIME; /* a stop, whose signal may have arrived before the sleep */
-    if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
+    if (woken == MS_LATCH_WOKEN && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
         /* The flusher posts when it has woken producers, whose next entries come soon. */
         writer->spinning = 1;
         writer->last_work_ns = ms_monotonic_ns();

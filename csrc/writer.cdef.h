@@ -65,7 +65,7 @@ struct ms_segment {
 struct ms_writer {
     struct ms_control *control;
     struct ms_queue_table *queues;
-    void *semaphores[MS_WORKER_KINDS]; /* by kind of worker */
+    void *semaphores[MS_WORKER_KINDS]; /* by kind of worker that it wakes */
     struct ms_writer_session sessions[MS_SESSION_SLOTS];
     uint32_t sessions_high;      /* attached ones are below */
     uint32_t turn;               /* the first session of the next pass */
@@ -128,6 +128,7 @@ struct ms_writer {
     int64_t write_ns;            /* time of the pass in pwrite */
     int64_t returned_ns;             /* when ms_writer_run returned, */
     uint32_t return_reason;           /* and why */
+    uint32_t useless_rings;      /* wake-ups by producers that found no entry, less those that did */
     uint32_t waited_for_pool;    /* in: the segment was late because no pool buffer was free */
 };
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import posix_ipc
 
 from pyengine._native import ffi, lib
 from pyengine.formats.record import encode_host
@@ -35,7 +32,7 @@ def queue_entries(table: Any) -> Iterator[tuple[str, int, int]]:
 
 
 class WriterRig:
-    """Control block, queue table, a log of `segments` segments, and one named semaphore."""
+    """Control block, queue table, and a log of `segments` segments."""
 
     def __init__(self, segment_bytes: int = 4096, segments: int = 64, mode: int = control_native.MODE_MAPPED,
                  max_message_bytes: int = 4 << 20, replay_clock: bool = True) -> None:
@@ -55,9 +52,7 @@ class WriterRig:
         identity.pool_buffers = 5
         lib.ms_control_publish(self.control)
         control_native.store(self.control.state, "state", control_native.STATE_RUNNING)
-        self.name = f"/pyengine-test-{uuid.uuid4().hex[:12]}"
-        self._semaphore = posix_ipc.Semaphore(self.name, posix_ipc.O_CREX, mode=0o600)
-        self.latch = Latch(self.control.latch[control_native.WRITER], self.name)
+        self.latch = Latch(self.control.latch[control_native.WRITER], "")
         self.folder: Path | None = None  # sync mode, or with gather_bytes_min: one file a segment
         self.open_flags = os.O_RDWR | os.O_CREAT
         self.zero_ahead_bytes = 0
@@ -95,8 +90,7 @@ class WriterRig:
         control_native.store(table_row, "state", control_native.SESSION_OPEN)
         self.sessions[slot] = (memory, view)
         control_native.add(self.control.session_seq, "value")
-        producer = producer_native.ProducerSession(
-            self.control, view, self.latch.semaphore, slot, generation)
+        producer = producer_native.ProducerSession(self.control, view, slot, generation)
         producer.set_constants(HOST, HOST, 0)
         producer.set_timeouts(5, 5)
         return producer
@@ -108,7 +102,7 @@ class WriterRig:
             self._clear(start, end)
         writer_native.rolled_back(self.control)
         self.writer = writer = writer_native.Writer(
-            self.control, self.table, {control_native.WRITER: self.latch.semaphore}, spin_us=0,
+            self.control, self.table, {}, spin_us=0,
             zero_ahead_bytes=self.zero_ahead_bytes, gather_bytes_min=self.gather_bytes_min)
         writer.open()
         position = writer.position
@@ -167,9 +161,6 @@ class WriterRig:
         return control_native.load_position(self.control.wrote)
 
     def close(self) -> None:
-        self.latch.close()
-        self._semaphore.unlink()
-        self._semaphore.close()
         for fd in self.fds.values():
             os.close(fd)
 

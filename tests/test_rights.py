@@ -9,6 +9,7 @@ import mmap
 import os
 import random
 import re
+import signal
 import socket
 import stat
 import struct
@@ -34,13 +35,15 @@ from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.formats import ha_wire
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
+from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.replication import Replication, create_replication
-from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
+from pyengine.ipc.shared_objects import KIND_NAMES, SEMAPHORE_KINDS, SharedFolder, find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
 from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.config import load_config
 from ready_store import store_with_writer
 from waiting import eventually
 
@@ -148,10 +151,10 @@ def test_another_user_cannot_ring_a_latch(engine):
 
     def attempt() -> list[str]:
         opened = []
-        for kind, name in enumerate(KIND_NAMES):
+        for kind in SEMAPHORE_KINDS:
             try:
                 posix_ipc.Semaphore(shared_objects.semaphore_name(find_folder(engine.root).short_id, kind)).close()
-                opened.append(name)
+                opened.append(KIND_NAMES[kind])
             except posix_ipc.PermissionsError:
                 pass
         return opened
@@ -251,7 +254,7 @@ def test_shared_objects_are_the_engines_users_alone(engine):
         modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in folder.path.iterdir()}
         assert set(modes.values()) == {"0o600"}, modes
     semaphores = [path for path in Path("/dev/shm").glob("sem.pyengine-*") if folder.short_id in path.name]
-    assert len(semaphores) == len(KIND_NAMES)
+    assert len(semaphores) == len(SEMAPHORE_KINDS)
     assert {stat.S_IMODE(path.stat().st_mode) for path in semaphores} == {0o600}
 
 
@@ -302,7 +305,7 @@ def test_cutting_short_all_that_a_producer_was_given_costs_its_session_only(make
             assert good.put("G", b"after").ok
             assert reader.wait_for_message("G", 0, 1, timeout_s=30)
             for kind in before:
-                with engine.memory() as memory:
+                with engine.memory(writable=True) as memory:
                     memory.wake(KIND_NAMES.index(kind))
             with pyengine.connect(engine.root) as late:
                 assert late.put("G", b"late").ok
@@ -310,6 +313,93 @@ def test_cutting_short_all_that_a_producer_was_given_costs_its_session_only(make
             hostile.communicate("\n")
     assert engine.pids() == before
     assert {kind: engine.incarnation(kind) for kind in before} == dict.fromkeys(before, 1)
+
+
+# Writes nonsense to all that it has mapped writable in /dev/shm, while it puts; ends without a word.
+SCRIBBLING = """
+import ctypes, os, random, re, sys, threading, time
+import pyengine
+dice = random.Random(int(sys.argv[2]))
+producer = pyengine.connect(sys.argv[1])
+assert producer.put("H", b"x").ok
+lines = [line for line in map(str.split, open("/proc/self/maps")) if line[1] == "rw-s" and "pyengine" in line[-1]]
+spans = [tuple(int(end, 16) for end in line[0].split("-")) for line in lines]
+print(*sorted({re.sub("[0-9].*", "", os.path.basename(line[-1])) for line in lines}), flush=True)
+
+def put():
+    while True:
+        try:
+            producer.put("H", b"y", timeout_s=0.05)
+        except pyengine.EngineError:
+            pass
+
+threading.Thread(target=put, daemon=True).start()
+for _ in range(3000):
+    begin, end = dice.choice(spans)
+    at = begin + dice.randrange(min(end - begin, dice.choice([64, 640, 4096, 1 << 30])) - 31)
+    nonsense = dice.choice([dice.randbytes(32), b"\\xff" * 32, bytes(32), dice.randbytes(4) + bytes(28)])
+    ctypes.memmove(at, nonsense, dice.choice([1, 4, 8, 32]))
+    if dice.random() < 0.05:
+        time.sleep(0.0005)
+os._exit(0)
+"""
+# Wakes the writer in vain until it has used a second of CPU. Its other threads sleep where the writer sleeps, and take wake-ups.
+RINGING = """
+import ctypes, platform, sys, threading, time
+from pyengine._native import ffi
+from pyengine.ipc.session_client import open_session
+from pyengine.native import control as native
+FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+call = ctypes.CDLL(None).syscall
+with open_session(sys.argv[1]) as session:
+    flag = ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.addressof(session.control.latch[native.WRITER], "has_notified"))))
+
+    def sleep_there():
+        while True:
+            call(FUTEX, flag, 0, 0, None)
+
+    for _ in range(int(sys.argv[2])):
+        threading.Thread(target=sleep_there, daemon=True).start()
+    print("begun", flush=True)
+    while time.process_time() < 1:
+        for _ in range(1000):
+            call(FUTEX, flag, 1, 1 << 30)
+"""
+
+
+def test_nothing_that_a_producer_can_write_ends_or_stalls_a_worker(make_engine, rng):
+    engine = make_engine()
+    engine.start()
+    before = engine.pids()
+    with pyengine.connect(engine.root) as good:
+        for _ in range(4):
+            command = [sys.executable, "-c", SCRIBBLING, str(engine.root), str(rng.getrandbits(32))]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hostile:
+                assert hostile.stdout.readline() == "session-\n"
+                while hostile.poll() is None:
+                    assert good.put("G", b"meanwhile").ok
+            assert hostile.returncode in (0, -signal.SIGSEGV, -signal.SIGABRT)
+    assert engine.pids() == before
+    assert {kind: engine.incarnation(kind) for kind in before} == dict.fromkeys(before, 1)
+    engine.stop()
+    assert check_now(engine.root, load_config(engine.root)).findings == []
+
+
+@pytest.mark.parametrize("sleepers", [0, 4])
+def test_a_producer_that_rings_for_nothing_costs_the_writer_little(make_engine, sleepers):
+    engine = make_engine()
+    engine.start()
+    writer = psutil.Process(engine.pid("writer"))
+    with pyengine.connect(engine.root) as good:
+        before_s = sum(writer.cpu_times()[:2])
+        command = [sys.executable, "-c", RINGING, str(engine.root), str(sleepers)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hostile:
+            assert hostile.stdout.readline() == "begun\n"
+            for _ in range(20):
+                assert good.put("G", b"meanwhile").ok
+        assert hostile.returncode == 0
+        assert sum(writer.cpu_times()[:2]) - before_s < 0.3
+        assert good.put("G", b"after").ok
 
 
 def test_a_reader_has_nothing_of_the_store_writable(engine):

@@ -114,10 +114,7 @@ int main(void)
         ms_store_release(&control.committed.value, wrote);
         if (dice(8) == 0) /* as a writer that refused a put: the number is one ahead of the syncs */
             ms_sequence_raise(&control.flush_seq);
-        if (dice(2)) /* as a worker, or as a producer */
-            ms_latch_wakeup(&control.latch[MS_FLUSHER], &semaphore);
-        else
-            ms_latch_wakeup_unmarked(&control.latch[MS_FLUSHER], &semaphore);
+        ms_latch_wakeup(&control.latch[MS_FLUSHER], &semaphore);
         if (dice(4) == 0)
             wait_for_flushed(wrote);
         else if (dice(4) == 0)

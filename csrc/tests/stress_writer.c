@@ -8,7 +8,6 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +37,6 @@ static struct ms_queue_table *queues;
 static struct ms_session *sessions[PRODUCERS];
 static struct ms_writer *writer;
 static uint8_t *log_memory;
-static void *semaphore;
 static uint32_t stop;
 
 static void *zeroed(size_t bytes)
@@ -164,15 +162,11 @@ int main(void)
     control->state.state = MS_STATE_RUNNING;
     ms_control_publish(control);
 
-    char name[64];
-    snprintf(name, sizeof name, "/pyengine-stress-%d", (int)getpid());
-    semaphore = sem_open(name, O_CREAT | O_EXCL, 0600, 0);
-    CHECK(semaphore != SEM_FAILED);
-    sem_unlink(name);
+    control->workers[MS_WRITER].pid = getpid();
+    CHECK(ms_latch_hear_rings(&control->latch[MS_WRITER]) == 0);
 
     writer->control = control;
     writer->queues = queues;
-    writer->semaphores[MS_WRITER] = semaphore;
     writer->segment_bytes = SEGMENT_BYTES;
     writer->max_message_bytes = 4 << 20;
     writer->spin_us = 20;
@@ -195,7 +189,6 @@ int main(void)
     for (uintptr_t i = 0; i < PRODUCERS; i++) {
         producers[i].control = control;
         producers[i].session = sessions[i];
-        producers[i].writer_semaphore = semaphore;
         producers[i].slot = slots[i];
         producers[i].generation = 1;
         ms_producer_attach(&producers[i]);
@@ -221,6 +214,5 @@ int main(void)
         at += bytes;
     }
     CHECK(at == end && records == PRODUCERS * PUTS);
-    sem_close(semaphore);
     return 0;
 }

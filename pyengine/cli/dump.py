@@ -60,6 +60,7 @@ OWNERS = {
     "workers[]": "that worker",
     "workers[].restarts": "supervisor",
     "latch[]": "that worker clears it, the worker that wakes it sets it",
+    "latch[].arms": "writer",
     "pool[]": "writer takes, committer gives back",
     "sessions[]": "supervisor",
     "sessions[].state": "supervisor opens and marks dead, writer frees",

@@ -119,8 +119,7 @@ class Submitter(SubmitterFront):
         """Open a session and use it from now on. The caller does not hold the lock, since this may take as long as the limit."""
         session = self._open_session(limit_s)
         identity = session.identity
-        end = native.ProducerSession(session.control, session.session, session.writer_latch.semaphore,
-                                     session.slot, session.generation)
+        end = native.ProducerSession(session.control, session.session, session.slot, session.generation)
         end.set_constants(*self._constants)
         end.set_timeouts(identity.put_timeout_ms / 1000, identity.sync_flush_timeout_ms / 1000)
         if session.lock_descriptor >= 0:

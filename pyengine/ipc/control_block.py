@@ -215,10 +215,12 @@ class EngineMemory:
         return waiting.load_sequence(self.control.settings_seq)
 
     def latch(self, kind: int) -> Latch:
-        """Return the latch of one kind of worker, opened at first use."""
+        """Return the latch of one kind of worker, opened at first use; only if the memory is mapped writable."""
+        if not self.control_object.writable:
+            raise ValueError("a latch is for processes of the engine, not for one that has its memory read-only")
         if kind not in self._latches:
-            name = shared_objects.semaphore_name(self.folder.short_id, kind)
-            self._latches[kind] = Latch(ffi.addressof(self.control.latch[kind]), name, writable=self.control_object.writable)
+            name = shared_objects.semaphore_name(self.folder.short_id, kind) if kind in shared_objects.SEMAPHORE_KINDS else ""
+            self._latches[kind] = Latch(ffi.addressof(self.control.latch[kind]), name)
         return self._latches[kind]
 
     def open_latches(self) -> EngineMemory:

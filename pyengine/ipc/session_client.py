@@ -2,7 +2,6 @@
 
     with open_session(root) as session:
         session.control, session.session    # cffi pointers, see pyengine.native
-        session.writer_latch                               # to wake the writer
 
 While a dead supervisor is being replaced, the opening waits, within the timeout. Puts never
 need the supervisor again. until_ready() waits for an engine or a store that starts later: processes
@@ -31,7 +30,6 @@ from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, fin
 from pyengine.ipc.store_lock import living_kinds, open_lock
 from pyengine.native import control as native
 from pyengine.native import session as native_session
-from pyengine.native.waiting import Latch
 from pyengine.storage.config import existing_store
 from pyengine.storage.engine_id import read_epoch
 
@@ -133,11 +131,6 @@ class ProducerSession:
     def control(self) -> ms_control:
         """The control block, mapped read-only."""
         return self.memory.control
-
-    @property
-    def writer_latch(self) -> Latch:
-        """The writer's latch; its `semaphore` is what C needs."""
-        return self.memory.latch(native.WRITER)
 
     @property
     def is_open(self) -> bool:

@@ -13,7 +13,7 @@ A producer opens its session at a Unix socket in the engine's folder, which the 
 Request and answer are one JSON line each; the objects come with the answer as descriptors (SCM_RIGHTS):
 
     {"want": "session", "ring_bytes": 4194304}
-        -> {"slot", "generation", "ring_bytes", "epoch", "folder", "control_bytes"} + [session rw, control READ-ONLY]
+        -> {"slot", "generation", "ring_bytes", "epoch", "folder"} + [session rw, control READ-ONLY]
     {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
     {"want": "settings", "live": {"name": "value"}}     -> the settings are read again; the answer of the supervisor's take_settings()
     anything else                                       -> {"error": sentence}, with "again": true if a try at once may succeed, and
@@ -75,7 +75,6 @@ class SessionAnswer(TypedDict):
     ring_bytes: int
     epoch: int
     folder: str
-    control_bytes: int  # only for clients of older builds, which this layout still serves: delete it with control layout 12
 
 
 class SlotsDrainingError(DiskFullError):
@@ -121,7 +120,7 @@ class Sessions:
         failpoint("session_opened")
         self._changed()
         answer: SessionAnswer = {"slot": slot, "generation": generation, "ring_bytes": ring_bytes, "epoch": epoch,
-                                 "folder": str(folder.path), "control_bytes": native.CONTROL_BYTES}
+                                 "folder": str(folder.path)}
         return answer, descriptor
 
     def _free_slot(self, pid: int) -> int:

@@ -22,10 +22,10 @@ Next to the folder is `pyengine-<id>.spark-sink`, an empty file on whose bytes t
 with the folder or, if a task holds a lock then, when that task ends.
 
 Objects are created with O_EXCL and all of their pages are allocated (a store to a hole is SIGBUS on a
-full tmpfs); attaching never uses O_CREAT. Each kind of worker also has a named semaphore,
-`/pyengine-<id>-<kind>`, on which its latch sleeps. After recovery all objects only cache the store's
-files: they may be removed when no process of the store lives. The names of objects that a
-producer creates or opens have the epoch, since each engine counts slots and generations from
+full tmpfs); attaching never uses O_CREAT. Each kind of worker but the writer also has a named
+semaphore, `/pyengine-<id>-<kind>`, on which its latch sleeps; the writer sleeps on its flag. After
+recovery all objects only cache the store's files: they may be removed when no process of the store
+lives. The names of objects that a producer creates or opens have the epoch, since each engine counts slots and generations from
 the start again, and a producer may live longer than its engine.
 """
 
@@ -68,6 +68,10 @@ DEFAULT_SHM_DIRECTORY = "/dev/shm"
 # The names of the worker kinds, by their number in shared memory (MS_WORKER_KINDS in csrc/control.cdef.h).
 KIND_NAMES = ("supervisor", "writer", "committer", "flusher", "reputter", "allocator", "checkpointer",
               "cleaner", "scheduler", "replicator", "gateway")
+
+
+# Those with a named semaphore. The writer has none: producers wake it, and must not be able to write what it waits on.
+SEMAPHORE_KINDS = tuple(kind for kind, name in enumerate(KIND_NAMES) if name != "writer")
 
 
 def queues_name(generation: int) -> str:
@@ -298,10 +302,10 @@ def remove_object(path: Path) -> bool:
 
 
 def create_semaphores(engine_short_id: str) -> None:
-    """Create a semaphore for each kind of worker, mode 0600; the old ones must have been removed."""
+    """Create the workers' semaphores, mode 0600; the old ones must have been removed."""
     import posix_ipc
 
-    for kind in range(len(KIND_NAMES)):
+    for kind in SEMAPHORE_KINDS:
         name = semaphore_name(engine_short_id, kind)
         try:
             posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
@@ -326,7 +330,7 @@ def unlink_semaphores(engine_short_id: str) -> None:
 
 def missing_semaphores(engine_short_id: str) -> list[str]:
     """Return the names of semaphores that were removed; a process that has them open keeps them."""
-    names = [semaphore_name(engine_short_id, kind) for kind in range(len(KIND_NAMES))]
+    names = [semaphore_name(engine_short_id, kind) for kind in SEMAPHORE_KINDS]
     return [name for name in names if not os.path.exists(f"{SEMAPHORE_FOLDER}/sem.{name[1:]}")]
 
 

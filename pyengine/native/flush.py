@@ -149,13 +149,13 @@ GROUP_SEGMENTS_MAX: int = lib.MS_GROUP_SEGMENTS_MAX
 class GroupCommit:
     """The flusher's rounds: sync what is committed, publish `flushed`, wake the puts that wait."""
 
-    def __init__(self, control: ms_control, semaphore: CData, writer_semaphore: CData, incarnation: int, stats: ms_store_stats,
+    def __init__(self, control: ms_control, semaphore: CData, incarnation: int, stats: ms_store_stats,
                  recorder: Recorder) -> None:
-        """`semaphore`, `writer_semaphore`: of the flusher's latch and the writer's. `incarnation`: the flusher incarnation
+        """`semaphore`: of the flusher's latch. `incarnation`: the flusher incarnation
         that the writer must have verified. `stats` counts each fdatasync and must outlive this object."""
         self._state = ffi.new("struct ms_group_commit *")
         self._state.control = control
-        self._state.semaphore, self._state.writer_semaphore = semaphore, writer_semaphore
+        self._state.semaphore = semaphore
         self._state.segment_bytes = control.identity.segment_bytes
         self._state.incarnation = incarnation
         self._recorder = recorder

@@ -120,16 +120,14 @@ def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
 class ProducerSession:
     """The producer's side of one open session, whose mappings the caller keeps; only the waits are thread-safe.
 
-    `control` (read-only) and `session` are views over mappings; `semaphore` is the writer's latch
-    semaphore (native.waiting.Latch.semaphore).
+    `control` (read-only) and `session` are views over mappings.
     """
 
-    def __init__(self, control: ms_control, session: ms_session, semaphore: CData, slot: int, generation: int) -> None:
+    def __init__(self, control: ms_control, session: ms_session, slot: int, generation: int) -> None:
         self._producer = ffi.new("struct ms_producer *")
         producer = self._producer
         producer.control = control
         producer.session = session
-        producer.writer_semaphore = semaphore
         producer.slot = slot
         producer.generation = generation
         lib.ms_producer_attach(producer)

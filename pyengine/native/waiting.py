@@ -30,39 +30,46 @@ if TYPE_CHECKING:
 
 
 class Latch:
-    """One worker's latch: a shared flag and the named semaphore `name` (which must exist).
+    """One worker's latch: a shared flag, which is mapped writable, and the named semaphore `name` (which must exist).
 
-    If the flag is mapped read-only (`writable` False), only wakeup() may be called.
+    The writer's has no semaphore ("").
     """
 
-    def __init__(self, latch: ms_latch, name: str, *, writable: bool = True) -> None:
+    def __init__(self, latch: ms_latch, name: str) -> None:
         error_number = ffi.new("int *")
-        semaphore = lib.ms_latch_open(name.encode(), error_number)
-        if semaphore == ffi.NULL:
+        semaphore = lib.ms_latch_open(name.encode(), error_number) if name else ffi.NULL
+        if name and semaphore == ffi.NULL:
             raise EngineUnavailableError(f"semaphore {name}: {os.strerror(error_number[0])}")
         self.latch = latch
         self.semaphore = semaphore
-        self.name = name
-        self._wakeup = lib.ms_latch_wakeup if writable else lib.ms_latch_wakeup_unmarked
+        self._hears_rings = False
 
     def wakeup(self) -> None:
         """Wake the owner, unless it is awake or is being woken."""
-        self._wakeup(self.latch, self.semaphore)
+        lib.ms_latch_wakeup(self.latch, self.semaphore)
 
     def arm(self) -> None:
         """Forget old wake-ups; any later one ends the next wait."""
         lib.ms_latch_arm(self.latch, self.semaphore)
 
     def disarm(self) -> None:
-        """Mark the owner as awake: other processes need not post the semaphore until the next arm."""
+        """Mark the owner as awake: other processes need not wake it until the next arm."""
         lib.ms_latch_disarm(self.latch)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until woken (True), or until the timeout or a signal (False)."""
-        return lib.ms_latch_wait(self.latch, self.semaphore, int(timeout_s * 1e9)) == 1
+        return lib.ms_latch_wait(self.latch, self.semaphore, int(timeout_s * 1e9)) > 0
+
+    def hear_rings(self) -> None:
+        """Handle SIGURG in this process, the writer: producers send it when a wake-up may come before the sleep."""
+        raise_os_error(lib.ms_latch_hear_rings(self.latch))
+        self._hears_rings = True
 
     def close(self) -> None:
-        """Close the semaphore; the shared flag stays."""
+        """Close the semaphore, and ignore rings; the shared flag stays."""
+        if self._hears_rings:
+            self._hears_rings = False
+            lib.ms_latch_hear_rings(ffi.NULL)
         if self.semaphore:
             lib.ms_latch_close(self.semaphore)
             self.semaphore = ffi.NULL

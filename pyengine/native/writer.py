@@ -136,7 +136,7 @@ def rolled_back(control: ms_control) -> None:
 class Writer:
     """Appends to a store's log; one thread of the writer process uses it.
 
-    `semaphores` maps a worker kind to its latch semaphore: of the workers to wake in this mode, and of the writer itself.
+    `semaphores` maps a worker kind to its latch semaphore: of the workers to wake in this mode.
     All views must outlive the object. `gather_bytes_min`: passes of at least so many bytes are written to the descriptor, not
     stored into memory, if segments have both; 0: none.
     """

@@ -184,8 +184,7 @@ class GroupCommitService(FlushService):
         super().__init__(context)
         memory = context.memory
         self._group = flush.GroupCommit(
-            self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
-            self.incarnation, memory.counters, self._recorder)
+            self._control, memory.latch(native.FLUSHER).semaphore, self.incarnation, memory.counters, self._recorder)
         self._group.use(self._segments.descriptors)
         waiting.schedule_interactive()
 

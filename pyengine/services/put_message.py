@@ -77,7 +77,7 @@ class PutMessageService(Service):
         self._generation = slot.queue_table_generation or 1
         self._table_object, self._table = memory.open_queue_table(self._generation)
         self._roll_back_dead_pass()
-        semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
+        semaphores = {kind: memory.latch(kind).semaphore for kind in WAKES}
         if self._identity.replicates and self._identity.role != native.SLAVE and self._identity.mode != native.MODE_POOL:
             semaphores[native.REPLICATOR] = memory.latch(native.REPLICATOR).semaphore
         self._writer = Writer(self._control, self._table, semaphores, self._identity.spin_writer_us,
@@ -91,6 +91,7 @@ class PutMessageService(Service):
         self._writer.open()
         waiting.schedule_interactive()
         self._attach_segments_at_start()
+        self._latch.hear_rings()
         session.install_guard(ffi.addressof(self._control.writer, "bus_errors"))
         self._follow_sessions()
         for kind in WAKES:  # a writer that was killed after its commit point may not have woken them

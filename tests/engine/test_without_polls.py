@@ -120,15 +120,16 @@ def test_each_of_many_producers_is_woken_by_the_sync_that_it_waits_for(make_slee
         assert (child.returncode, said) == (0, "")
 
 
-def test_a_put_between_the_last_look_and_the_arming_of_a_latch_is_seen(make_parts, broken_build, tmp_path):
+@pytest.mark.parametrize("point", ["latch_arming", "latch_armed", "latch_sleeping"])
+def test_a_put_while_the_writer_goes_to_sleep_is_seen(make_parts, broken_build, tmp_path, point):
     board = Board(tmp_path / "board")
     environ = environment(broken_build, *WITHOUT_POLLS) | {VARIABLE: str(tmp_path / "board")}
     parts = make_parts(environments={native.WRITER: environ})
     with parts.producer() as producer:
         assert producer.put("T", b"1").ok
-        arm(board, environ, "latch_arming", "writer")
+        arm(board, environ, point, "writer")
         assert producer.put("T", b"2").ok
-        eventually(lambda: board.struck_pid == parts.workers[native.WRITER].pid, "stopped before it arms")
+        eventually(lambda: board.struck_pid == parts.workers[native.WRITER].pid, "stopped there")
         future = producer.put_async("T", b"3")
         os.kill(board.struck_pid, signal.SIGCONT)
         assert future.result(60).ok

@@ -18,10 +18,8 @@ import pytest
 from fix_owner import CHECKOUT
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import session_client, sessions
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.sessions import PEERS_MAX, Sessions, SessionServer, connect_socket
-from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, session_name
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from waiting import eventually, scaled_timeout_s
@@ -137,22 +135,6 @@ def test_a_session_is_opened_used_and_closed(server):
         assert os.stat(server.owner.folder.path / "session-1-0-1").st_blocks * 512 >= shared.size_bytes
     assert state(server, 0) == native.SESSION_DEAD
     assert sessions.producers_attached(server.owner.memory.identity.sysv_semaphore_id) == 0
-
-
-def test_a_producer_of_an_older_build_with_this_layout_opens_a_session(server):
-    """It checks the control block by the answer's `control_bytes`, as it may do until the layout is another."""
-    assert native.LAYOUT_VERSION == 11, "no such client can open a session any more: control_bytes may leave the answer"
-    with connect_socket(server.owner.folder.path, 10) as channel:
-        channel.sendall(b'{"want": "session", "ring_bytes": null}\n')
-        line, descriptors, _, _ = socket.recv_fds(channel, 4096, 2)
-    answer = json.loads(line)
-    name = session_name(answer["epoch"], answer["slot"], answer["generation"])
-    with SharedObject(name, descriptors[0], writable=True) as shared:
-        with EngineMemory(SharedFolder(answer["folder"]), SharedObject(CONTROL, descriptors[1], writable=False)) as memory:
-            native.check_control(memory.control, answer["control_bytes"])
-            native_session.check_session(native_session.view(shared.memory), shared.size_bytes)
-            row = memory.control.sessions[answer["slot"]]
-            assert (row.generation, row.ring_bytes) == (answer["generation"], answer["ring_bytes"])
 
 
 def test_the_ring_is_as_large_as_asked(server):

@@ -119,7 +119,7 @@ def test_a_sweep_takes_objects_semaphores_and_folder_but_spares_what_it_is_told(
     assert folder.sweep(keep=frozenset(("pool-0", "pool-1"))) == ["control", "session-3-1"]
     assert folder.names() == ["pool-0", "pool-1"]
     with pytest.raises(posix_ipc.ExistentialError):
-        posix_ipc.Semaphore(semaphore_name(folder.short_id, 1))
+        posix_ipc.Semaphore(semaphore_name(folder.short_id, shared_objects.SEMAPHORE_KINDS[1]))
     assert folder.sweep() == ["pool-0", "pool-1"]
     assert not folder.path.exists()
     assert folder.sweep() == []
@@ -128,7 +128,7 @@ def test_a_sweep_takes_objects_semaphores_and_folder_but_spares_what_it_is_told(
 def test_semaphores_are_private(folder):
     folder.make()
     create_semaphores(folder.short_id)
-    for kind in range(len(shared_objects.KIND_NAMES)):
+    for kind in shared_objects.SEMAPHORE_KINDS:
         status = os.stat(f"/dev/shm/sem.{semaphore_name(folder.short_id, kind)[1:]}")
         assert stat.S_IMODE(status.st_mode) == 0o600
 

@@ -442,8 +442,7 @@ class HAClient(Service):
         wanted = ring_bytes(self._memory.identity.max_message_bytes + (64 << 10))
         self._session = session = self._open_session(wanted)
         failpoint("slave_session_opened")
-        self._writer = producing.ProducerSession(session.control, session.session,
-                                                session.writer_latch.semaphore, session.slot, session.generation)
+        self._writer = producing.ProducerSession(session.control, session.session, session.slot, session.generation)
         self._follow = FollowLoop(self._control, self._writer, buffer_bytes=READ_BYTES, acks_flushed=self._acks_flushed)
         self._sequence = 0
 
