@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyengine.client.outgoing import BatchMessage
     from pyengine.client.producer import Producer, connect
     from pyengine.client.retries import DeadLetters
+    from pyengine.client.tables import write_tables
     from pyengine.engine.embedded import Engine
     from pyengine.errors import (
         ConfigError,
@@ -64,6 +65,7 @@ _MODULES = {
     "pyengine.client.consumer_groups": ("ConsumerGroups",),
     "pyengine.client.handler": ("run_consumer", "run_consumer_async"),
     "pyengine.client.retries": ("DeadLetters",),
+    "pyengine.client.tables": ("write_tables",),
     "pyengine.engine.embedded": ("Engine",),
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
@@ -88,7 +90,7 @@ __all__ = [
     "ExitCode", "FlushError", "FormatError", "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError",
     "Producer", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError", "PutResult",
     "PutStatus", "ReadLevel", "StoreBusyError", "StoreReader", "StoreRefusedError", "UsageError", "__version__",
-    "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async",
+    "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async", "write_tables",
 ]
 
 

@@ -9,7 +9,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.output import NumberRange, byte_bar, json_option, set_option, store_argument, store_command
-from pyengine.errors import UsageError, require_extra
+from pyengine.errors import UsageError
 from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
@@ -124,20 +124,24 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
     run continues where the tables end. Until then it holds the log (`log_holds` in `status`), so that the
     cleaner does not delete messages that are not in the tables. docs/tables.md describes columns and reading.
 
+    Exit code 1: the tables of some topics could not be written. The answer names them, and all others go on.
+
     \b
     Examples:
       pyengine tables STORE --to delta /lake/orders
       pyengine tables STORE --to iceberg /lake/orders --follow --topic 'orders.*'
     """
-    require_extra("pyarrow", "deltalake", "pyiceberg", "sqlalchemy", name="tables")
-    from pyengine.client.tables import write_tables
+    from pyengine.client.tables import TopicsFailedError, write_tables
 
     existing_store(store)
     if not dest or "://" in dest:
         raise UsageError(f"DEST {dest!r} is not a folder of this host: tables are written to a local disk, where they can be made durable")
     with byte_bar("tables", None) as show:
-        report = write_tables(store, Path(dest), to, topics=topics, follow=follow, interval_s=interval_s, hold_hours=hold_hours,
-                              allow_loss=allow_loss, allow_missing=allow_missing, progress=show, settings=settings)
+        try:
+            report = write_tables(store, dest, to, topics=topics, follow=follow, interval_s=interval_s, hold_hours=hold_hours,
+                                  allow_loss=allow_loss, allow_missing=allow_missing, progress=show, settings=settings)
+        except TopicsFailedError as failed:
+            report = failed.report
     return output.print_report(report, as_json, _print_tables)
 
 
@@ -147,4 +151,6 @@ def _print_tables(report: TablesReport) -> None:
         print(f"note: {report.missed_bytes:,} bytes of the log were deleted before they were read")
     if report.messages:
         output.write_table(("topic", "messages added"), sorted(report.messages.items()))
+    if report.failed:
+        output.write_table(("topic that failed", "why"), sorted(report.failed.items()))
     output.write_facts([("log up to", report.offset), ("seconds", report.seconds)])

@@ -163,7 +163,9 @@ class Destination(Protocol):
 def store_identity(root: Path) -> str:
     """Return the store's UUID, or `path:...` if it has none yet: only RocketMQ has run it, or it is a new copy."""
     found = read_engine_id(root)
-    return f"path:{root.absolute()}" if found is None or found.is_copy else str(found.uuid)
+    if found is None or found.is_copy:
+        return f"path:{os.fsencode(root.absolute()).decode(errors='backslashreplace')}"
+    return str(found.uuid)
 
 
 def open_destination(dest: str) -> Destination:

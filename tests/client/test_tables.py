@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ import pyengine
 from fix_cli import environment, run
 from fix_engine import wait_noted
 from pyengine.client.backup import backup_store, restore_store
+from pyengine.client.outgoing import RawMessage
 from pyengine.errors import CorruptionError, StoreBusyError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.storage.backup_files import Folder, locked_folder
@@ -30,12 +34,13 @@ pytest.importorskip("sqlalchemy")
 
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402 - after the packages were looked for
 
-from pyengine.client import tables  # noqa: E402
+from pyengine.client import table_formats, tables  # noqa: E402
+from pyengine.client.table_formats import table_name  # noqa: E402
 from pyengine.client.tables import (  # noqa: E402
     STATE,
     MissedMessagesError,
+    TopicsFailedError,
     is_internal,
-    table_name,
     write_tables,
 )
 
@@ -112,11 +117,11 @@ def test_a_run_that_cannot_begin_holds_no_more_than_the_run_before(engine, tmp_p
 
 def test_a_delta_log_has_a_checkpoint_each_so_many_commits_and_survives_a_torn_one(engine, tmp_path, monkeypatch):
     """delta-rs alone would write it, and delete commits, before anything is synced."""
-    monkeypatch.setattr(tables, "CHECKPOINT_EACH", 4)
+    monkeypatch.setattr(table_formats, "CHECKPOINT_EACH", 4)
     put(engine.root, "orders", 100)
     synced = []
-    sync_file = tables.sync_file
-    monkeypatch.setattr(tables, "sync_file", lambda path: (synced.append(path.name), sync_file(path)))
+    sync_file = table_formats.sync_file
+    monkeypatch.setattr(table_formats, "sync_file", lambda path: (synced.append(path.name), sync_file(path)))
     lake, log = tmp_path / "lake", tmp_path / "lake" / "orders" / "_delta_log"
     assert write_tables(engine.root, lake, "delta", piece_bytes=PIECE // 4).commits >= 6
     commits = sorted(path.name for path in log.glob("*.json"))
@@ -129,6 +134,32 @@ def test_a_delta_log_has_a_checkpoint_each_so_many_commits_and_survives_a_torn_o
     assert write_tables(engine.root, lake, "delta").messages == {"orders": 5}
     assert checkpoints[-1] not in os.listdir(log)
     assert_equal(lake, "delta", engine.root, "orders")
+
+
+@both
+def test_what_a_commit_reads_and_writes_does_not_grow_with_the_commits_before_it(engine, tmp_path, to, monkeypatch):
+    """Also of a table that has been filled without these settings."""
+    keep, merge = 4, 3
+    with monkeypatch.context() as before:
+        before.setattr(table_formats, "_ICEBERG_SETTINGS", {})
+        before.setattr(table_formats, "_DELTA_SETTINGS", {})
+        put(engine.root, "orders", 150)
+        assert write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE // 8).commits >= 15
+    monkeypatch.setattr(table_formats, "CHECKPOINT_EACH", keep)
+    monkeypatch.setitem(table_formats._ICEBERG_SETTINGS, "history.expire.min-snapshots-to-keep", str(keep))
+    monkeypatch.setitem(table_formats._ICEBERG_SETTINGS, "commit.manifest.min-count-to-merge", str(merge))
+    monkeypatch.setitem(table_formats._DELTA_SETTINGS, "delta.logRetentionDuration", "interval 0 seconds")
+    put(engine.root, "orders", 150, first=150)
+    assert write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE // 8).commits >= 15
+    assert_equal(tmp_path / "lake", to, engine.root, "orders")
+    if to == "delta":
+        left = os.listdir(tmp_path / "lake/orders/_delta_log")
+        assert len([name for name in left if name.endswith(".json")]) <= 2 * keep, left
+    else:
+        catalog = SqlCatalog("pyengine", uri=f"sqlite:///{tmp_path / 'lake/catalog.db'}", warehouse=f"file://{tmp_path / 'lake'}")
+        table = catalog.load_table(("topics", "orders"))
+        assert len(table.metadata.snapshots) <= keep * 3 // 2 and len(table.metadata.snapshot_log) <= keep * 3 // 2
+        assert len(table.current_snapshot().manifests(table.io)) <= merge + 1
 
 
 def _fails(*_arguments, **_named):
@@ -314,7 +345,7 @@ def test_a_table_has_the_messages_that_consumers_see(engine, tmp_path, to):
 
 @both
 def test_the_page_says_how_rows_that_consumers_do_not_see_are_deleted(engine, tmp_path, to, monkeypatch):
-    monkeypatch.setattr(tables, "RowFilter", lambda **_: None)  # as version 0.2.0 did
+    monkeypatch.setattr(table_formats, "RowFilter", lambda **_: None)  # as version 0.2.0 did
     put_transactions(engine.root)
     assert write_tables(engine.root, tmp_path / "lake", to).messages == {"orders": 6}
     monkeypatch.undo()
@@ -364,7 +395,7 @@ def test_a_table_or_folder_of_something_else_is_left_alone(engine, make_engine, 
     write_tables(other.root, tmp_path / "new", to, topics="nothing", allow_missing=True)
     state = json.loads((tmp_path / "new" / STATE).read_text())
     (tmp_path / "lake" / STATE).write_text(json.dumps(state | {"topics": None, "offset": 0, "before": None}))
-    with pytest.raises(UsageError, match="is filled from topic orders of store .*nothing is added"):
+    with pytest.raises(TopicsFailedError, match="is filled from topic orders of store .*nothing is added"):
         write_tables(other.root, tmp_path / "lake", to)
     assert len(rows(tmp_path / "lake", to, "orders")) == 5
 
@@ -404,16 +435,169 @@ def test_two_runs_at_once_for_one_folder_are_refused(engine, tmp_path):
         write_tables(engine.root, tmp_path / "lake", "delta")
 
 
-def test_a_table_that_another_program_made_is_refused(engine, tmp_path):
+def test_a_table_that_another_program_made_is_refused_and_the_others_go_on(engine, tmp_path):
     put(engine.root, "orders", 5)
     write_tables(engine.root, tmp_path / "lake", "delta", topics="nothing|orders|theirs")
     import pyarrow
 
     deltalake.write_deltalake(tmp_path / "lake/theirs", pyarrow.table({"x": [1]}))
     put(engine.root, "theirs", 5)
-    with pytest.raises(UsageError, match="was not made by `pyengine tables`"):
-        write_tables(engine.root, tmp_path / "lake", "delta", topics="nothing|orders|theirs")
+    put(engine.root, "orders", 5, first=5)
+    ran = run("tables", engine.root, tmp_path / "lake", "--to", "delta", "--topic", "nothing|orders|theirs", "--json")
+    assert ran.code == 1 and ran.document["messages"] == {"orders": 5} and ran.document["failed"].keys() == {"theirs"}
+    assert "was not made by `pyengine tables`" in ran.document["failed"]["theirs"]
+    assert_equal(tmp_path / "lake", "delta", engine.root, "orders")
     assert deltalake.DeltaTable(tmp_path / "lake/theirs").to_pyarrow_table().num_rows == 1
+    ran = run("tables", engine.root, tmp_path / "lake", "--to", "delta", "--topic", "nothing|orders|theirs")
+    assert ran.code == 1 and "'theirs' (table theirs in " in ran.stdout, "each run says so"
+
+
+@both
+def test_a_topic_that_failed_gets_what_it_lacks_once_its_cause_is_gone(engine, tmp_path, to, monkeypatch):
+    """Other topics go on meanwhile, the log is held for it, and nothing is doubled."""
+    put(engine.root, "orders", 100)
+    put(engine.root, "other", 20)
+    kind = {"delta": table_formats.DeltaTables, "iceberg": table_formats.IcebergTables}[to]
+    append, broken = kind.append, []
+
+    def fails_for_orders(self, topic, rows, start, end):
+        append(self, topic, rows, start, end)
+        if topic == "orders" and len(broken) < 40:  # the second piece and later ones, after its commit
+            broken.append(end)
+            if len(broken) > 1:
+                raise ValueError("made to fail")
+
+    monkeypatch.setattr(kind, "append", fails_for_orders)
+    with pytest.raises(TopicsFailedError, match=r"'orders' \(ValueError: made to fail\); the next run tries again") as caught:
+        write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE)
+    assert caught.value.exit_code == 1 and caught.value.report.messages["other"] == 20
+    lacks_from = json.loads((tmp_path / "lake" / STATE).read_text())["failed"]["orders"]
+    assert [hold.offset for hold in read_log_holds(engine.root)] == [lacks_from] and 0 < lacks_from < caught.value.report.offset
+    put(engine.root, "orders", 30, first=100)
+    put(engine.root, "other", 5, first=20)
+    monkeypatch.undo()
+    assert write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE // 2).messages["other"] == 5
+    assert_equal(tmp_path / "lake", to, engine.root, "orders", "other")
+    assert "failed" not in json.loads((tmp_path / "lake" / STATE).read_text())
+
+
+def test_a_topic_that_failed_is_tried_again_while_tables_follow(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RETRY_INTERVAL_S", 0)
+    append, tries = table_formats.DeltaTables.append, []
+
+    def fails_at_first(self, topic, *rest):
+        tries.append(topic)
+        if tries.count(topic) <= 3 and topic == "orders":
+            raise ValueError("made to fail")
+        append(self, topic, *rest)
+
+    monkeypatch.setattr(table_formats.DeltaTables, "append", fails_at_first)
+    put(engine.root, "orders", 20)
+    over, ended = threading.Event(), []
+    thread = threading.Thread(target=lambda: ended.append(write_tables(
+        engine.root, tmp_path / "lake", "delta", follow=True, interval_s=0.02, over=over)))
+    thread.start()
+    try:
+        eventually(lambda: tries.count("orders") >= 4, "it is tried again")
+    finally:
+        over.set()
+        thread.join()
+    assert ended[0].failed == {} and ended[0].messages == {"orders": 20}
+    assert_equal(tmp_path / "lake", "delta", engine.root, "orders")
+
+
+def test_what_a_failed_topic_lacks_may_be_deleted_and_given_up(engine, tmp_path):
+    write_tables(engine.root, tmp_path / "lake", "delta", topics="orders|other", hold_hours=0)
+    import pyarrow
+
+    deltalake.write_deltalake(tmp_path / "lake/orders", pyarrow.table({"x": [1]}))
+    put(engine.root, "orders", 200)
+    with pytest.raises(TopicsFailedError):
+        write_tables(engine.root, tmp_path / "lake", "delta", topics="orders|other", hold_hours=0)
+    put(engine.root, "other", 400)
+    wait_noted(engine.root)
+    with pytest.raises(TopicsFailedError):
+        write_tables(engine.root, tmp_path / "lake", "delta", topics="orders|other", hold_hours=0)
+    assert run("clean", engine.root, "--older-than", 0).code == 0
+    shutil.rmtree(tmp_path / "lake/orders")
+    with pytest.raises(TopicsFailedError, match="were deleted before they were read; run it again with --allow-loss"):
+        write_tables(engine.root, tmp_path / "lake", "delta", topics="orders|other")
+    report = write_tables(engine.root, tmp_path / "lake", "delta", topics="orders|other", allow_loss=True)
+    assert report.failed == {}
+    put(engine.root, "orders", 3, first=200)
+    assert write_tables(engine.root, tmp_path / "lake", "delta", topics="orders|other").messages == {"orders": 3}
+
+
+@both
+def test_each_topic_has_a_table_of_its_own_whatever_its_name(engine, tmp_path, to):
+    """Names that differ only in what is escaped, and names that are too long once they are escaped."""
+    long, longer = "订" * 42, "订" * 41 + "单"
+    names = ["a.b", "a_2eb", "a_2eb_2e", "a.b.", long, longer, "x" * 127, "Orders", "orders"]
+    for number, topic in enumerate(names):
+        put(engine.root, topic, 2, first=10 * number)
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == dict.fromkeys(names, 2)
+    for number, topic in enumerate(names):
+        put(engine.root, topic, 1, first=10 * number + 2)
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == dict.fromkeys(names, 1)
+    found = {}
+    for folder in (tmp_path / "lake" if to == "delta" else tmp_path / "lake/topics").iterdir():
+        if folder.is_dir() and folder.name != "topics":
+            found[folder.name] = [row["body"] for row in rows(tmp_path / "lake", to, folder.name)]
+    assert sorted(found.values()) == sorted([b"%06d" % (10 * number + one) * 60 for one in range(3)] for number in range(len(names)))
+    assert {"a_2eb", "orders", "Orders", "x" * 127} <= found.keys() and max(map(len, found)) <= 255
+
+
+@both
+def test_strange_times_of_producers_are_the_nearest_that_a_calendar_has(engine, tmp_path, to):
+    epoch, least, most = datetime(1970, 1, 1, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    inside = [0, -1, 1, -62135596800000, 253402300799999, 1764331200000]
+    given = [*inside, -62135596800001, -(2**63), 253402300800000, 2**63 - 1]
+    with pyengine.connect(engine.root) as producer:
+        for number, born_ms in enumerate(given):
+            assert producer.put_raw(RawMessage("orders", b"%d" % number, born_timestamp_ms=born_ms)).ok
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == {"orders": len(given)}
+    expected = [*(epoch + timedelta(milliseconds=born_ms) for born_ms in inside), least, least, most, most]
+    assert [row["bornTimestamp"] for row in rows(tmp_path / "lake", to, "orders")] == expected
+
+
+@both
+def test_a_folder_that_the_libraries_read_otherwise_is_refused_before_anything_is_made(engine, tmp_path, to):
+    put(engine.root, "orders", 2)
+    for name in ("lake%20x", "la\\ke", "tab\tx", "new\nline", os.fsdecode(b"b\xff"), *(("lake#1", "lake?x=1") if to == "iceberg" else ())):
+        ran = run("tables", engine.root, tmp_path / "wrong" / name, "--to", to)
+        assert ran.code == 2 and "give a folder of another name" in ran.stderr, ran
+    assert not (tmp_path / "wrong").exists()
+    for name in ("my lake", "läke", "la+ke", "lake~1", "la:ke", "it's", "a&b", "x[1]", "{x}", *(("a#1?b",) if to == "delta" else ())):
+        assert write_tables(str(engine.root), str(tmp_path / name), to).messages == {"orders": 2}
+        assert len(rows(tmp_path / name, to, "orders")) == 2
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "er")
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    assert write_tables(engine.root, tmp_path / "link/../other", to).messages == {"orders": 2}
+    assert len(rows(tmp_path / "deep/other", to, "orders")) == 2
+
+
+def test_a_store_whose_path_is_not_text_can_be_read_into_tables(tmp_path, builder):
+    builder.put("orders", b"x")
+    root = tmp_path / os.fsdecode(b"gbk \xb6\xa9")
+    builder.root.rename(root)
+    settings = dataclasses.asdict(builder.geometry)
+    for to in FORMATS:
+        for count in (1, 0):
+            assert sum(write_tables(root, tmp_path / to, to, settings=settings).messages.values()) == count
+    given = [f"--set={name}={value}" for name, value in settings.items()]
+    assert run("tables", root, tmp_path / "lake", "--to", "delta", *given).code == 0
+
+
+@pytest.mark.parametrize(("wrong", "error", "says"), [
+    ({"hold_hours": math.nan}, UsageError, "hold_hours is nan"), ({"hold_hours": 1e9}, UsageError, "a log hold of 1e"),
+    ({"hold_hours": "24"}, TypeError, "hold_hours must be a number"), ({"interval_s": math.nan}, UsageError, "interval_s is nan"),
+    ({"interval_s": math.inf}, UsageError, "interval_s is inf"), ({"piece_bytes": 1.5}, TypeError, "piece_bytes must be int"),
+    ({"piece_bytes": 0}, UsageError, "piece_bytes is 0"), ({"to": "parquet"}, UsageError, "'parquet': give delta or iceberg"),
+])
+def test_a_wrong_argument_is_refused(engine, tmp_path, wrong, error, says):
+    with pytest.raises(error, match=says):
+        write_tables(engine.root, tmp_path / "lake", **{"to": "delta", **wrong})
+    assert read_log_holds(engine.root) == []
 
 
 def test_tables_refuse_a_log_that_was_cut_or_restored(engine, tmp_path):
