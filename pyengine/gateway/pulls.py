@@ -187,12 +187,13 @@ class Pulls:
             code = codes.PULL_NOT_FOUND if pull.offset == 0 else codes.PULL_OFFSET_MOVED
         if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
             code = codes.PULL_RETRY_IMMEDIATELY  # it skipped messages of other tags: its client must continue after them
-        group, broker_id = pull.request.text("consumerGroup"), 0
+        broker_id = 0
         if code == codes.PULL_OFFSET_MOVED and self._names.is_of_slave:  # the master may have that offset: a consumer must not go back
-            code, result, config = codes.PULL_RETRY_IMMEDIATELY, result._replace(next_begin_offset=pull.offset), self._names.group(group)
+            code, result = codes.PULL_RETRY_IMMEDIATELY, result._replace(next_begin_offset=pull.offset)
+            config = self._names.group(pull.request.text("consumerGroup"))
             broker_id = config.broker_id if config is not None else 0
         if result.message_count:
-            self._count_gets(pull.topic, group, result.message_count)
+            self._count_gets(pull.topic, pull.request.text("consumerGroup"), result.message_count)
         return Answer(code, result.status.name, {
             "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset), "suggestWhichBrokerId": str(broker_id)}, result.records)
