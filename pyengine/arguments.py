@@ -6,14 +6,20 @@ The public functions check first, so that the wrong call itself raises the error
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyengine.errors import UsageError
+from pyengine.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1  # Java's int and long: of the files, the wire and the settings
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 FOLDER_NAME_BYTES_MAX = 255  # NAME_MAX of Linux
+TIME_MS_MIN = 10 ** 11  # a smaller number than this, of March 1973, is a time in seconds; 0 is one that is over
+MOMENT = "a datetime with a time zone, or an int of milliseconds since 1970"
 
 _Each = TypeVar("_Each")
 
@@ -65,6 +71,22 @@ def number(value: object, name: str, low: float = 0) -> float:
     return value  # type: ignore[return-value]  # as above
 
 
+def moment_ms(value: object, name: str, wanted: str = MOMENT) -> int:
+    """Return a time as ms since 1970; UsageError for seconds and for a datetime without a time zone."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise UsageError(f"{name} {value.isoformat()} has no time zone: give one, for example datetime.UTC")
+        return round(value.timestamp() * 1000)
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        hints = {float: ": round it", timedelta: ": add it to datetime.now(UTC)"}
+        raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}{hints.get(type(value), '')}")
+    time_ms = value.__index__()
+    if time_ms and time_ms < TIME_MS_MIN:
+        raise UsageError(f"{name} is {time_ms}: it is a time in milliseconds since 1970, not in seconds: multiply by 1000, or give a "
+                         "datetime with a time zone")
+    return int(time_ms)
+
+
 def truth(value: object, name: str) -> bool:
     """Return `value`, which must be True or False."""
     if not isinstance(value, bool):
@@ -77,6 +99,25 @@ def mapping(value: object, name: str) -> Mapping[Any, Any]:
     if not hasattr(value, "items"):
         raise wrong_type(value, name, "a mapping")
     return value  # type: ignore[return-value]  # what has items() will do
+
+
+def known_keywords(call: str, given: Iterable[str], known: Collection[str]) -> None:
+    """TypeError, with the nearest name of `known`, for a keyword argument that `call` does not have."""
+    for name in given:
+        if name not in known:
+            names = list(known)
+            raise TypeError(f"{call}() has no argument {name!r}{did_you_mean(name, names) or ': it has ' + ', '.join(names)}")
+
+
+def event_loop() -> AbstractEventLoop:
+    """Return the event loop that runs; UsageError in none of asyncio's."""
+    import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise UsageError("await works in an event loop of asyncio only: elsewhere call the blocking method in a thread, with trio by "
+                         "trio.to_thread.run_sync") from None
 
 
 def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
+from datetime import date, datetime, timedelta
 
 import pytest
 
@@ -105,6 +108,10 @@ def test_puts_of_many_and_transactions_name_the_wrong_argument(producer, call, s
     ({"commit_interval_s": -1}, WRONG_VALUE, "commit_interval_s is -1"),
     ({"session_timeout_s": "30"}, WRONG_TYPE, "session_timeout_s must be a number, not str"),
     ({"groop": "billing"}, UNKNOWN, "'groop'.*did you mean group[?]"),
+    ({"timeout": 1}, UNKNOWN, "no argument 'timeout': did you mean timeout_s[?]"),
+    ({"topics": ["orders"]}, UNKNOWN, "no argument 'topics': did you mean topic[?]"),
+    ({"slave_timeot_ms": 1}, UNKNOWN, "'slave_timeot_ms'.*did you mean slave_timeout_ms[?]"),
+    ({"auto_offset_reset": "earliest"}, UNKNOWN, "no argument 'auto_offset_reset': it has path, topic, group, .*from_, .*config explain"),
     ({"tag": "paid"}, UNKNOWN, "'tag'.*did you mean tags[?]"),
     ({"session_timeout": 30}, UNKNOWN, "'session_timeout'.*did you mean session_timeout_s[?]"),
     ({"flush_disk_typ": "SYNC_FLUSH"}, UNKNOWN, "'flush_disk_typ'.*did you mean flush_disk_type[?]"),
@@ -150,6 +157,118 @@ def test_a_reader_refuses_a_wrong_argument_at_once(store, call, error, says):
 def test_a_setting_that_there_is_not_is_refused_with_the_nearest_name(store, make):
     with pytest.raises(UNKNOWN, match="'flush_disk_typ'.*did you mean flush_disk_type[?]"):
         make(store.root, flush_disk_typ="SYNC_FLUSH")
+
+
+def test_the_argument_of_run_consumer_that_was_meant_is_named(store):
+    for run in (pyengine.run_consumer, lambda *given, **more: asyncio.run(pyengine.run_consumer_async(*given, **more))):
+        with pytest.raises(UNKNOWN, match="run_consumer(_async)?[(][)] has no argument 'concurency': did you mean concurrency[?]"):
+            run(store.root, "orders", "G", print if run is pyengine.run_consumer else handle, concurency=4)
+
+
+async def handle(message):
+    pass
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda producer: producer.put("orders", b"x", tag="a"), "^put[(][)] has no argument 'tag' [(]did you mean tags[?][)]$"),
+    (lambda producer: producer.put_async("orders", b"x", unique=1), "^put_async[(][)] has no argument 'unique' .*unique_key"),
+    (lambda producer: producer.put_many("orders", [b"x"], delay_level=1), "^put_many[(][)] has no argument 'delay_level': it has topic"),
+    (lambda producer: producer.put("orders"), "Producer.put[(][)] missing 1 required positional argument: 'body'"),
+    (lambda producer: producer.put("orders", b"x", 0), "Producer.put[(][)] takes 3 positional arguments but 4 were given"),
+    (lambda producer: producer.put_async("orders"), "Producer.put_async[(][)] missing"),
+    (lambda producer: producer.put_many("orders"), "Producer.put_many[(][)] missing"),
+    (lambda producer: producer.put_many_async("orders", [b"x"], tag="a"), "Producer.put_many_async[(][)] got an unexpected"),
+    (lambda producer: producer.put_batch("orders", [b"x"], tag="a"), "Producer.put_batch[(][)] got an unexpected"),
+])
+def test_an_error_about_arguments_names_the_public_call(producer, call, says):
+    with pytest.raises(WRONG_TYPE, match=says):
+        call(producer)
+
+
+SECONDS = int(time.time()) + 3600
+NO_TIMES = [
+    (SECONDS, WRONG_VALUE, "in milliseconds since 1970, not in seconds.*datetime"), (-5, WRONG_VALUE, "in milliseconds since 1970"),
+    (1.7e12, WRONG_TYPE, "not float: round it"), (timedelta(hours=1), WRONG_TYPE, "not timedelta: add it to datetime.now[(]UTC[)]"),
+    (True, WRONG_TYPE, "not bool"), (date(2026, 1, 1), WRONG_TYPE, "not date"), (datetime(2026, 1, 1), WRONG_VALUE, "no time zone"),
+]
+
+
+@pytest.mark.parametrize(("when", "error", "says"), NO_TIMES)
+def test_what_is_no_time_is_refused_where_a_time_is_meant(producer, store, when, error, says):
+    for put in (producer.put, producer.put_async):
+        with pytest.raises(error, match=f"^deliver_at .*{says}"):
+            put("orders", b"x", deliver_at=when)
+    with pytest.raises(error, match=f"^from_ .*{says}"):
+        pyengine.consume(store.root, "orders", from_=when, **settings(store))
+
+
+@pytest.mark.parametrize(("to", "error", "says"), [
+    (SECONDS, WRONG_VALUE, "beyond the end 1 of queue 0: an int is an offset here; for a time give a datetime"),
+    (SECONDS * 1000, WRONG_VALUE, "an int is an offset here"), *NO_TIMES[2:],
+])
+def test_what_is_no_place_is_refused_where_an_offset_or_a_datetime_is_meant(store, to, error, says):
+    with pyengine.consume(store.root, "orders", group="G", **settings(store)) as consumer:
+        before = consumer.positions
+        with pytest.raises(error, match=says):
+            consumer.seek(None, to)
+        with pytest.raises(error, match=says):
+            pyengine.ConsumerGroups(store.root, **settings(store)).reset("orders", "G", to)
+        assert consumer.positions == before
+
+
+def test_a_topic_that_no_group_could_consume_is_refused_by_each_put(producer):
+    for put in (lambda: producer.put("a@b", b"x"), lambda: producer.put_async("a@b", b"x").result(10),
+                lambda: producer.put_many("a@b", [b"x"]), lambda: producer.put_batch("a@b", [b"x"]),
+                lambda: producer.put("a@b", b"x", queue_id=None), lambda: producer.put_prepared("a@b", b"x")):
+        answer = told(put)
+        assert "MESSAGE_ILLEGAL" in answer and "'a@b' holds '@'" in answer and "leave it out" in answer
+
+
+def told(put) -> str:
+    try:
+        result = put()
+    except pyengine.PutError as error:
+        result = error.result
+    return f"{result.status.name}: {result.reason}"
+
+
+def test_await_says_where_it_works(producer):
+    """Under trio, for example, no loop of asyncio runs."""
+    async def awaits():
+        await producer.put_async("orders", b"x")
+
+    async def leaves():
+        async with producer:
+            pass
+
+    for coroutine in (awaits(), leaves()):
+        with pytest.raises(WRONG_VALUE, match="asyncio only.*trio.to_thread"):
+            coroutine.send(None)
+
+
+def test_async_with_closes_a_producer_at_its_end(producer):
+    async def main():
+        async with producer as same:
+            assert same is producer and (await producer.put_async("orders", b"x")).ok
+
+    asyncio.run(main())
+    with pytest.raises(WRONG_VALUE, match="closed"), producer:
+        pass
+
+
+def test_each_object_is_shown_in_one_line(producer, store):
+    with pyengine.open_store(store.root, **settings(store)) as reader, pyengine.consume(
+            store.root, "orders", group="G", **settings(store)) as consumer:
+        assert repr(reader) == f"LiveStoreReader({str(store.root)!r})"
+        assert repr(consumer) == f"Consumer('orders', group 'G', queues [0], {str(store.root)!r})"
+    assert repr(reader).endswith(", closed)") and "closed" in repr(consumer)
+    assert repr(pyengine.Engine(store.root)) == f"Engine({str(store.root)!r}, stopped)"
+    assert repr(producer).startswith("Producer('/") and repr(producer).endswith(", open)")
+    producer.close()
+    assert repr(producer).endswith(", the producer is closed)")
+    message = pyengine.Message("orders", b"x" * 5000, 1, 2, 3, 5100, "TAGS\x01paid\x02KEYS\x01" + "k" * 300)
+    assert repr(message) == (f"Message(topic='orders', body=b'{'x' * 80}'... (5,000 bytes), queue_id=1, queue_offset=2, tags='paid', "
+                             f"keys='{'k' * 80}'... (300 characters))")
 
 
 def test_a_ring_of_a_wrong_size_is_refused_as_a_wrong_argument(store):

@@ -227,7 +227,7 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
     try:
         return None if value is None else moment(value)
     except ValueError:
-        raise click.BadParameter(f"{value}: give a time like 2030-01-31T12:00:00Z, or @MS", ctx, param) from None
+        raise click.BadParameter(f"{value}: give a time like 2030-01-31T12:00:00Z, or @ and milliseconds since 1970", ctx, param) from None
 
 
 @click.command()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import click
 
+from pyengine.arguments import moment_ms
 from pyengine.errors import ConfigError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
 from pyengine.storage.config import FIXED_NAMES, SET, checked_set, existing_store, load_config, setting_name
@@ -342,11 +343,11 @@ class NumberRange(click.FloatRange):
 
 
 def moment(value: str) -> datetime:
-    """Parse a time in ISO 8601 (UTC without a zone), or @ and ms since 1970; ValueError for anything else."""
+    """Parse a time in ISO 8601 (UTC without a zone), or @ and ms since 1970; ValueError for anything else, also for seconds."""
     if value.startswith("@"):
         try:
-            return datetime.fromtimestamp(int(value[1:]) / 1000, UTC)
-        except (OverflowError, OSError) as error:
+            return datetime.fromtimestamp(moment_ms(int(value[1:]), "it") / 1000, UTC)
+        except (OverflowError, OSError, UsageError) as error:
             raise ValueError(str(error)) from error
     time = datetime.fromisoformat(value)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
@@ -379,7 +380,8 @@ class PlaceType(click.ParamType):  # type: ignore[type-arg]
         try:
             return moment(value)
         except ValueError:
-            self.fail(f"{value}: give first, last, an offset, a time like 2026-01-31T12:00:00Z, or @MS", param, ctx)
+            self.fail(f"{value}: give first, last, an offset, a time like 2026-01-31T12:00:00Z, or @ and milliseconds since 1970",
+                      param, ctx)
 
 
 def span_s(text: str) -> float:

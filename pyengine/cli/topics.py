@@ -201,9 +201,6 @@ def groups(
 
 
 def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...], as_json: bool) -> None:
-    if not found.groups(topic=topic, group=group):
-        print(f"note: group {output.printable(group)} had committed no offset on {output.printable(topic)}: it will begin where you say",
-              file=sys.stderr)
     offsets = found.reset(topic, group, to, queue_ids or None)
     if as_json:
         output.write_json({"topic": topic, "group": group, "offsets": offsets})

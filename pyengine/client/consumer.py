@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from pyengine import arguments
-from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
+from pyengine.client.consumer_groups import PLACE, QueueLag, Start, check_offset, check_start, is_offset, queue_lags, start_offset
 from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.errors import StoreBusyError, UsageError, passing
@@ -162,6 +163,7 @@ class Consumer:
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
         self._has_acks = False
+        self._has_warned = False
         self._paused: set[int] = set()
         self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
@@ -241,12 +243,13 @@ class Consumer:
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
         """Like pull(), for asyncio: the event loop continues while this waits. A cancelled call loses no message."""
         deadline_s = _deadline_s(max_messages, timeout_s)
+        loop = arguments.event_loop()
         while not self._closing.is_set():
             found, left_s, seen = self._try_pull(max_messages, deadline_s)
             if found is not None:
                 return found
             if left_s:
-                await asyncio.get_running_loop().run_in_executor(None, self._wait_alone, left_s, seen)
+                await loop.run_in_executor(None, self._wait_alone, left_s, seen)
             else:
                 await asyncio.sleep(0)
         self._require_open()
@@ -288,9 +291,16 @@ class Consumer:
         """Acknowledge that these messages are done, in any order, from any thread.
 
         The group's offset moves up to the first message of the queue that is not done; it is stored every commit_interval_s
-        and at the end. Not needed with auto_commit. UsageError without a group.
+        and at the end. UsageError without a group. With auto_commit it does nothing, and the first call warns of that.
         """
         self._require_group()
+        self._require_open()
+        if self._options.auto_commit:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn("ack() does nothing with auto_commit, where a message is done when the program asks for the next one: leave "
+                              "it out, or consume with auto_commit=False", stacklevel=2)
+            return
         own, retried = _split_by_topic([messages] if isinstance(messages, Message) else messages)
         with self._state:
             self._require_open()
@@ -314,12 +324,13 @@ class Consumer:
         self._require_open()
         assert self._retries is not None
         result = self._retries.put(message, delay_level, timeout_s=timeout_s)
-        self.ack(message)
+        if not self._options.auto_commit:
+            self.ack(message)
         return result
 
     async def retry_async(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
         """Like retry(), for asyncio: the event loop continues while this waits."""
-        return await asyncio.get_running_loop().run_in_executor(
+        return await arguments.event_loop().run_in_executor(
             None, lambda: self.retry(message, delay_level, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
@@ -328,11 +339,12 @@ class Consumer:
         `queue_id` None means all queues of this member. A time means the first message that was stored then or later. Messages
         delivered before from these queues count as done. UsageError for a queue that this member does not have.
         """
-        if type(to) is int and to < 0:
-            raise UsageError(f"{to} is not an offset")
-        start = to if type(to) is int else check_start(to)
         chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
-        offsets = {each: start if type(start) is int else start_offset(self._reader, self.topic, each, start) for each in chosen}
+        if is_offset(to):
+            offsets = {each: check_offset(to.__index__(), each, self._reader.queue_end(self.topic, each)) for each in chosen}
+        else:
+            start = check_start(to, "to", PLACE)
+            offsets = {each: start_offset(self._reader, self.topic, each, start) for each in chosen}
         with self._state:
             self._require_open()
             for each in chosen:
@@ -397,6 +409,11 @@ class Consumer:
         """Store the offsets (with auto_commit), leave the group and release all resources. A second call does nothing."""
         self._close(finished=True, closer=threading.get_ident())
 
+    def __repr__(self) -> str:
+        group = f"group {self.group!r}" if self.group is not None else "no group"
+        return (f"Consumer({self.topic!r}, {group}, {'closed' if self._is_closed else f'queues {self.assignment}'}, "
+                f"{str(self._reader.root)!r})")
+
     def __enter__(self) -> Self:
         self._require_open()
         return self
@@ -410,7 +427,7 @@ class Consumer:
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         closer = threading.get_ident()
-        await asyncio.get_running_loop().run_in_executor(
+        await arguments.event_loop().run_in_executor(
             None, lambda: self._close(finished=kind is None, closer=closer))
 
     def _close(self, *, finished: bool, closer: int) -> None:
@@ -588,7 +605,7 @@ class Consumer:
         """Note that each of these messages is done, whatever came before it."""
         for message in messages:
             held = self._held.get(message.queue_id)
-            if held is not None and not self._options.auto_commit:
+            if held is not None:
                 held.acknowledge(message)
                 self._has_acks = True
                 if not held.is_outstanding:

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeGuard
 
-from pyengine.errors import DiskError, UsageError
+from pyengine import arguments
+from pyengine.errors import DiskError, UsageError, did_you_mean
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import ReadLevel
@@ -22,6 +23,8 @@ from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 
 if TYPE_CHECKING:
     from pyengine.storage.store_reader import StoreReader
+
+LIKELY_TIME = 10 ** 9  # seconds since 1970 in 2001: no queue has as many messages soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +78,19 @@ class ConsumerGroups:
 
         Living members continue there within a second; their commits of messages read before have no effect. An offset
         outside a queue becomes the nearest end of the queue. Returns queue id -> next offset. UsageError for a topic
-        without queues.
+        without queues, and for a group that has no offsets of it: a new group begins where its first consumer says.
         """
         key = group_key(topic, group)
+        groups = [each_group for each_topic, each_group in self._offsets.groups() if each_topic == topic]
+        if group not in groups:
+            raise UsageError(f"{self._root} has no offsets of group {group!r} on topic {topic!r}{did_you_mean(group, groups)}: a new group "
+                             "begins where from_ of its first consumer says")
         with self._open() as reader:
             chosen = reader.queue_ids(topic) if queues is None else sorted(set(queues))
             unknown = set(chosen) - set(reader.queue_ids(topic))
             if unknown or not chosen:
                 raise UsageError(f"{self._root} has no queue {min(unknown, default=0)} of topic {topic}")
-            start = AtOffset(to) if type(to) is int else check_start(to)
+            start = AtOffset(to.__index__()) if is_offset(to) else check_start(to, "to", PLACE)
             offsets = {queue_id: start_offset(reader, topic, queue_id, start) for queue_id in chosen}
 
         def change(table: Table) -> None:
@@ -194,15 +201,39 @@ class AtOffset:
 Start = Literal["first", "last"] | int | datetime | AtOffset
 
 
-def check_start(start: Start) -> Start:
-    """Return `start`; UsageError if it is not a valid start."""
-    if start in ("first", "last") or (type(start) is int and start >= 0) or isinstance(start, AtOffset):
+PLACE = "'first', 'last', an offset, or a datetime with a time zone"
+
+
+class WrongStartError(UsageError, TypeError):
+    """A start of a wrong type."""
+
+
+def check_start(start: Start, name: str = "from_", wanted: str = f"'first', 'last', {arguments.MOMENT}") -> Start:
+    """Return `start`; UsageError if it is not a valid start, also TypeError for a wrong type."""
+    if isinstance(start, AtOffset) or isinstance(start, str) and start in ("first", "last"):
         return start
-    if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise UsageError(f"{start.isoformat()} has no time zone: give one, for example datetime.UTC")
-        return start
-    raise UsageError(f"{start!r} is not a place to start: give 'first', 'last', a time in ms or a datetime")
+    if isinstance(start, str):
+        raise UsageError(f"{name} is {start!r}, which is not a place to start: give {wanted}")
+    try:
+        time_ms = arguments.moment_ms(start, name, wanted)
+    except TypeError as error:
+        raise WrongStartError(str(error)) from None
+    return start if isinstance(start, datetime) else time_ms
+
+
+def is_offset(place: object) -> TypeGuard[SupportsIndex]:
+    """Whether a place, where an int is an offset and no time, is one."""
+    return hasattr(place, "__index__") and not isinstance(place, bool)
+
+
+def check_offset(offset: int, queue_id: int, end: int) -> int:
+    """Return a queue's offset; UsageError for one below 0, and for one beyond the end that is rather a time."""
+    if offset < 0:
+        raise UsageError(f"{offset} is not an offset: give 0 or more")
+    if offset > end and offset >= LIKELY_TIME:
+        raise UsageError(f"{offset} is beyond the end {end} of queue {queue_id}: an int is an offset here; for a time give a datetime "
+                         "with a time zone")
+    return offset
 
 
 def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -> int:
@@ -216,7 +247,7 @@ def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -
     if start == "last":
         return high
     if isinstance(start, AtOffset):
-        return min(max(start.offset, low), high)
+        return min(max(check_offset(start.offset, queue_id, high), low), high)
     timestamp_ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
     # RocketMQ's own look-up returns the nearest message, and any one of several in the same millisecond: a reader that
     # started there could miss some.

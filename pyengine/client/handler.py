@@ -32,6 +32,7 @@ from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import Message
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, Patience
 from pyengine.results import PutError
+from pyengine.storage.config import check_keywords
 
 PULL_S = 0.5           # longest wait for messages before the request to end is checked
 HANDLE_AGAIN_S = 5.0
@@ -81,7 +82,7 @@ async def run_consumer_async(
     """
     _check(handler, concurrency, options, is_async=True)
     patience = Patience(arguments.number(options.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
-    loop = asyncio.get_running_loop()
+    loop = arguments.event_loop()
     stopping = asyncio.Event() if stop is None else stop
     with _signals_to(lambda: loop.call_soon_threadsafe(stopping.set)):
         stopped = asyncio.ensure_future(stopping.wait())
@@ -217,6 +218,8 @@ def _check(handler: object, concurrency: int, options: dict[str, Any], *, is_asy
         raise UsageError("the handler is not a coroutine function: use run_consumer")
     if arguments.integer(concurrency, "concurrency") < 1:
         raise UsageError(f"concurrency is {concurrency}; give at least 1")
+    others = {name: value for name, value in options.items() if name not in inspect.signature(consume).parameters}
+    check_keywords(run_consumer_async if is_async else run_consumer, others, consume)
     if "auto_commit" in options:
         raise UsageError("run_consumer acknowledges each message itself: leave auto_commit out")
 

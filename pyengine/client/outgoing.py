@@ -184,7 +184,7 @@ def _value(name: str, value: str, what: str) -> str:
         raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"{what} holds a character 0, 1 or 2, which separate properties on disk: leave it out")
     if name and len(name) + 1 + len(value) < PROPERTY_PIECE_CHARS_MIN or not value:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it away")
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it out")
     return value
 
 
@@ -248,13 +248,8 @@ def properties_bytes(text: str) -> bytes:
 
 
 def deliver_at_ms(when: datetime | int, now_ms: int) -> int:
-    """Return the time in ms since 1970; UsageError for a time without a time zone, or one too far ahead."""
-    if isinstance(when, datetime):
-        if when.tzinfo is None:
-            raise UsageError(f"deliver_at {when.isoformat()} has no time zone: give one, for example datetime.UTC")
-        time_ms = round(when.timestamp() * 1000)
-    else:
-        time_ms = arguments.integer(when, "deliver_at")
+    """Return the time in ms since 1970; UsageError for a time in seconds, without a time zone, or too far ahead."""
+    time_ms = arguments.moment_ms(when, "deliver_at")
     if time_ms > now_ms + DELIVER_AT_DAYS_MAX * 86_400_000:
         raise UsageError(f"deliver_at is more than {DELIVER_AT_DAYS_MAX} days ahead; give a datetime, or milliseconds since 1970")
     return time_ms

@@ -25,6 +25,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, cast
 
+from pyengine import arguments
 from pyengine._front import PendingPut, use_futures
 from pyengine.native import control as control_native
 from pyengine.native import session as native
@@ -85,9 +86,10 @@ class PutFuture(PendingPut, Future[Any]):
         return vars(future) | {"_answered": True}
 
     def __await__(self) -> Generator[object, None, object]:
+        loop = arguments.event_loop()
         import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
 
-        return asyncio.wrap_future(self).__await__()
+        return asyncio.wrap_future(self, loop=loop).__await__()
 
 
 _FUTURE_FIELDS = frozenset(vars(Future()))

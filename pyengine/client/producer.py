@@ -23,9 +23,10 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
@@ -72,18 +73,19 @@ from pyengine.formats.record import (
 from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import EngineConfig, check_keywords, load_config
+from pyengine.storage.consumer_offset import SEPARATOR
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from datetime import datetime
 
     from pyengine.client.half_messages import Outcome
-    from pyengine.client.transactions import Checker, GroupTransactions, Transaction, Transactions
+    from pyengine.client.transactions import Checker, GroupTransactions, TransactionBlock, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
 Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
 _Made = TypeVar("_Made")
+_Given = ParamSpec("_Given")
 _REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
@@ -140,8 +142,25 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
                         config.file_reserved_time_hours * 3_600_000))
 
 
+_PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
+_PUT_MANY_KEYWORDS = ("topic", "bodies", "queue_id", "tags", "keys", "properties", "flag", "wait", "timeout_s", "sharding_key")
+
+
+def _named(name: str, keywords: Sequence[str] = ()) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
+    """Name a method as the public one that it implements, for errors about its arguments; with `keywords` check those first."""
+    def renamed(method: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+        @wraps(method)
+        def checked(*positional: _Given.args, **named: _Given.kwargs) -> _Made:
+            arguments.known_keywords(name, named, keywords)
+            return method(*positional, **named)
+
+        method.__qualname__ = f"Producer.{name}"
+        return checked if keywords else method
+    return renamed
+
+
 class Producer(ProducerFront):
-    """Puts messages into a running engine. Made by pyengine.connect; a context manager.
+    """Puts messages into a running engine. Made by pyengine.connect; for `with` and `async with`.
 
     A put returns only if its promise is kept: all but PUT_OK raises PutError, whose subclass says whether the log has the message
     (connect(refusals="return") returns the result instead). A wrong argument is TypeError or UsageError. Threads may share a
@@ -192,6 +211,15 @@ class Producer(ProducerFront):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Producer:
+        return self.__enter__()
+
+    async def __aexit__(self, *exception: object) -> None:
+        await arguments.event_loop().run_in_executor(None, self.close)
+
+    def __repr__(self) -> str:
+        return f"Producer({str(self._puts.root)!r}, {self._puts.why_unusable.partition(':')[0] or 'open'})"
+
     # ---- puts -------------------------------------------------------------------
 
     if TYPE_CHECKING:  # implemented by the base class in C
@@ -234,8 +262,10 @@ class Producer(ProducerFront):
             Together they may have up to 256 MiB and span segments; each body obeys max_message_size_bytes.
             """
 
+    @_named("put")
     def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, **options: Any) -> PutResult:
         """Handle a put() with any combination of arguments."""
+        arguments.known_keywords("put", options, _PUT_KEYWORDS)
         message = OutgoingMessage(topic, body, **options)
         if message.queue_id is None and message.is_common and wait and timeout_s is None:
             queue_id = self._checked(self._choose_queue, message)
@@ -243,11 +273,14 @@ class Producer(ProducerFront):
                 return self.put(topic, body, queue_id=queue_id, tags=message.tags)  # in C, once it is remembered
         return cast(PutResult, self._put(self._checked(self._entry, message, wait), timeout_s))
 
+    @_named("put_async")
     def _put_async_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None,
                        **options: Any) -> PutFuture:
         """Handle a put_async() with any combination of arguments."""
+        arguments.known_keywords("put_async", options, _PUT_KEYWORDS)
         return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
 
+    @_named("put_many", _PUT_MANY_KEYWORDS)
     def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
@@ -333,8 +366,8 @@ class Producer(ProducerFront):
 
     def transaction(
         self, *, checker: Checker | None = None, group: str = "pyengine", check_after_s: int | None = None,
-    ) -> AbstractContextManager[Transaction]:
-        """Return a `with` block whose `put()`s consumers see when it ends, and never if it ends by an exception.
+    ) -> TransactionBlock:
+        """Return a `with` (or `async with`) block whose `put()`s consumers see when it ends, and never if it ends by an exception.
 
         For a message that a kill leaves undecided, `checker` is called after transaction_timeout_ms (or `check_after_s` seconds)
         with the message, and returns "commit", "rollback", or None for "ask again later". From now on it is called for every
@@ -599,6 +632,9 @@ class Producer(ProducerFront):
         name = self._topics.get(topic) if isinstance(topic, str) else None
         if name is None:
             name = outgoing.topic_bytes(topic)
+            if SEPARATOR in topic:
+                raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} holds '{SEPARATOR}', which separates topic and "
+                                                              "group in the file of offsets, so no group could consume it: leave it out")
             _remember(self._topics, topic, name)
         return name
 

@@ -26,7 +26,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -59,6 +59,36 @@ _LOG = logging.getLogger("pyengine.client.transactions")
 
 
 # ---- with half messages --------------------------------------------------------------
+
+
+class TransactionBlock:
+    """A `with` or `async with` block around one Transaction, which its end commits, or rolls back after an exception."""
+
+    def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
+        self._owner = owner
+        self._group = group
+        self._transaction = Transaction(owner, group, check_after_s)
+
+    def __enter__(self) -> Transaction:
+        return self._transaction
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self._transaction.end("commit")
+                return
+            try:
+                self._transaction.end("rollback")
+            except EngineError as failed:  # the program's own exception says more; the checker is called later
+                _LOG.warning("a transaction of %s could not be rolled back: %s", self._group, failed)
+        finally:
+            self._owner.open_keys -= self._transaction.keys
+
+    async def __aenter__(self) -> Transaction:
+        return self._transaction
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        await arguments.event_loop().run_in_executor(None, self.__exit__, kind, error, trace)
 
 
 class Transaction:
@@ -136,27 +166,14 @@ class GroupTransactions:
         self._asking = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> Iterator[Transaction]:
+    def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> TransactionBlock:
         """Implement Producer.transaction."""
         if checker is not None:
             self._checkers[group] = checker
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(target=self._loop, name="pyengine-transactions", daemon=True)
                 self._thread.start()
-        transaction = Transaction(self, group, check_after_s)
-        try:
-            try:
-                yield transaction
-            except BaseException:
-                try:
-                    transaction.end("rollback")
-                except EngineError as error:  # the program's own exception says more; the checker is called later
-                    _LOG.warning("a transaction of %s could not be rolled back: %s", group, error)
-                raise
-            transaction.end("commit")
-        finally:
-            self.open_keys -= transaction.keys
+        return TransactionBlock(self, group, check_after_s)
 
     def check_now(self, again_after_ms: int = 0) -> int:
         """Run one round: call this producer's checkers for undecided messages; return the number of messages.

@@ -151,6 +151,9 @@ class Engine:
         """The process id of the supervisor, None while stopped."""
         return self._process.pid if self._process else None
 
+    def __repr__(self) -> str:
+        return f"Engine({str(self.path)!r}, {self.state}{f', pid {self.pid}' if self.pid else ''})"
+
     def __enter__(self) -> Engine:
         return self.start()
 
@@ -292,7 +295,8 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     if read_holder(root).kind == "none":
         list_complete_log(root, config.mapped_file_size_commit_log_bytes)
     if native.SUPERVISOR in living_kinds(root, 1):
-        raise StoreBusyError(f"an engine is running on {root} already; {command('stop', root)} stops it")
+        raise StoreBusyError(f"an engine is running on {root} already: any process uses it by pyengine.connect() and pyengine.consume(); "
+                             f"{command('stop', root)} stops it")
 
 
 def _request_stop(process: subprocess.Popen[bytes]) -> None:

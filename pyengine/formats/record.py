@@ -82,6 +82,7 @@ def decode_host(data: bytes) -> str:
     raise FormatError(f"a host field has {HOST_V4_BYTES} or {HOST_V6_BYTES} bytes, not {len(data)}")
 
 
+REPR_MAX = 80  # bytes of a body, characters of a text
 BEGIN = struct.Struct(">iI")  # the first two fields of a record and of a blank: total size, magic
 
 MAGIC_AT = 4
@@ -230,7 +231,14 @@ def decode_message_id(msg_id: str) -> tuple[str, int]:
     return decode_host(data[:host_bytes]), physical_offset
 
 
-@dataclass(frozen=True, slots=True)
+def _cut(value: bytes | str) -> str:
+    """Return the repr of a value, of a long one that of its beginning and its length."""
+    if len(value) <= REPR_MAX:
+        return repr(value)
+    return f"{value[:REPR_MAX]!r}... ({len(value):,} {'bytes' if isinstance(value, bytes) else 'characters'})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Message:
     """One record of the commit log.
 
@@ -266,6 +274,12 @@ class Message:
     body_crc: int = 0
     """The checksum of the body as stored."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """One line, with a long body cut: `raw_properties` and the other fields are not in it."""
+        more = "".join(f", {name}={_cut(value)}" for name, value in (("tags", self.tags), ("keys", self.keys)) if value is not None)
+        return (f"{self.__class__.__name__}(topic={self.topic!r}, body={_cut(self.body)}, queue_id={self.queue_id}, "
+                f"queue_offset={self.queue_offset}{more})")
 
     @property
     def content(self) -> bytes:

@@ -98,7 +98,8 @@ class StoreLock:
         require_known_format(self.path.parent)
         if not self._set(KIND_BYTE, EXCLUSIVE):
             root = self.path.parent
-            raise StoreBusyError(f"{root} is in use by another engine or repair: {command('stop', root)} stops an engine")
+            raise StoreBusyError(f"{root} is in use by another engine or repair: any process uses a running engine by pyengine.connect() "
+                                 f"and pyengine.consume(); {command('stop', root)} stops it")
         if self._set(OWNER_BYTE, EXCLUSIVE):
             self._write_content()
             return Ownership.EXCLUSIVE

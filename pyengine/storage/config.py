@@ -31,6 +31,7 @@ __all__ = [
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 ENV_PREFIX = "PYENGINE_"
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
+KEYWORD_CUTOFF, KEYWORD_BONUS = 0.6, 0.1  # a program means an argument rather than a setting
 LIVE = "live"  # set by `pyengine config set` since the engine was started
 STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")  # a store has one of these
 
@@ -102,36 +103,56 @@ _NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in
 _REFUSED = {fold(key): (key, why) for key, (_, why) in REFUSED_KEYS.items()}
 
 
-def setting_name(key: str, where: str, others: Iterable[str] = ()) -> str:
-    """Return the setting that `key` means; ConfigError, with the nearest name of a setting or of `others`, if there is none."""
+def setting_name(key: str, where: str) -> str:
+    """Return the setting that `key` means; ConfigError, with the nearest name of a setting, if there is none."""
     folded = fold(key)
     if folded in _NAMES:
         return _NAMES[folded]
     if folded in _REFUSED:
         spelling, why = _REFUSED[folded]
         raise ConfigError(f"{spelling} ({where}) cannot be set: {why}")
-    near = nearest_name(folded, others=others)
+    near = nearest_name(folded)
     hint = f"did you mean {near}?" if near else "`pyengine config explain` lists all settings"
     raise ConfigError(f"unknown setting {key!r} ({where}): {hint}")
 
 
-def nearest_name(folded: str, cutoff: float = 0.6, others: Iterable[str] = ()) -> str | None:
-    """Return the setting (or the one of `others`) with the nearest spelling, or None if none is near."""
+def nearest_name(folded: str, cutoff: float = 0.6) -> str | None:
+    """Return the setting with the nearest spelling, or None if none is near."""
     from difflib import get_close_matches
 
-    names = _NAMES | {fold(name): name for name in others}
-    near = get_close_matches(folded, names, n=1, cutoff=cutoff)
-    return names[near[0]] if near else None
+    near = get_close_matches(folded, _NAMES, n=1, cutoff=cutoff)
+    return _NAMES[near[0]] if near else None
 
 
-def check_keywords(call: Callable[..., object], settings: Mapping[str, object]) -> None:
-    """Check settings that a program passes to `call` by keyword.
+def check_keywords(call: Callable[..., object], settings: Mapping[str, object], *inner: Callable[..., object]) -> None:
+    """Check settings that a program passes to `call`, which passes them on to `inner`, by keyword.
 
-    ConfigError for a wrong value, and for an unknown name, with the nearest setting or keyword of `call`.
+    ConfigError for a wrong value, and for an unknown name, with the nearest argument of the calls or else the nearest setting.
     """
-    own = getattr(call, "__kwdefaults__", None) or ()
+    where = f"{call.__name__}()"
     for key, value in settings.items():
-        SETTINGS[setting_name(key, f"{call.__name__}()", own)].read(value, f"{call.__name__}()")
+        if fold(key) not in _NAMES and fold(key) not in _REFUSED:
+            raise _unknown_keyword(key, where, (call, *inner))
+        SETTINGS[setting_name(key, where)].read(value, where)
+
+
+def _unknown_keyword(key: str, where: str, calls: Iterable[Callable[..., object]]) -> ConfigError:
+    """Return the error for a keyword that is neither an argument of the calls nor a setting."""
+    import inspect
+    from difflib import SequenceMatcher
+
+    own = [name for call in calls for name, one in inspect.signature(call).parameters.items() if one.kind is not one.VAR_KEYWORD]
+
+    def likeness(name: str) -> float:
+        return SequenceMatcher(None, fold(key), fold(name)).ratio()
+
+    best, setting = max(own, key=likeness), nearest_name(fold(key), KEYWORD_CUTOFF)
+    if likeness(best) >= KEYWORD_CUTOFF and (setting is None or likeness(best) >= likeness(setting) - KEYWORD_BONUS):
+        return ConfigError(f"{where} has no argument {key!r}: did you mean {best}?")
+    if setting is not None:
+        return ConfigError(f"unknown setting {key!r} ({where}): did you mean {setting}?")
+    return ConfigError(f"{where} has no argument {key!r}: it has {', '.join(dict.fromkeys(own))}, and the settings that "
+                       "`pyengine config explain` lists")
 
 
 def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[str, str]:

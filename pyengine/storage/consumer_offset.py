@@ -411,8 +411,13 @@ def _stamp(path: Path) -> Stamp:
 def group_key(topic: str, group: str) -> str:
     """Return `topic@group`; UsageError for names that are illegal in the file or in the file system."""
     for what, name in (("topic", topic), ("group", group)):
-        if not name or SEPARATOR in name or "/" in name or not name.isprintable():
-            raise UsageError(f"{what} {name!r} must be given, printable, and hold no {SEPARATOR} and no /")
+        if not name:
+            raise UsageError(f"the {what} is empty: name one")
+        if SEPARATOR in name or "/" in name:
+            raise UsageError(f"the {what} {name!r} holds '{SEPARATOR}' or '/', which separate names in the file of offsets and in the file "
+                             "system: name another one")
+        if not name.isprintable():
+            raise UsageError(f"the {what} {name!r} has a character that is not printable: name another one")
         if len(name.encode("utf-8")) > GROUP_BYTES_MAX:
             raise UsageError(f"{what} {name!r} is too long: at most {GROUP_BYTES_MAX} bytes")
     return f"{topic}{SEPARATOR}{group}"

@@ -86,6 +86,9 @@ class StoreReader:
         self.config = config
         self.getter = MessageGetter(self.commit_log, config)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.root)!r}{'' if self._is_open else ', closed'})"
+
     @property
     def default_level(self) -> ReadLevel:
         """`flushed` for a store in sync mode, else `committed`."""

@@ -200,6 +200,8 @@ WRONG_REQUESTS = (
     (["put", "STORE", "--topic", "t", "--timeout", "0", "x"], 2, "0"),
     (["put", "STORE", "--topic", "t", "--deliver-at", "tomorrow", "x"], 2, "give a time like"),
     (["put", "STORE", "--topic", "t", "--deliver-at", "2999-01-01", "x"], 2, "more than 40 days ahead"),
+    (["put", "STORE", "--topic", "t", "--deliver-at", "@1764340000", "x"], 2, "milliseconds since 1970"),
+    (["put", "STORE", "--topic", "a@b", "x"], 1, "holds '@'"),
     (["put", "STORE", "--topic", "t", "--queue-id", "0", "--spread", "x"], 2, "give one of"),
     (["put", "STORE", "--topic", "t", "--sharding-key", "k", "--spread", "x"], 2, "give one of"),
     (["put", "STORE", "--topic", "t"], 2, "BODY"),

@@ -406,10 +406,14 @@ def test_messages_between_filtered_ones_are_acknowledged_too(builder, consume):
     assert stored(builder) == {0: 6}
 
 
-def test_with_auto_commit_an_acknowledgement_alone_stores_nothing(builder, consume):
+def test_with_auto_commit_an_acknowledgement_does_nothing_and_says_so_once(builder, consume):
     fill(builder, 3)
     consumer = consume(commit_interval_s=0)
-    consumer.ack(consumer.pull(3))
+    found = consumer.pull(3)
+    with pytest.warns(UserWarning, match="does nothing with auto_commit.*auto_commit=False") as warned:
+        consumer.ack(found[0])
+        consumer.ack(found)
+    assert [(one.filename, "") for one in warned] == [(__file__, "")]
     consumer._housekeep()
     assert stored(builder) == {0: 0}
     consumer.close()

@@ -10,6 +10,7 @@ import pytest
 import pyengine
 from consuming import Member
 from fix_engine import RunningEngine
+from pyengine.errors import UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
 
@@ -146,6 +147,17 @@ def test_members_outlive_the_engine(group):
     group.wait_all_given()
     group.wait_shared(first, second)
     assert set(group.given().values()) == {1}, "a restart of the engine delivers nothing twice"
+
+
+def test_a_reset_makes_no_group(builder):
+    builder.put("orders", b"x")
+    settings = {name: getattr(builder.geometry, name) for name in builder.geometry.__dataclass_fields__}
+    with pyengine.consume(builder.root, "orders", group="billing", **settings):
+        pass
+    groups = pyengine.ConsumerGroups(builder.root, **settings)
+    with pytest.raises(UsageError, match="has no offsets of group 'biling' on topic 'orders' [(]did you mean billing[?][)]: a new group"):
+        groups.reset("orders", "biling", "first")
+    assert [state.group for state in groups.groups()] == ["billing"]
 
 
 def test_a_reset_reaches_living_members(group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -144,6 +145,20 @@ def test_a_block_commits_at_its_end(engine, producer):
     assert bodies(engine, OP) == [b"0", b"1"]
     entry = TopicConfigs(engine.path).read().rows[HALF]
     assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (1, 1, 6)
+
+
+def test_an_async_block_commits_or_takes_back_as_well(engine, producer):
+    async def main(body: bytes, error: BaseException | None) -> None:
+        async with producer.transaction() as transaction:
+            transaction.put("orders", body)
+            if error is not None:
+                raise error
+
+    asyncio.run(main(b"one", None))
+    for error in (ZeroDivisionError(), asyncio.CancelledError()):
+        with pytest.raises(type(error)):
+            asyncio.run(main(b"two", error))
+    assert bodies(engine) == [b"one"] and bodies(engine, OP) == [b"0", b"1", b"2"]
 
 
 def test_a_block_that_ends_by_an_exception_takes_its_messages_back(engine, producer):
