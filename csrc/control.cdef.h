@@ -52,6 +52,7 @@
 #define MS_REFUSE_PUTS_SLAVE 4      /* supervisor */
 #define MS_REFUSE_PUTS_UNWRITABLE 8 /* cleaner */
 #define MS_REFUSE_PUTS_FENCED 16    /* replicator */
+#define MS_REFUSE_PUTS_LOST 32      /* supervisor, or a worker without one */
 
 /* How acknowledged bytes reach the file: the write path. */
 #define MS_MODE_MAPPED 0

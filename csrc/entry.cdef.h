@@ -34,4 +34,5 @@
 #define MS_REFUSED_RAW 24        /* raw bytes that are not whole records of this place, or not from the replicator */
 #define MS_REFUSED_FENCED 25     /* a master of a higher term has taken the place of this one */
 #define MS_REFUSED_LIGHT_QUEUE_PLACE 26 /* several messages that have INNER_MULTI_QUEUE_OFFSET */
+#define MS_REFUSED_LOST 27       /* the store's folder was moved, removed or replaced */
 #define MS_REFUSED_UNWRITABLE 23 /* a folder of the store has become read-only */

@@ -80,6 +80,7 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writ
     int read_only = ms_load_acquire(&control->state.frozen) != 0 || state == MS_STATE_READ_ONLY || state == MS_STATE_DEGRADED;
     int raw = taken->head.kind == MS_ENTRY_RAW;
     *detail = raw && !ms_raw_is_allowed(writer, own)                      ? MS_REFUSED_RAW
+              : refuse_puts & MS_REFUSE_PUTS_LOST                         ? MS_REFUSED_LOST
               : refuse_puts & MS_REFUSE_PUTS_STOPPING                     ? MS_REFUSED_STOPPING
               : refuse_puts & MS_REFUSE_PUTS_SLAVE && !raw                ? MS_REFUSED_SLAVE
               : refuse_puts & MS_REFUSE_PUTS_FENCED                       ? MS_REFUSED_FENCED

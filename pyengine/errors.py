@@ -28,12 +28,30 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno as codes
+import re
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _Error = TypeVar("_Error", bound="EngineError")
+
+
+_HELD = re.compile(r"/proc/self/fd/[0-9]+")
+_names: dict[str, str] = {}
+
+
+def show_as(held: str, name: str) -> None:
+    """Show the folder that this process holds open at `held` (/proc/self/fd/N) by `name` in all texts for people; "" ends that."""
+    if name:
+        _names[held] = name
+    else:
+        _names.pop(held, None)
+
+
+def shown(text: str) -> str:
+    """Return a text for a person: held folders (HeldStore in storage/file_system.py) have the names by which that person knows them."""
+    return _HELD.sub(lambda found: _names.get(found[0], found[0]), text) if _names else text
 
 
 class ExitCode(enum.IntEnum):
@@ -54,6 +72,9 @@ class EngineError(Exception):
 
     exit_code: ExitCode = ExitCode.FAILED
     may_pass = False  # whether the same call may succeed later by itself: see until_ready() in ipc/session_client.py
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shown(message))
 
 
 class UsageError(EngineError):
@@ -175,10 +196,10 @@ def command(*words: object) -> str:
     """`pyengine` with these words in backticks, as a shell takes it, whatever a path holds: for a sentence that says what to do."""
     from shlex import join
 
-    return f"`{join(['pyengine', *map(str, words)])}`"
+    return f"`{join(['pyengine', *(shown(str(word)) for word in words)])}`"
 
 
 def os_error_sentence(error: OSError) -> str:
     """What the system refused and where, for a person."""
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+    return shown(f"{where}{error.strerror or error}")

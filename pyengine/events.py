@@ -35,6 +35,8 @@ class Event(Enum):
                     "Start it: recovery repairs the store. If the same line comes again, look at the disk.")
     ENGINE_RESTARTS = (WARNING, "The engine cannot continue as it is: it stops in order and starts again by itself.",
                        "Changed settings: nothing. Removed files: find out what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
+    STORE_LOST = (ERROR, "The store's folder was moved, removed or replaced while the engine ran: puts are refused, and the engine ends.",
+                  "Start the engine where the store is now, or restore it there; then connect the programs to that path.")
     MEMORY_OVERWRITTEN = (ERROR, "Another program has overwritten the engine's shared memory: the workers are killed.",
                           "Start the engine again. Look for a program that writes to files of /dev/shm.")
     START_FAILED = (ERROR, "The engine or one worker could not start.",

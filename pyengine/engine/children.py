@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyengine.engine.fork_server import ForkedWorker, ForkServer
 from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, child_environment, restart_pause_s, without_systemd
@@ -36,6 +35,7 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import set_arguments
+from pyengine.storage.file_system import HeldStore
 
 BOOT_FAILURES_MAX = 5     # in a row, by a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
@@ -66,17 +66,19 @@ class _Child:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarter:
-    """Starts workers of the store at `root` by its fork server, or by exec; `overrides` are the settings on their command line."""
+    """Starts workers by the store's fork server, or by exec; `overrides` are the settings on their command line."""
 
-    root: Path
+    store: HeldStore
     overrides: Mapping[str, str]
     fork_server: ForkServer | None = None
 
     def start(self, kind: Kind) -> subprocess.Popen[bytes] | ForkedWorker:
         """Start a worker of this kind; OSError when the system cannot create a process at this moment."""
-        words = [sys.executable, "-P", "-m", kind.module, str(self.root), *set_arguments(self.overrides)]
+        words = [sys.executable, "-P", "-m", kind.module, str(self.store.name), *set_arguments(self.overrides),
+                 "--store-fd", str(self.store.descriptor)]
         forked = self.fork_server.start_worker(words) if self.fork_server else None
-        return forked or subprocess.Popen(words, stdin=subprocess.DEVNULL, env=without_systemd(child_environment()), process_group=0)
+        return forked or subprocess.Popen(words, stdin=subprocess.DEVNULL, env=without_systemd(child_environment()), process_group=0,
+                                          pass_fds=(self.store.descriptor,))
 
 
 class Children:

@@ -45,7 +45,7 @@ from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, r
 from pyengine.native import control as native
 from pyengine.storage.commit_log import list_complete_log
 from pyengine.storage.config import check_keywords, load_config, set_arguments
-from pyengine.storage.file_system import refuse_shared
+from pyengine.storage.file_system import HeldStore, refuse_shared
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
@@ -83,6 +83,7 @@ class Engine:
         self.path = Path(path).absolute()
         self._settings = {name: _as_text(value) for name, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
+        self._store: HeldStore | None = None
         self.state = "stopped"
         self.reason = ""
 
@@ -108,13 +109,17 @@ class Engine:
             _request_stop(process)
             process.wait()
             raise
+        with contextlib.suppress(OSError):  # the folder was moved or removed just now: stop() says so too
+            self._store = HeldStore(self.path)
+            self._store.watch()
         self.state, self.reason = str(ready["state"]), str(ready["reason"])
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop in order: flush everything, remove `abort`. EngineError if the engine does not stop, or not in order, in time.
 
-        An engine that was too slow continues to stop; another call waits for it.
+        An engine that was too slow continues to stop; another call waits for it. EngineError too for an engine that has ended
+        because its store was moved, removed or replaced; the text says where the store is.
         """
         process = self._process
         if process is None:
@@ -125,9 +130,15 @@ class Engine:
         except subprocess.TimeoutExpired:
             raise _still_stopping(self.path, process.pid, timeout_s) from None
         self._process, self.state = None, "stopped"
-        if code not in (ExitCode.OK, ExitCode.DEGRADED):
-            raise EngineError(f"the engine on {self.path} could not stop in order (exit code {code}): "
-                              f"{_last_log_lines(self.path)}; the next start recovers it")
+        store, self._store = self._store, None
+        try:
+            if code not in (ExitCode.OK, ExitCode.DEGRADED):
+                loss = store.loss() if store else None
+                raise EngineError(f"the engine on {self.path} " + (f"has ended: {loss.sentence}" if loss else
+                                  f"could not stop in order (exit code {code}): {_last_log_lines(self.path)}; the next start recovers it"))
+        finally:
+            if store is not None:
+                store.close()
 
     def connect(self, **options: Any) -> Producer:
         """Return a producer that is connected to this engine; options as for pyengine.connect."""
@@ -144,7 +155,7 @@ class Engine:
         if self._process is not None:
             _close_stdin(self._process)
             self._process.returncode = 0  # the supervisor is not a child of this process, which cannot wait for it
-            self._process, self.state = None, "stopped"
+            self._process, self._store, self.state = None, None, "stopped"
 
     @property
     def pid(self) -> int | None:

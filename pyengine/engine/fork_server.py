@@ -4,7 +4,8 @@ Why: a new interpreter takes some 150 ms of CPU until a worker is ready, most of
 shares that memory.
 
 The supervisor forks its fork server before it takes a lock, opens shared memory or starts a thread, and the fork server
-closes every descriptor except stdin, stdout, stderr and one socket: so it holds no lock or file of the store. The supervisor
+closes every descriptor except stdin, stdout, stderr, one socket and the store's folder: so it holds no lock or file of the
+store. The supervisor
 sends a request over that socket, together with one end of a socket pair, the gate. The fork server forks twice: the worker's
 parent ends at once, so that the worker becomes a child of the supervisor, which adopts orphans and waits for it as for any
 child. The worker sends its pid through the gate and runs only after the supervisor has answered; if the gate is closed, the
@@ -36,6 +37,7 @@ from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS, child_environment, wit
 from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
 from pyengine.native import failpoint, waiting
+from pyengine.storage.file_system import HeldStore
 
 LOAD_TIMEOUT_S = 30.0   # for a fork server's first worker: it may still be loading modules
 ANSWER_TIMEOUT_S = 5.0  # for each later worker; after that the worker is started by exec
@@ -66,9 +68,9 @@ class ForkedWorker:
 class ForkServer:
     """The supervisor's side: starts the fork server, asks it for workers, replaces it after it was killed."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, store: HeldStore) -> None:
         """Call it while this process has one thread and holds no lock or shared memory of the store: it forks."""
-        self._root = root
+        self._store = store
         self._pid = 0  # 0: no fork server runs
         self._channel: socket.socket
         self._groups: list[int] = []  # process groups of fork servers, dead ones too, that may have children of this process
@@ -87,7 +89,7 @@ class ForkServer:
             gc.freeze()  # later collections do not write to the objects that exist now, so that their pages stay shared
             pid = os.fork()
             if pid == 0:
-                _end_with(lambda: _serve_forked(self._root, theirs))
+                _end_with(lambda: _serve_forked(self._store, theirs))
         self._own(pid, ours)
 
     def _replace(self) -> None:
@@ -96,12 +98,15 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            words = [*_command(self._root), "--channel-fd", str(theirs.fileno())]
+            words = [*_command(self._store.name), "--channel-fd", str(theirs.fileno()), "--store-fd", str(self._store.descriptor)]
+            os.set_inheritable(self._store.descriptor, True)
             try:
                 pid = os.posix_spawn(sys.executable, words, without_systemd(child_environment()), setpgroup=0)
             except OSError:
                 ours.close()
                 raise
+            finally:
+                os.set_inheritable(self._store.descriptor, False)
         self._own(pid, ours)
 
     def _own(self, pid: int, channel: socket.socket) -> None:
@@ -180,16 +185,16 @@ def _command(root: Path) -> list[str]:
 # ---- in the fork server ---------------------------------------------------------
 
 
-def _serve_forked(root: Path, channel: socket.socket) -> int:
+def _serve_forked(store: HeldStore, channel: socket.socket) -> int:
     signal.set_wakeup_fd(-1)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != channel.fileno():
+        if int(name) > 2 and int(name) not in (channel.fileno(), store.descriptor):
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
-    return _serve(root, channel)
+    return _serve(store, channel)
 
 
-def _serve(root: Path, channel: socket.socket) -> int:
+def _serve(store: HeldStore, channel: socket.socket) -> int:
     """Fork the workers that the supervisor asks for, until the supervisor has ended."""
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # Ctrl-C is for the supervisor
@@ -204,14 +209,14 @@ def _serve(root: Path, channel: socket.socket) -> int:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    waiting.show_command(_command(root), environment)
+    waiting.show_command(_command(store.name), environment)
     gc.disable()
     for kind in KINDS:
         importlib.import_module(kind.module)
     for name in _LOADED_LATER:
         importlib.import_module(name)
     build_id()  # cached now: of the modules loaded here, even if another build is installed later
-    log = LogFile(root)
+    log = LogFile(store.root)
     gc.freeze()
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)
@@ -288,10 +293,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description="Forks workers for a supervisor, which starts it.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
     parser.add_argument("--channel-fd", type=int, required=True, metavar="FD", help="socket on which the supervisor asks")
+    parser.add_argument("--store-fd", type=int, required=True, metavar="FD", help="descriptor of that directory")
     given = parser.parse_args(argv)
-    os.set_inheritable(given.channel_fd, False)
+    for descriptor in (given.channel_fd, given.store_fd):
+        os.set_inheritable(descriptor, False)
     with socket.socket(fileno=given.channel_fd) as channel:
-        return _serve(given.store, channel)
+        return _serve(HeldStore(given.store, given.store_fd), channel)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+from pyengine.errors import shown
 from pyengine.events import Event
 from pyengine.ipc.shared_objects import KIND_NAMES
 
@@ -39,6 +40,7 @@ def log_event(kind: int, root: Path | None, event: Event, text: str) -> None:
     The journal adds time and process itself: it gets a record with the fields MESSAGE, PRIORITY, EVENT, WORKER and, if `root`
     is known, STORE.
     """
+    text = shown(text)
     if _stderr_is_journal():
         if _send_to_journal(kind, root, event, text):
             return
@@ -69,7 +71,7 @@ def _send_to_journal(kind: int, root: Path | None, event: Event, text: str) -> b
     fields = {"MESSAGE": text, "PRIORITY": str(event.level), "SYSLOG_IDENTIFIER": f"pyengine-{KIND_NAMES[kind]}",
               "EVENT": event.name, "WORKER": KIND_NAMES[kind]}
     if root is not None:
-        fields["STORE"] = str(root)
+        fields["STORE"] = shown(str(root))
     record = b""
     for name, value in fields.items():  # the form with a length, since a value may contain a line end
         content = os.fsencode(value)
@@ -96,7 +98,7 @@ class LogFile:
 
     def __init__(self, root: Path, *, turns: bool = False) -> None:
         """`turns`: this process rotates a large log. One process of each store does."""
-        self._path = os.path.realpath(root / NAME)
+        self._path = root / NAME
         self._turns = turns
         self._is_ours = False
         self._due_s = 0.0
@@ -112,18 +114,18 @@ class LogFile:
     def check(self) -> None:
         """Rotate a large log if that is this process's task, and reopen one that was renamed; after a failure the next call tries again."""
         with contextlib.suppress(OSError):
-            target = _target(_STDERR)
-            self._is_ours = self._is_ours or _is_log(target, self._path)
+            target, path = _target(_STDERR), os.path.realpath(self._path)  # each time: the folder may be renamed
+            self._is_ours = self._is_ours or _is_log(target, path)
             if not self._is_ours:
                 return
-            if self._turns and target == self._path:
-                _turn(Path(self._path), os.fstat(_STDERR).st_size)
+            if self._turns and target == path:
+                _turn(self._path, os.fstat(_STDERR).st_size)
                 target = _target(_STDERR)
-            if target != self._path:
+            if target != path:
                 self._follow(target)
 
     def _follow(self, old: str) -> None:
-        descriptor = _open(Path(self._path))
+        descriptor = _open(self._path)
         try:
             if _target(_STDOUT) == old:
                 os.dup2(descriptor, _STDOUT)

@@ -43,7 +43,9 @@ from pyengine.errors import (
     ExitCode,
     OtherLayoutError,
     StoreBusyError,
+    disk_errors,
     os_error_sentence,
+    shown,
 )
 from pyengine.events import Event
 from pyengine.ipc import sessions
@@ -70,13 +72,15 @@ from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
 from pyengine.storage.config import LIVE, SETTINGS, EngineConfig, config_path, load_config, parse_set, read_file, setting_name
 from pyengine.storage.config_table import TopicConfigs
-from pyengine.storage.engine_id import read_engine_id, read_epoch
+from pyengine.storage.engine_id import ID_NAME, read_engine_id, read_epoch
+from pyengine.storage.file_system import HeldStore, Loss
 from pyengine.storage.recovery.report import RecoveryState
 
 TICK_S = 1.0
 PRESENCE_TICKS_MAX = 5
 LOST_WORKERS_S = 60.0  # for workers that no supervisor can adopt to end by themselves
 LOST_POLL_INTERVAL_S = 0.1
+BROKEN_STOP_S = 5.0    # an orderly stop of an engine whose files were removed or replaced, which some workers cannot finish
 STOP_TIMEOUT_S = 600.0  # committing a full pool to a slow disk takes long; a caller may stop waiting earlier
 PRODUCERS_WAIT_S = 0.2  # for producers to notice that puts are refused and to detach; then the stop continues
 READY_TIMEOUT_S = 60.0
@@ -101,6 +105,8 @@ class Supervisor:
     def __init__(self, arguments: Arguments) -> None:
         self._arguments = arguments
         self._root = arguments.root
+        self._store: HeldStore
+        self._loss: Loss | None = None
         self._selector = selectors.DefaultSelector()
         self._stop_requested = arguments.stop
         self._reload_requested = False
@@ -150,17 +156,25 @@ class Supervisor:
         """Own the store until a signal to stop. Raises EngineError when the store cannot be owned or recovered."""
         raise_descriptors()  # before the fork: the fork server and the workers inherit the limit
         build_id()           # and the cached build id
+        require_startable(self._root)
+        prepare_root(self._root)
+        self._hold()
         if not self._arguments.no_children and not self._arguments.stop:
-            self._fork_server = ForkServer(self._root)
+            self._fork_server = ForkServer(self._store)
         try:
             return self._own_and_serve()
         finally:
             if self._fork_server is not None:
                 self._fork_server.close()
 
+    def _hold(self) -> None:
+        """Hold the store's folder: from here on this process and its children reach files of the store only below it."""
+        with disk_errors("open", self._root):
+            self._store = HeldStore(self._root)
+        self._root = self._store.root
+        self._log = LogFile(self._root, turns=True)
+
     def _own_and_serve(self) -> ExitCode:
-        require_startable(self._root)
-        prepare_root(self._root)
         config = self._asked_settings()
         with StoreLock(self._root, create=True) as lock:
             memory = self._own(lock)
@@ -179,6 +193,7 @@ class Supervisor:
                 for note in brought.report.notes:
                     self._log_event(Event.RECOVERY_NOTE, note)
                 self._log_change(Event.TABLE_UNUSABLE, _problem_of_topics(self._root))
+            self._store.watch(ID_NAME)
             try:
                 return self._serve(overrides, lock, outcome)
             finally:
@@ -203,7 +218,7 @@ class Supervisor:
     @property
     def must_restart(self) -> bool:
         """Whether the engine that was stopped must be started again, in this process or by the service manager."""
-        return bool(self._restart_reason) and not self._stop_requested
+        return bool(self._restart_reason) and not self._stop_requested and not self._find_loss()
 
     def _own(self, lock: StoreLock) -> EngineMemory | None:
         """Become the store's owner; return the memory of living workers whose supervisor died, None if there are none.
@@ -285,7 +300,7 @@ class Supervisor:
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else kinds_of(self._memory.identity)
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
-        children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._root, overrides, self._fork_server),
+        children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._store, overrides, self._fork_server),
                             self._log_event, self._note_death)
         sessions = Sessions(self._memory, max(1, self._memory.identity.sessions_max - len(WORKER_KINDS)))
         server = SessionServer(self._memory, self._selector, sessions, self._take_settings)
@@ -333,7 +348,7 @@ class Supervisor:
             now_s = time.monotonic()
             if now_s >= due_s:
                 due_s = now_s + TICK_S
-                if self._is_memory_lost():
+                if self._is_memory_lost() or self._find_loss():
                     return
                 if missing := self._memory.missing_names() + ([] if server.is_reachable else [SOCKET]):
                     self._restart_reason = f"{removed_names(missing)}, so that no process can attach any more"
@@ -369,6 +384,11 @@ class Supervisor:
             return True
         return Identity.read(control.identity) != self._memory.identity
 
+    def _find_loss(self) -> Loss | None:
+        """Return what happened to the store's folder; once it was lost, it stays so."""
+        self._loss = self._loss or self._store.loss()
+        return self._loss
+
     def _note_death(self, kind: int) -> None:
         self._recorder.note("died", monotonic_ns(), 0, detail=kind, cause="restart")
 
@@ -399,6 +419,12 @@ class Supervisor:
         """Stop in order; the store is clean if every byte that was written is durable and dispatched."""
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
+        loss = self._find_loss()
+        if loss:
+            native.refuse_puts(self._memory.control, native.REFUSE_LOST)
+            self._log_event(Event.STORE_LOST, f"{loss.sentence}; puts are refused, and the engine ends")
+            if not loss.is_whole:
+                deadline_s = min(deadline_s, time.monotonic() + BROKEN_STOP_S)
         if self._restart_reason:
             self._log_event(Event.ENGINE_RESTARTS, f"{self._restart_reason}; the engine is stopped in order and started again")
         if self._is_memory_lost():
@@ -424,23 +450,35 @@ class Supervisor:
         if self._arguments.no_children:
             may_start = children.may_start
             kinds = [kind for kind in kinds_of(self._memory.identity) if lock.kind_taken(kind.number)]
-            children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._root, {}), self._log_event)
+            children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._store, {}), self._log_event)
             children.start()
             children.may_start = may_start
-        problems = children.stop(self._process_events, deadline_s)
-        problems += self._stop_problems(degraded)
+        if loss and loss.is_taken:
+            children.kill()
+            problems = ["another engine may be using these files, so the workers were killed: nothing more is written to them"]
+        else:
+            problems = children.stop(self._process_events, deadline_s) + self._stop_problems(degraded)
         server.close()
+        return self._end(problems, ExitCode.DEGRADED if degraded else ExitCode.FAILED, may_restore=not children.may_start)
+
+    def _end(self, problems: list[str], code: ExitCode, *, may_restore: bool) -> ExitCode:
+        """Leave the store to the next start, after all workers have ended; `code` is for an end with problems."""
+        loss = self._loss
         for problem in problems:
             self._log_event(Event.STOP_UNCLEAN, problem)
         if problems:
             self._log_event(Event.STOP_UNCLEAN, "the store was not stopped in an orderly way: the next start recovers it")
-            if not children.may_start:
+            if may_restore:
                 self._restore_names()
-            return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
-        remove_abort_file(self._root)
-        self._remove_objects()
-        self._log_event(Event.ENGINE_STOPPED, "stopped")
-        return ExitCode.OK
+            if loss is None:
+                return code
+        if loss is None or loss.is_whole and not problems:
+            remove_abort_file(self._root)
+        if not problems or loss and not loss.is_whole:
+            self._remove_objects()
+        if not problems:
+            self._log_event(Event.ENGINE_STOPPED, "stopped")
+        return ExitCode.OK if loss is None else ExitCode.USAGE  # which tells a service manager not to start it again at that path
 
     def _restore_names(self) -> None:
         """Give the commit slot and the pool their names back for recovery: the processes that wrote to them have ended."""
@@ -567,7 +605,7 @@ def report(descriptor: int, line: dict[str, object]) -> None:
     """Write one JSON line to the starting process, if that still reads."""
     if descriptor >= 0:
         with contextlib.suppress(OSError):
-            os.write(descriptor, json.dumps(line).encode() + b"\n")
+            os.write(descriptor, shown(json.dumps(line)).encode() + b"\n")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> Arguments:

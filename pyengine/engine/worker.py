@@ -10,9 +10,9 @@ SIGHUP and SIGUSR1 are ignored: the supervisor reads the settings again, and eac
 the control block has risen; a worker reopens a log that was renamed by itself (log_file.py).
 SIGTERM and SIGINT set a flag: the worker finishes what was published before it, and exits 0.
 It also ends when its control block is retired, because another engine took over, and when the
-names of the shared memory were removed, since no process can attach any more. The supervisor
-stops the engine in that case; if the supervisor is dead, each worker ends by itself after the
-kinds whose work it finishes. A worker survives SIGKILL at any instruction: the next incarnation
+names of the shared memory were removed, since no process can attach any more, or the store's folder
+was moved, removed or replaced. The supervisor stops the engine in that case; if the supervisor is
+dead, each worker ends by itself after the kinds whose work it finishes. A worker survives SIGKILL at any instruction: the next incarnation
 continues from the positions in shared memory.
 
 Exit codes: pyengine.engine.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
@@ -43,11 +43,13 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.recorder import BLOCKED_PHASE, THRESHOLD_NS, count_resumes
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig, checked_set, load_config
+from pyengine.storage.engine_id import ID_NAME
+from pyengine.storage.file_system import HeldStore
 from pyengine.storage.message_store import MessageStore
 
 OWNER_WAIT_S = 30.0
 POLL_INTERVAL_S = 0.02
-NAMES_CHECK_INTERVAL_S = 1.0  # interval of the check that the names in shared memory exist
+NAMES_CHECK_INTERVAL_S = 1.0  # interval of the check that the store's folder and the names in shared memory are in their places
 PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and record a heartbeat
 # Errors whose cause may be gone at the next try.
 TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
@@ -65,9 +67,11 @@ class Worker:
     `context` is for its service; a loop must read `stopping` in every round.
     """
 
-    def __init__(self, kind: int, root: Path, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
+    def __init__(self, kind: int, store: HeldStore, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
+        store.watch(ID_NAME)
         self.kind = kind
-        self.root = root
+        self.store = store
+        self.root = root = store.root
         self._settings_seq = waiting.load_sequence(memory.control.settings_seq)
         self.config = _settings_of(memory, root, settings)
         self.memory = memory
@@ -159,13 +163,15 @@ class Worker:
             line = self.memory.control.workers[native.SUPERVISOR]
             if is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):  # far cheaper than checking the names
                 return
-            missing = self.memory.missing_names()
-            if not missing:
+            loss, missing = self.store.loss(), self.memory.missing_names()
+            if not loss and not missing:
                 return
             self._is_lost = True
-            native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # as the supervisor would if it lived
-            self.report(Event.NAMES_REMOVED, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing "
-                                          "what is published, then ending")
+            # As the supervisor would if it lived.
+            native.refuse_puts(self.memory.control, native.REFUSE_STOPPING | (native.REFUSE_LOST if loss else 0))
+            self.report(Event.STORE_LOST if loss else Event.NAMES_REMOVED,
+                        f"no supervisor runs, and {loss.sentence if loss else removed_names(missing)}, so that none can take over: "
+                        "finishing what is published, then ending")
         rank = next(kind.stop_rank for kind in KINDS if kind.number == self.kind)
         if not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.stop_rank < rank):
             self._stop_requested = True
@@ -232,22 +238,37 @@ def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) 
         return load_config(root, settings)
 
 
-def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float) -> Worker:
+def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float, descriptor: int = -1) -> Worker:
     """Wait for the store's owner and attach as its only worker of this kind. `settings`: those given by --set.
 
+    `descriptor`: the store's folder, which the supervisor holds open; without one the folder at `root` is opened.
     EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: another worker of this kind runs.
     """
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
-            return _attach_now(kind, root, settings)
+            return _attach_now(kind, root, descriptor, settings)
         except EngineUnavailableError as error:
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
         time.sleep(POLL_INTERVAL_S)
 
 
-def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
+def _attach_now(kind: int, root: Path, descriptor: int, settings: Mapping[str, str]) -> Worker:
+    try:
+        store = HeldStore(root, descriptor)
+    except (FileNotFoundError, NotADirectoryError):
+        raise EngineUnavailableError("there is no such folder") from None
+    try:
+        return _attach_to(kind, store, settings)
+    except BaseException:
+        if descriptor < 0:
+            store.close()
+        raise
+
+
+def _attach_to(kind: int, store: HeldStore, settings: Mapping[str, str]) -> Worker:
+    root = store.root
     folder = find_folder(root)
     with EngineMemory.attach(folder, writable=False) as seen:
         _check_owner(root, seen)
@@ -257,7 +278,7 @@ def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
                 raise EngineUnavailableError("the store is being recovered, or open in a RocketMQ broker")
             _check_owner(root, seen)
             lock.take_kind(kind)
-            return Worker(kind, root, settings, EngineMemory.attach(folder).open_latches(), lock)
+            return Worker(kind, store, settings, EngineMemory.attach(folder).open_latches(), lock)
         except BaseException:
             lock.close()
             raise
@@ -285,6 +306,7 @@ def _arguments(kind: int, what: str) -> argparse.Namespace:
                         help="a setting, for an engine that has not noted its own: those of its start hold for all of its workers")
     parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S",
                         help="how long to wait for the owner (%(default)s)")
+    parser.add_argument("--store-fd", type=int, default=-1, metavar="FD", help="descriptor of that directory, from the supervisor")
     return parser.parse_args()
 
 
@@ -309,7 +331,9 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
     arguments = _arguments(kind, what)
     try:
         # Not engine.toml and environment, which may be wrong by now: the engine runs with the settings of its start.
-        worker = attach(kind, arguments.store.resolve(), checked_set(arguments.set), arguments.wait)
+        if arguments.store_fd >= 0:
+            os.set_inheritable(arguments.store_fd, False)
+        worker = attach(kind, arguments.store, checked_set(arguments.set), arguments.wait, arguments.store_fd)
     except StoreBusyError as error:
         log_event(kind, arguments.store, Event.START_FAILED, str(error))
         return WorkerExit.ALREADY_RUNNING

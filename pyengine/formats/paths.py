@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyengine.errors import shown
 from pyengine.formats.constants import INDEX_NAME_DIGITS, SEGMENT_NAME_DIGITS
 from pyengine.formats.small_file import read_small_file
 
@@ -53,7 +54,7 @@ class LogFolders:
         """
         allowed = [folder for folder in self.writable if folder not in self.read_only]
         open_ones = [folder for folder in allowed if folder not in full] or allowed or list(self.writable)
-        by_name = sorted(open_ones, key=str)
+        by_name = sorted(open_ones, key=lambda folder: shown(str(folder)))
         return by_name[start_offset // size_bytes % len(by_name)]
 
 
@@ -74,7 +75,14 @@ def folders_of(root: Root, store_path: str, read_only: str) -> LogFolders:
 
 def set_log_folders(root: Root, store_path: str, read_only: str) -> None:
     """Set the log folders of the store at `root` for this process, in place of those in its engine.toml."""
-    _given[os.path.abspath(root)] = folders_of(root, store_path, read_only)
+    use_log_folders(root, folders_of(root, store_path, read_only))
+
+
+def use_log_folders(root: Root, folders: LogFolders | None) -> None:
+    """Use these log folders for the store at `root` in this process; None: those of its settings."""
+    _given.pop(os.path.abspath(root), None)
+    if folders is not None:
+        _given[os.path.abspath(root)] = folders
 
 
 def log_folders(root: Root) -> LogFolders:

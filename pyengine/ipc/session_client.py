@@ -188,7 +188,7 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
     EngineUnavailableError says why it cannot: no engine, stopping, degraded, no free slot, another user's engine, no
     descriptor or memory here. While the supervisor is down but other processes of the engine live, it waits for a new one.
     """
-    root = Path(root).resolve()
+    root = Path(root).absolute()
     patience = Patience(timeout_s)
     while True:
         try:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError, OtherLayoutError
+from pyengine.errors import EngineUnavailableError, OtherLayoutError, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,6 +70,7 @@ REFUSE_DISK_FULL = lib.MS_REFUSE_PUTS_DISK_FULL
 REFUSE_SLAVE = lib.MS_REFUSE_PUTS_SLAVE
 REFUSE_UNWRITABLE = lib.MS_REFUSE_PUTS_UNWRITABLE
 REFUSE_FENCED = lib.MS_REFUSE_PUTS_FENCED
+REFUSE_LOST = lib.MS_REFUSE_PUTS_LOST
 
 
 class SharedStruct(Generic[_S]):
@@ -287,7 +288,7 @@ def read_blocked_reason(block: ms_blocked_reasons, kind: int) -> str:
 
 def encoded(text: str, room_bytes: int) -> bytes:
     """Return as much of the text as fits into a C string of `room_bytes`; "?" replaces what a path has beside UTF-8."""
-    return text.replace("\0", " ").encode("utf-8", "replace")[: room_bytes - 1].decode("utf-8", "ignore").encode()
+    return shown(text).replace("\0", " ").encode("utf-8", "replace")[: room_bytes - 1].decode("utf-8", "ignore").encode()
 
 
 def raise_os_error(code: int, path: str | None = None) -> None:

@@ -49,6 +49,8 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_SEGMENT: "no segment of the commit log can hold the record: split it, or make the store with a larger "
     "mapped_file_size_commit_log_bytes",
     lib.MS_REFUSED_STOPPING: "the engine is stopping: put again after the next start",
+    lib.MS_REFUSED_LOST: "the store's folder was moved, removed or replaced while the engine ran, so the engine ends: start it where "
+    "the store is now, and connect there",
     lib.MS_REFUSED_READ_ONLY: "the store is read-only; `pyengine status` names the cause",
     lib.MS_REFUSED_DISK_FULL: "the disk is too full: free space, or delete old messages with `pyengine clean`; puts are "
                               "accepted again by themselves (`pyengine status` has the numbers)",

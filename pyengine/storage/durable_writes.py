@@ -44,6 +44,7 @@ from pyengine.native.flush import (
     sync_file_system,
     write_in_place,
 )
+from pyengine.storage.file_system import require_held
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -78,6 +79,7 @@ def create_file(folder: Path | str, name: str, size_bytes: int, *, allocate: All
     folder = Path(folder)
     if size_bytes < 0 or "/" in name or name in ("", ".", ".."):
         raise InvariantError(f"create_file({folder}, {name!r}, {size_bytes})")
+    require_held(folder)
     make_folders(folder)
     try:
         return _create_unnamed(folder, name, size_bytes, allocate)
@@ -93,6 +95,7 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
     that may not be durable.
     """
     made: list[int] = []
+    require_held(paths[0])
     try:
         for path in paths:
             folder = os.path.dirname(path)
@@ -131,6 +134,7 @@ def write_config(path: Path | str, content: Content, *, keep_backup: bool = True
     rights ever has the content. Raises DiskFullError, DiskError or FlushError; the old file is still in place then.
     """
     path = Path(path)
+    require_held(path)
     make_folders(path.parent)
     try:
         try:
@@ -176,6 +180,8 @@ def make_folders(folder: Path | str) -> None:
         if folder.parent == folder:
             break
         folder = folder.parent
+    if missing:
+        require_held(folder)
     for made in reversed(missing):
         try:
             os.mkdir(made, FOLDER_MODE)

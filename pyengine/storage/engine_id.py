@@ -29,6 +29,7 @@ from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.storage.durable_writes import write_config
 
+ID_NAME = "config/engine-id"
 COPIES_MAX = 16  # most originals that are noted
 
 
@@ -55,7 +56,7 @@ class EngineId:
 
 def engine_id_path(root: str | os.PathLike[str]) -> Path:
     """Return the path of a store's identity file."""
-    return Path(root) / "config" / "engine-id"
+    return Path(root) / ID_NAME
 
 
 def epoch_path(root: str | os.PathLike[str]) -> Path:

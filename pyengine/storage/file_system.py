@@ -9,6 +9,9 @@ written: acknowledged messages would be invisible to consumers, and after a cras
 So a new segment is created only if space remains for the queues and index of the log up to its end. That space is
 estimated as a share of the log: a queue entry has 20 bytes and a key about 30 more, against messages of some 200. If the
 estimate is too low no message is lost; queues wait until there is space.
+
+A process of an engine holds its store's folder open (HeldStore) and reaches every file through that descriptor: what it writes is
+in that folder, also after the folder was renamed, covered by a mount, or replaced by another at the same path.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import DiskFullError, UsageError, disk_errors
+from pyengine.errors import DiskError, DiskFullError, UsageError, disk_errors, show_as, shown
+from pyengine.formats.paths import LOCK_NAME, LogFolders, log_folders, use_log_folders
 from pyengine.native.flush import file_system
 
 # On these an overwrite takes new blocks: on a full disk a store into a mapping raises SIGBUS.
@@ -166,3 +172,138 @@ def reserve_dispatch_space(folder: Path, wanted_bytes: int, undispatched_bytes: 
         raise DiskFullError(
             f"a segment of {wanted_bytes:,} bytes and {kept:,} more for its queues and index have no room in {folder}: "
             f"{free:,} are free", errno=errno.ENOSPC, path=str(folder))
+
+
+# ---- a store's folder held open ----------------------------------------------------
+
+
+class Loss(NamedTuple):
+    """What happened to the folder of a held store.
+
+    `is_whole`: its files are still together in the held folder. `is_taken`: it has the identity and the lock of another store,
+    so another engine may be using the files.
+    """
+
+    sentence: str
+    is_whole: bool
+    is_taken: bool
+
+
+class HeldStore:
+    """A store's folder that this process holds open: paths below `root` lead into that folder, whatever happens to its name.
+
+    `root` is /proc/self/fd/N, which the kernel resolves to the open folder itself. Texts for people have `name` in its place
+    (errors.shown). close() it only when nothing uses `root` any more: the kernel gives the number to the next file.
+    """
+
+    def __init__(self, name: str | os.PathLike[str], descriptor: int = -1) -> None:
+        """Open the folder, or take the `descriptor` that another process of the engine opened. OSError if it cannot be opened."""
+        self.name = Path(shown(str(Path(name).absolute())))
+        self._opened: list[int] = []
+        self.descriptor = self._hold(Path(name)) if descriptor < 0 else descriptor
+        self.root = Path(f"/proc/self/fd/{self.descriptor}")
+        self._parents: dict[Path, int] = {}  # folders with a folder of the log, held open like the store
+        self._finalizer = weakref.finalize(self, _release, self._opened)
+        self._finalizer.atexit = False
+        self._watched: list[tuple[Path, Path, tuple[int, int]]] = []  # path below a held folder, its name, its identity
+        self._lock_lost_s = 0.0  # when `lock` was seen to be another file or none; 0: it was not
+        show_as(str(self.root), str(self.name))
+        _stores.add(self)
+
+    def watch(self, *files: str) -> None:
+        """Note the identity of `lock`, these files and the log's folders for loss(), and hold the log's folders that are elsewhere."""
+        folders = log_folders(self.root)
+        held = {folder: self._held(folder) for folder in folders.all}
+        use_log_folders(self.root, LogFolders(tuple(held[folder] for folder in folders.writable),
+                                              tuple(held[folder] for folder in folders.read_only)))
+        names = {self.root / name: self.name / name for name in (LOCK_NAME, *files)}
+        names |= {held[folder]: self.name / folder.relative_to(self.root) if folder == held[folder] else folder for folder in folders.all
+                  if folder != held[folder] or folder.is_relative_to(self.root)}
+        self._watched = [(path, name, seen) for path, name in names.items() if (seen := _identity(path)) is not None]
+
+    def _held(self, folder: Path) -> Path:
+        """Return the path of a folder of the log below a held folder; the folder itself if it is in the store or does not exist."""
+        if folder.is_relative_to(self.root) or not folder.is_dir():
+            return folder
+        if folder.parent not in self._parents:
+            self._parents[folder.parent] = descriptor = self._hold(folder.parent)
+            show_as(f"/proc/self/fd/{descriptor}", str(folder.parent))
+        return Path(f"/proc/self/fd/{self._parents[folder.parent]}") / folder.name
+
+    def loss(self) -> Loss | None:
+        """Return what happened to the store's folder since watch(): it was moved, removed, replaced or covered; None if nothing did.
+
+        `lock` alone may be away for LOCK_AWAY_S: while the log and the identity are in place, no second engine starts beside this one.
+        """
+        missing = self._missing()
+        if [path for path, _, _ in missing] == [self.root / LOCK_NAME]:
+            self._lock_lost_s = self._lock_lost_s or time.monotonic()
+            if time.monotonic() < self._lock_lost_s + LOCK_AWAY_S:
+                return None
+        else:
+            self._lock_lost_s = 0.0
+        if missing:
+            return Loss(_sentence(missing), False, len(missing) > 1 and all(now for *_, now in missing))
+        for path, name, seen in self._watched:
+            if _identity(name) not in (seen, _UNKNOWN):
+                name, place = (name.parent, path.parent) if name.name == LOCK_NAME else (name, path)
+                return Loss(f"{name} does not lead to this store's files any more, which are in {os.path.realpath(place)}: the folder was "
+                            "moved, or another one is at that path now", True, False)
+        return None
+
+    def broken(self) -> str:
+        """Return which of the watched files is gone from the held folder, or has been replaced there; "" if none."""
+        return _sentence(self._missing())
+
+    def _missing(self) -> list[tuple[Path, Path, tuple[int, int] | None]]:
+        """Return each watched file that is not in the held folder any more: its path there, its name, what has its place."""
+        found = [(path, name, seen, _identity(path)) for path, name, seen in self._watched]
+        return [(path, name, now) for path, name, seen, now in found if now not in (seen, _UNKNOWN)]
+
+    def contains(self, path: Path) -> bool:
+        """Whether a path leads below this store's folder, or below a held folder of its log."""
+        return path.is_relative_to(self.root) or any(path.is_relative_to(f"/proc/self/fd/{held}") for held in self._parents.values())
+
+    def close(self) -> None:
+        """Close what this object has opened. Paths below `root` must not be used afterwards."""
+        _stores.discard(self)
+        self._finalizer()
+
+    def _hold(self, folder: Path) -> int:
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._opened.append(descriptor)
+        return descriptor
+
+
+_stores: weakref.WeakSet[HeldStore] = weakref.WeakSet()
+_UNKNOWN = (-1, -1)
+LOCK_AWAY_S = 5.0
+
+
+def require_held(path: Path | str) -> None:
+    """Raise DiskError for a path in a held store whose files were removed or replaced: nothing more may be made there."""
+    for store in list(_stores):
+        if store.contains(Path(path)) and (broken := store.broken()):
+            raise DiskError(f"{shown(str(path))} is not made: {broken}", path=str(path))
+
+
+def _sentence(missing: list[tuple[Path, Path, tuple[int, int] | None]]) -> str:
+    return f"{missing[0][1]} was {'replaced' if missing[0][2] else 'removed'} while the engine ran" if missing else ""
+
+
+def _release(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        held = f"/proc/self/fd/{descriptor}"
+        use_log_folders(held, None)
+        show_as(held, "")
+        os.close(descriptor)
+    descriptors.clear()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode; None if there is no such file, _UNKNOWN if the system does not tell now."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return None if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else _UNKNOWN
+    return status.st_dev, status.st_ino

@@ -20,6 +20,7 @@ from pyengine.engine.kinds import KINDS, WorkerExit, child_environment
 from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import control as native
+from pyengine.storage.file_system import HeldStore
 from reported import Reported
 from waiting import eventually, scaled_timeout_s
 
@@ -35,7 +36,7 @@ class Rig:
         self.owner = owner
         self.reported = Reported()
         self.selector = selectors.DefaultSelector()
-        self.children = Children(owner.memory, owner.lock, self.selector, kinds, WorkerStarter(owner.root, overrides or {}),
+        self.children = Children(owner.memory, owner.lock, self.selector, kinds, WorkerStarter(HeldStore(owner.root), overrides or {}),
                                  self.reported)
 
     def pump(self, seconds: float = 0.02) -> None:

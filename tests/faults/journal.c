@@ -102,12 +102,31 @@ static int own(int fd, char path[PATH_MAX])
 	return below_root(path);
 }
 
+/* "/proc/self/fd/N/rest", below a folder that a process holds open, by the name that the folder has now; other paths as they are. */
+static const char *named(const char *path, char whole[PATH_MAX])
+{
+	static const char held[] = "/proc/self/fd/";
+	char link[64];
+	if (strncmp(path, held, sizeof held - 1))
+		return path;
+	const size_t digits = strspn(path + sizeof held - 1, "0123456789"), length = sizeof held - 1 + digits;
+	if (!digits || length >= sizeof link)
+		return path;
+	snprintf(link, sizeof link, "%.*s", (int)length, path);
+	const ssize_t n = readlink(link, whole, PATH_MAX - 1);
+	if (n < 0)
+		return path;
+	snprintf(whole + n, (size_t)(PATH_MAX - n), "%s", path + length);
+	return whole;
+}
+
 /* An absolute path for (folder, path), if it is the store's. The last part need not exist. */
 static int own_path(int folder, const char *path, char whole[PATH_MAX])
 {
-	char base[PATH_MAX] = "";
+	char base[PATH_MAX] = "", name[PATH_MAX];
 	if (journal < 0)
 		return 0;
+	path = named(path, name);
 	if (path[0] != '/') {
 		if (folder == AT_FDCWD) {
 			if (!getcwd(base, sizeof base))

@@ -1,0 +1,285 @@
+"""A store's folder is moved, removed, replaced or covered while its engine runs: acknowledged means in the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+import pyengine
+from faults.mounts import own_mounts, with_own_mounts
+from fix_cli import run
+from fix_engine import EACH_MODE, SMALL, put_numbers, stored
+from pyengine.engine.kinds import child_environment
+from pyengine.errors import EngineError, ExitCode
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from waiting import eventually, scaled_timeout_s
+
+SEGMENT = 65536
+
+
+def wait_ended(pid: int) -> None:
+    """Wait until the process is gone; it is a child of this process or of none."""
+    def is_gone():
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+    eventually(is_gone, f"process {pid} has ended", timeout_s=60)
+
+
+def put_until_refused(producer, bodies: list[bytes], first: int = 0) -> str:
+    """Put until a put is refused; adds what was acknowledged to `bodies`, returns the reason."""
+    for number in range(first, 1_000_000):
+        result = producer.put("T", b"%06d" % number, queue_id=0, timeout_s=20)
+        if not result.ok:
+            return result.reason
+        bodies.append(b"%06d" % number)
+    raise AssertionError("no put was refused")
+
+
+def names_below(folder) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_what_was_acknowledged_is_in_the_moved_store_and_the_engine_ends_in_order(make_engine, mode):
+    engine = make_engine(mode, mapped_file_size_commit_log_bytes=SEGMENT)
+    engine.start()
+    supervisor, root, bodies = engine.pid("supervisor"), engine.root, []
+    with pyengine.connect(root) as producer:
+        assert producer.put("T", b"x", queue_id=1).ok
+        engine.root = root.rename(root.with_name("moved"))
+        reason = put_until_refused(producer, bodies)
+        assert "moved" in reason, reason
+        wait_ended(supervisor)
+    assert len(bodies) * 100 > SEGMENT, "segments were made after the move"
+    assert not root.exists() and not (engine.root / "abort").exists()
+    log = engine.log()
+    assert "STORE_LOST" in log and f"which are in {engine.root}" in log and "ENGINE_STOPPED" in log and "STOP_UNCLEAN" not in log
+    assert stored(engine) == bodies
+    outcome = engine.start()
+    assert "normal path" in outcome["recovery"]
+    assert stored(engine) == bodies
+    engine.stop()
+
+
+def test_a_new_store_at_the_old_path_is_not_touched(make_engine):
+    engine, bodies = make_engine(mapped_file_size_commit_log_bytes=SEGMENT), []
+    engine.start()
+    supervisor, root = engine.pid("supervisor"), engine.root
+    with pyengine.connect(root) as producer:
+        assert producer.put("T", b"x", queue_id=1).ok
+        engine.root = root.rename(root.with_name("moved"))
+        other = make_engine(mapped_file_size_commit_log_bytes=SEGMENT)
+        other.start()
+        theirs = put_numbers(other, 500_000, 3)
+        reason = put_until_refused(producer, bodies)
+        assert "moved, removed or replaced" in reason, reason
+        wait_ended(supervisor)
+    assert (root / "abort").exists() and set(other.pids()) >= {"supervisor", "writer", "flusher"}
+    assert stored(other) == theirs and "STORE_LOST" not in other.log()
+    assert other.stop() and stored(other) == theirs
+    assert stored(engine) == bodies and not (engine.root / "abort").exists()
+
+
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_an_engine_whose_store_was_removed_ends_and_makes_nothing_anew(make_engine, mode):
+    engine = make_engine(mode, mapped_file_size_commit_log_bytes=SEGMENT)
+    engine.start()
+    processes, root = engine.pids(), engine.root
+    with pyengine.connect(root) as producer:
+        assert producer.put("T", b"x").ok
+        shutil.rmtree(root)
+        put_until_refused(producer, [])
+        for pid in processes.values():
+            wait_ended(pid)
+    assert not root.exists()
+
+
+def test_an_engine_whose_files_were_removed_makes_no_folder_in_what_is_left(make_engine):
+    engine = make_engine(mapped_file_size_commit_log_bytes=SEGMENT)
+    engine.start()
+    processes, root = engine.pids(), engine.root
+    with pyengine.connect(root) as producer:
+        assert producer.put("T", b"x").ok
+        for entry in root.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        put_until_refused(producer, [])
+        for pid in processes.values():
+            wait_ended(pid)
+    assert names_below(root) <= {"engine.log"}  # a process writes its log where it belongs
+
+
+def test_the_log_folder_alone_is_replaced(make_engine):
+    engine = make_engine(mapped_file_size_commit_log_bytes=SEGMENT)
+    engine.start()
+    supervisor, log = engine.pid("supervisor"), engine.root / "commitlog"
+    log.rename(engine.root / "old-commitlog")
+    log.mkdir()
+    wait_ended(supervisor)
+    assert "commitlog was replaced while the engine ran" in engine.log()
+    assert os.listdir(log) == [] and (engine.root / "abort").exists()
+
+
+def test_another_engine_on_the_same_files_loses_nothing_to_the_one_that_ends(make_engine):
+    """A copy was written over the store, with the identity of another one."""
+    engine = make_engine()
+    engine.start()
+    bodies, processes = put_numbers(engine, 0, 10), engine.pids()
+    engine.wait_noted()
+    engine.kill("supervisor", signal.SIGSTOP)  # it sees all of the change, or nothing
+    for name in ("config/engine-id", "lock"):
+        copied = shutil.copy(engine.root / name, engine.root / "copied")
+        os.replace(copied, engine.root / name)
+    os.kill(processes["supervisor"], signal.SIGCONT)
+    for pid in processes.values():
+        wait_ended(pid)
+    assert (engine.root / "abort").exists() and "so the workers were killed" in engine.log()
+    assert stored(engine) == bodies
+
+
+def test_an_engine_whose_lock_stays_away_ends_without_a_clean_mark(make_engine):
+    engine = make_engine("pool")
+    engine.start()
+    bodies, processes = put_numbers(engine, 0, 10), engine.pids()
+    (engine.root / "lock").unlink()
+    for pid in processes.values():
+        wait_ended(pid)
+    assert (engine.root / "abort").exists() and "lock was removed while the engine ran" in engine.log()
+    assert stored(engine) == bodies  # what was in the pool, too
+
+
+def test_a_renamed_parent_is_a_move(make_engine, tmp_path):
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    engine = make_engine(name="parent/store")
+    engine.start()
+    supervisor, bodies = engine.pid("supervisor"), []
+    with pyengine.connect(engine.root) as producer:
+        parent.rename(tmp_path / "renamed")
+        engine.root = tmp_path / "renamed" / "store"
+        put_until_refused(producer, bodies)
+    wait_ended(supervisor)
+    assert stored(engine) == bodies and not parent.exists()
+
+
+def test_a_link_to_the_store_that_leads_elsewhere_ends_the_engine_and_one_that_leads_back_does_not(make_engine, tmp_path):
+    engine = make_engine(name="there")
+    engine.root.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(engine.root)
+    engine.root = link
+    engine.start()
+    supervisor = engine.pid("supervisor")
+    (tmp_path / "there").rename(tmp_path / "elsewhere")
+    (tmp_path / "there").symlink_to(tmp_path / "elsewhere")
+    bodies = put_numbers(engine, 0, 10)
+    with engine.memory() as memory:
+        line, beats = memory.control.workers[native.SUPERVISOR], set()
+        eventually(lambda: beats.add(native.load(line, "heartbeat_ns")) or len(beats) == 3, "the supervisor has looked again")
+    assert "STORE_LOST" not in engine.log()
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "there").unlink()
+    (tmp_path / "there").symlink_to(other)
+    wait_ended(supervisor)
+    engine.root = tmp_path / "elsewhere"
+    assert stored(engine) == bodies and os.listdir(other) == []
+
+
+def test_a_folder_of_the_log_on_another_disk_is_moved(make_engine, tmp_path):
+    outside = tmp_path / "disk" / "log"
+    engine = make_engine(mapped_file_size_commit_log_bytes=SEGMENT, store_path_commit_log=str(outside))
+    engine.start()
+    supervisor, bodies = engine.pid("supervisor"), []
+    with pyengine.connect(engine.root) as producer:
+        (tmp_path / "disk").rename(tmp_path / "moved")
+        put_until_refused(producer, bodies)
+    wait_ended(supervisor)
+    assert f"{outside} does not lead to this store's files any more, which are in {tmp_path / 'moved' / 'log'}" in engine.log()
+    assert not outside.exists() and not (engine.root / "commitlog").exists()
+    (tmp_path / "moved").rename(tmp_path / "disk")
+    assert stored(engine) == bodies and not (engine.root / "abort").exists()
+
+
+@pytest.mark.root
+def test_a_mount_over_the_store_ends_the_engine_and_the_store_below_it_is_whole(make_engine):
+    with_own_mounts(_mount_over, make_engine)
+
+
+def _mount_over(make_engine) -> None:
+    own_mounts()
+    engine = make_engine()
+    engine.start()
+    supervisor, bodies = engine.pid("supervisor"), []
+    with pyengine.connect(engine.root) as producer:
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(engine.root)], check=True)
+        put_until_refused(producer, bodies)
+        wait_ended(supervisor)
+        assert os.listdir(engine.root) == []
+    subprocess.run(["umount", str(engine.root)], check=True)
+    assert stored(engine) == bodies and "ENGINE_STOPPED" in engine.log()
+
+
+def test_workers_without_a_supervisor_end_by_themselves(make_engine):
+    engine = make_engine()
+    engine.start()
+    bodies, processes = put_numbers(engine, 0, 10), engine.pids()
+    engine.kill("supervisor")
+    engine.root = engine.root.rename(engine.root.with_name("moved"))
+    for pid in processes.values():
+        wait_ended(pid)
+    assert "no supervisor runs, and" in engine.log() and "STORE_LOST" in engine.log()
+    assert living_kinds(engine.root) == [] and stored(engine) == bodies
+
+
+def test_a_worker_that_dies_just_after_the_move_is_started_in_the_moved_store(make_engine):
+    engine = make_engine()
+    engine.start()
+    bodies, supervisor = put_numbers(engine, 0, 10), engine.pid("supervisor")
+    engine.kill("supervisor", signal.SIGSTOP)
+    engine.root = engine.root.rename(engine.root.with_name("moved"))
+    engine.kill("flusher")
+    os.kill(supervisor, signal.SIGCONT)
+    wait_ended(supervisor)
+    assert "STOP_UNCLEAN" not in engine.log() and not (engine.root / "abort").exists()
+    assert stored(engine) == bodies
+
+
+def test_an_embedded_engine_says_where_its_store_is(tmp_path):
+    root = tmp_path / "store"
+    engine = pyengine.Engine(root, **SMALL).start()
+    with engine.connect() as producer:
+        assert producer.put("T", b"x").ok
+    root.rename(tmp_path / "moved")
+    wait_ended(engine.pid)
+    with pytest.raises(EngineError, match=f"has ended: {root} does not lead .* which are in {tmp_path / 'moved'}"):
+        engine.stop()
+    engine.stop()  # nothing is left to stop
+    assert not root.exists() and not (tmp_path / "moved" / "abort").exists()
+
+
+def test_a_foreground_engine_ends_with_the_code_that_a_service_manager_does_not_restart(tmp_path):
+    root = tmp_path / "store"
+    words = [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root)]
+    for name, value in SMALL.items():
+        words += ["--set", f"{name}={value}"]
+    process = subprocess.Popen(words, env=child_environment(), stderr=subprocess.PIPE, text=True)
+    eventually(lambda: run("status", root, "--json").code == 0 and run("put", root, "--topic", "T", "x").code == 0, "it takes puts")
+    root.rename(tmp_path / "moved")
+    _, log = process.communicate(timeout=scaled_timeout_s(60))
+    assert process.returncode == ExitCode.USAGE and "STORE_LOST" in log
+    assert not root.exists()
+    for command in ("stop", "status"):
+        found = run(command, root)
+        assert found.code == ExitCode.USAGE and f"{root} does not exist" in found.stderr, found
+    assert run("stop", tmp_path / "moved").code == ExitCode.OK
+
+
