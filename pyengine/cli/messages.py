@@ -60,8 +60,8 @@ _WHY_NOTHING = {
 
 def _note_absent_queue(reader: LiveStoreReader, topic: str, queue_id: int) -> None:
     if queue_id not in reader.queue_ids(topic):
-        click.echo(f"note: {reader.root} has no queue {queue_id} of the topic {output.printable(topic)}: "
-                   f"{command('topics', reader.root)} lists them", err=True)
+        click.echo(f"note: {reader.name} has no queue {queue_id} of the topic {output.printable(topic)}: "
+                   f"{command('topics', reader.name)} lists them", err=True)
 
 
 @click.command()

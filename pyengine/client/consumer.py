@@ -169,8 +169,6 @@ class Consumer:
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
         self._is_retried_turn = False
         self._retry_topic = None if group is None or is_inner else retry_topic(group)
-        self._retries = None if group is None or is_inner else Retries(
-            path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._settings = settings
         self._turn = 0
         self._asker = -1
@@ -183,6 +181,9 @@ class Consumer:
         self._pid = os.getpid()
         _living.add(self)
         self._reader = open_store(path, **settings)
+        path = self._reader.root  # from here on this one store, even if another one comes to be at its path
+        self._retries = None if group is None or is_inner else Retries(
+            path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._session: GroupSession | None = None
         try:
             if group is not None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of
@@ -49,6 +48,7 @@ from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.engine_id import read_epoch
+from pyengine.storage.file_system import HeldStore
 from pyengine.storage.message_getter import Wanted
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
@@ -108,7 +108,8 @@ class HalfMessages:
     def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult], *,
                  host: str | None = None, timeout_ms: int = TRANSACTION_DEFAULTS.timeout_ms,
                  clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        self.root = Path(root)
+        self._store = HeldStore(root)  # what is written below config/ stays in this store, whatever happens to its folder
+        self.root = self._store.root
         self.timeout_ms = timeout_ms
         self.now_ms = clock_ms
         self._put_raw = put_raw

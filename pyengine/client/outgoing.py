@@ -12,6 +12,7 @@ default_topic_queue_nums queues, as RocketMQ's broker does when a client first s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import time
@@ -45,6 +46,7 @@ from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, timed_properti
 from pyengine.formats.record import Message, encode_properties, hash_map_order, string_hash
 from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.file_system import HeldStore
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
@@ -276,10 +278,16 @@ class QueueChoice:
     """Chooses the queues of one producer's puts. Thread-safe: at worst several threads read the file at once.
 
     Where a put may not wait, a topic that is missing in topics.json is not entered: the checkpointer does it after the message.
+    Nothing is entered either after the store was moved, removed or replaced.
     """
 
     def __init__(self, root: Path, default_queue_nums: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store: HeldStore | None = None
         self._topics = TopicConfigs(root)
+        with contextlib.suppress(OSError):  # the store was moved or removed: the engine refuses the put and says so
+            self._store = HeldStore(root)
+            self._store.watch()
+            self._topics = TopicConfigs(self._store.root)
         self._default_queue_nums = default_queue_nums
         self._clock = clock
         self._turns: dict[str, Iterator[int]] = {}
@@ -301,6 +309,7 @@ class QueueChoice:
         queues, until_s = self._known.get(topic, (0, 0.0))
         if not queues or self._clock() >= until_s:
             new = TopicConfig(topic, self._default_queue_nums, self._default_queue_nums)
+            may_wait = may_wait and self._store is not None and self._store.loss() is None
             try:
                 queues = (self._topics.ensure(new) if may_wait else self._topics.read().rows.get(topic, new)).write_queue_nums
             except (DiskError, StoreBusyError):  # the topic cannot be entered now, but the put works without an entry

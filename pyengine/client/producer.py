@@ -43,7 +43,7 @@ from pyengine.client.outgoing import (
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
-from pyengine.errors import UsageError
+from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_PRODUCER_GROUP,
@@ -74,6 +74,7 @@ from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import EngineConfig, check_keywords, load_config
 from pyengine.storage.consumer_offset import SEPARATOR
+from pyengine.storage.engine_id import read_engine_id
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -130,10 +131,20 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
     if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
         ring_bytes = config.session_ring_bytes
 
+    stores: set[str] = set()  # the ids of the store that this producer puts into
+
     def open_now(limit_s: float | None) -> ProducerSession:
         if limit_s is None:
             limit_s = timeout_s if first_timeout_s is None else first_timeout_s
-        return open_session(root, ring_bytes, min(limit_s, timeout_s))
+        session = open_session(root, ring_bytes, min(limit_s, timeout_s))
+        own = str(session.identity.store_uuid)
+        engine_id = read_engine_id(root) if stores and own not in stores else None
+        if stores and own not in stores and (engine_id is None or stores.isdisjoint(engine_id.copied_from)):
+            session.close()
+            raise EngineUnavailableError(f"another store is at {root} than the one that this producer was connected to, which was moved, "
+                                         "removed or replaced: connect again to put into this one")
+        stores.add(own)
+        return session
 
     return Producer(open_now, refusals=refusals, store_host=config.store_host,
                     delays_ms=config.delay_levels_ms, default_topic_queue_nums=config.default_topic_queue_nums,

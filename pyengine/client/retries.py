@@ -231,7 +231,6 @@ class DeadLetters:
         check_keywords(DeadLetters, settings)
         self._root = Path(path).absolute()
         self._settings = settings
-        self._offsets = ConsumerOffsets(self._root)
         with self._open():
             pass
 
@@ -287,7 +286,7 @@ class DeadLetters:
                     for at in range(queue.next, queue.end, REQUEUE_MESSAGES):
                         end = min(at + REQUEUE_MESSAGES, queue.end)
                         count += put_back(list(_read(reader, group, at, end, REQUEUE_MESSAGES)))
-                        self._offsets.commit(dlq_topic(group), group, {0: end})
+                        ConsumerOffsets(reader.root).commit(dlq_topic(group), group, {0: end})
         finally:
             retries.close()
         if refused:
@@ -307,7 +306,7 @@ class DeadLetters:
     def _queue(self, reader: LiveStoreReader, group: str) -> DeadLetterQueue:
         topic = dlq_topic(group)
         first, end = reader.queue_range(topic, 0)
-        following = min(max(self._offsets.read(topic, group).get(0, first), first), end)
+        following = min(max(ConsumerOffsets(reader.root).read(topic, group).get(0, first), first), end)
         oldest = reader.get_message(topic, 0, following, 1).messages if following < end else []
         return DeadLetterQueue(group, first, end, following, oldest[0].store_timestamp_ms if oldest else None)
 

@@ -554,7 +554,7 @@ class Admin:
         return {key: held for key, (held, _) in REFUSED_KEYS.items() if held} | {
             row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
             "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerIP1": host, "listenPort": port,
-            "storePathRootDir": str(self._reader.root), "filterServerNums": "0", "msgTraceTopicName": TRACE_TOPIC} | self._kept
+            "storePathRootDir": str(self._reader.name), "filterServerNums": "0", "msgTraceTopicName": TRACE_TOPIC} | self._kept
 
     def broker_config(self, request: Request) -> Answer:
         """Return the settings as lines of `key=value`."""

@@ -18,7 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, UsageError, command, passing
+from pyengine.errors import (
+    DiskError,
+    EngineError,
+    EngineUnavailableError,
+    StoreBusyError,
+    UsageError,
+    command,
+    disk_errors,
+    passing,
+)
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
@@ -29,8 +38,9 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
-from pyengine.storage.config import EngineConfig, check_keywords
+from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
+from pyengine.storage.file_system import HeldStore
 from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
@@ -167,10 +177,24 @@ def open_store(path: str | os.PathLike[str], **settings: object) -> LiveStoreRea
 
 
 class LiveStoreReader(StoreReader):
-    """The StoreReader that open_store returns: it follows the engine while one runs. Threads may share it."""
+    """The StoreReader that open_store returns: it follows the engine while one runs. Threads may share it.
+
+    It reads the store that it was opened on, also after that folder was renamed, and never another one at the same path. Within
+    a second after the folder was moved, removed or replaced every call raises EngineUnavailableError: open the store again.
+    """
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: object) -> None:
-        super().__init__(root, watermark=None, config=config, **settings)
+        existing_store(Path(root).absolute())
+        with disk_errors("open", root):
+            self._store = HeldStore(root)
+        self._loss_check_due_s = 0.0
+        try:
+            config = config or load_config(self._store.root, settings)
+            self._store.watch()
+            super().__init__(self._store.root, watermark=None, config=config)
+        except BaseException:
+            self._store.close()
+            raise
         self._live_watermark = LiveWatermark(self.root, self.commit_log)
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None
@@ -187,6 +211,11 @@ class LiveStoreReader(StoreReader):
         if memory is None:
             return super().default_level
         return ReadLevel.FLUSHED if memory.identity.mode == native.MODE_SYNC else ReadLevel.COMMITTED
+
+    @property
+    def name(self) -> Path:
+        """The path of the store for people; `root` is the same folder, held open."""
+        return self._store.name
 
     @property
     def is_live(self) -> bool:
@@ -263,6 +292,7 @@ class LiveStoreReader(StoreReader):
 
     def close(self) -> None:
         """Close files and shared memory; no other thread may use the reader during or after this call."""
+        was_open = self._is_open
         super().close()
         self._live_watermark.close()
         with self._memory_lock:
@@ -273,6 +303,17 @@ class LiveStoreReader(StoreReader):
             self._holds.clear()
             self._opened.clear()
             self._memory = None
+        if was_open:
+            self._store.close()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise UsageError(f"this reader of {self._store.name} is closed")
+        now_s = time.monotonic()
+        if now_s >= self._loss_check_due_s:
+            if loss := self._store.loss():
+                raise EngineUnavailableError(f"{loss.sentence}: open the store again where it is")
+            self._loss_check_due_s = now_s + ENGINE_CHECK_INTERVAL_S
 
     def _engine_memory(self) -> EngineMemory | None:
         """Return the running engine's memory, None if none runs; it looks for an engine at most every ENGINE_CHECK_INTERVAL_S."""
@@ -408,16 +449,16 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None =
             log.end = end if is_written else end_beyond_damage(log, end, was_stopped=not abort_file_exists(reader.root))
             stack.callback(log.close)
         start, end = max(log.min_offset for log in logs), min(log.end for log in logs)
-        notes = [f"{reader.root} begins at {log.min_offset}: nothing before is compared" for log, reader in zip(logs, readers)
+        notes = [f"{reader.name} begins at {log.min_offset}: nothing before is compared" for log, reader in zip(logs, readers)
                  if start < end and log.min_offset > min(logs.store.min_offset, logs.other.min_offset)]
         try:
             found = compare_logs(logs, start, end, progress or (lambda done, total: None))
         except FileNotFoundError as error:
             raise StoreBusyError(f"{error.filename} was deleted while it was compared: try again") from error
-        notes += [f"{reader.root} has no whole record at {places[0]}: `pyengine check` tells more"
+        notes += [f"{reader.name} has no whole record at {places[0]}: `pyengine check` tells more"
                   for reader, places in zip(readers, found.damaged) if places]
         queues, reasons = _queue_ends(readers, min(end, *dispatched))
-        one, two = (ComparedStore(str(reader.root), log.min_offset if log.segments else -1, log.end, log.size_bytes)
+        one, two = (ComparedStore(str(reader.name), log.min_offset if log.segments else -1, log.end, log.size_bytes)
                     for log, reader in zip(logs, readers))
     return DiffReport(one, two, start, end, found, queues, tuple(notes + reasons), time.monotonic() - began_s)
 
@@ -428,7 +469,7 @@ def _queue_ends(readers: Sequence[LiveStoreReader], limit: int) -> tuple[tuple[Q
 
     for reader in readers:
         if not reader.is_live and abort_file_exists(reader.root):
-            return (), [f"{reader.root} was not stopped in order, so its queues may lack entries and are not compared: recover it first"]
+            return (), [f"{reader.name} was not stopped in order, so its queues may lack entries and are not compared: recover it first"]
     ends: list[dict[tuple[str, int], int]] = []
     for reader in readers:
         queues = {(topic, queue_id): reader.queue(topic, queue_id) for topic, ids in reader.topics().items() for queue_id in ids}

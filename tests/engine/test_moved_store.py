@@ -16,9 +16,10 @@ from faults.mounts import own_mounts, with_own_mounts
 from fix_cli import run
 from fix_engine import EACH_MODE, SMALL, put_numbers, stored
 from pyengine.engine.kinds import child_environment
-from pyengine.errors import EngineError, ExitCode
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
 SEGMENT = 65536
@@ -53,12 +54,13 @@ def test_what_was_acknowledged_is_in_the_moved_store_and_the_engine_ends_in_orde
     engine = make_engine(mode, mapped_file_size_commit_log_bytes=SEGMENT)
     engine.start()
     supervisor, root, bodies = engine.pid("supervisor"), engine.root, []
-    with pyengine.connect(root) as producer:
+    with pyengine.connect(root, refusals="return") as producer:
         assert producer.put("T", b"x", queue_id=1).ok
         engine.root = root.rename(root.with_name("moved"))
         reason = put_until_refused(producer, bodies)
         assert "moved" in reason, reason
         wait_ended(supervisor)
+        assert "moved or removed" in producer.put("T", b"y", timeout_s=5).reason
     assert len(bodies) * 100 > SEGMENT, "segments were made after the move"
     assert not root.exists() and not (engine.root / "abort").exists()
     log = engine.log()
@@ -74,7 +76,7 @@ def test_a_new_store_at_the_old_path_is_not_touched(make_engine):
     engine, bodies = make_engine(mapped_file_size_commit_log_bytes=SEGMENT), []
     engine.start()
     supervisor, root = engine.pid("supervisor"), engine.root
-    with pyengine.connect(root) as producer:
+    with pyengine.connect(root, refusals="return") as producer:
         assert producer.put("T", b"x", queue_id=1).ok
         engine.root = root.rename(root.with_name("moved"))
         other = make_engine(mapped_file_size_commit_log_bytes=SEGMENT)
@@ -83,10 +85,27 @@ def test_a_new_store_at_the_old_path_is_not_touched(make_engine):
         reason = put_until_refused(producer, bodies)
         assert "moved, removed or replaced" in reason, reason
         wait_ended(supervisor)
+        reason = producer.put("T", b"y", timeout_s=5).reason
+        assert "another store is at" in reason and "connect again" in reason
     assert (root / "abort").exists() and set(other.pids()) >= {"supervisor", "writer", "flusher"}
     assert stored(other) == theirs and "STORE_LOST" not in other.log()
     assert other.stop() and stored(other) == theirs
     assert stored(engine) == bodies and not (engine.root / "abort").exists()
+
+
+def test_a_producer_follows_a_copy_that_took_the_stores_place(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root, refusals="return") as producer:
+        assert producer.put("T", b"000000", queue_id=0).ok
+        engine.stop()
+        shutil.copytree(engine.root, engine.root.with_name("copy"))
+        shutil.rmtree(engine.root)
+        engine.root.with_name("copy").rename(engine.root)
+        engine.start()
+        assert producer.put("T", b"000001", queue_id=0, timeout_s=20).ok
+    engine.stop()
+    assert stored(engine) == [b"000000", b"000001"]
 
 
 @pytest.mark.parametrize("mode", EACH_MODE)
@@ -94,12 +113,13 @@ def test_an_engine_whose_store_was_removed_ends_and_makes_nothing_anew(make_engi
     engine = make_engine(mode, mapped_file_size_commit_log_bytes=SEGMENT)
     engine.start()
     processes, root = engine.pids(), engine.root
-    with pyengine.connect(root) as producer:
+    with pyengine.connect(root, refusals="return") as producer:
         assert producer.put("T", b"x").ok
         shutil.rmtree(root)
         put_until_refused(producer, [])
         for pid in processes.values():
             wait_ended(pid)
+        assert not producer.put("new topic", b"x", timeout_s=2).ok
     assert not root.exists()
 
 
@@ -107,7 +127,7 @@ def test_an_engine_whose_files_were_removed_makes_no_folder_in_what_is_left(make
     engine = make_engine(mapped_file_size_commit_log_bytes=SEGMENT)
     engine.start()
     processes, root = engine.pids(), engine.root
-    with pyengine.connect(root) as producer:
+    with pyengine.connect(root, refusals="return") as producer:
         assert producer.put("T", b"x").ok
         for entry in root.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -153,7 +173,7 @@ def test_an_engine_whose_lock_stays_away_ends_without_a_clean_mark(make_engine):
     for pid in processes.values():
         wait_ended(pid)
     assert (engine.root / "abort").exists() and "lock was removed while the engine ran" in engine.log()
-    assert stored(engine) == bodies  # what was in the pool, too
+    assert run("recover", engine.root).code == ExitCode.OK and stored(engine) == bodies  # what was in the pool, too
 
 
 def test_a_renamed_parent_is_a_move(make_engine, tmp_path):
@@ -162,7 +182,7 @@ def test_a_renamed_parent_is_a_move(make_engine, tmp_path):
     engine = make_engine(name="parent/store")
     engine.start()
     supervisor, bodies = engine.pid("supervisor"), []
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         parent.rename(tmp_path / "renamed")
         engine.root = tmp_path / "renamed" / "store"
         put_until_refused(producer, bodies)
@@ -199,7 +219,7 @@ def test_a_folder_of_the_log_on_another_disk_is_moved(make_engine, tmp_path):
     engine = make_engine(mapped_file_size_commit_log_bytes=SEGMENT, store_path_commit_log=str(outside))
     engine.start()
     supervisor, bodies = engine.pid("supervisor"), []
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         (tmp_path / "disk").rename(tmp_path / "moved")
         put_until_refused(producer, bodies)
     wait_ended(supervisor)
@@ -219,7 +239,7 @@ def _mount_over(make_engine) -> None:
     engine = make_engine()
     engine.start()
     supervisor, bodies = engine.pid("supervisor"), []
-    with pyengine.connect(engine.root) as producer:
+    with pyengine.connect(engine.root, refusals="return") as producer:
         subprocess.run(["mount", "-t", "tmpfs", "none", str(engine.root)], check=True)
         put_until_refused(producer, bodies)
         wait_ended(supervisor)
@@ -251,6 +271,73 @@ def test_a_worker_that_dies_just_after_the_move_is_started_in_the_moved_store(ma
     wait_ended(supervisor)
     assert "STOP_UNCLEAN" not in engine.log() and not (engine.root / "abort").exists()
     assert stored(engine) == bodies
+
+
+def test_consumers_commit_into_no_other_store_and_say_what_happened(make_engine):
+    engine = make_engine()
+    engine.start()
+    put_numbers(engine, 0, 10)
+    with pyengine.connect(engine.root, refusals="return") as producer:
+        assert producer.put("T", b"000010", queue_id=0).ok
+    root = engine.root
+    consumer = pyengine.consume(root, "T", group="G", from_="first", auto_commit=False)
+    messages = consumer.pull(5, timeout_s=10)
+    assert [message.body for message in messages] == [b"%06d" % number for number in range(5)]
+    engine.root = root.rename(root.with_name("moved"))
+    other = make_engine()
+    other.start()
+    put_numbers(other, 500_000, 20)
+
+    def refuses():
+        try:
+            assert all(message.body < b"500000" for message in consumer.pull(1, timeout_s=0.1))
+        except EngineUnavailableError as error:
+            return f"{root} does not lead to this store's files any more" in str(error)
+    eventually(refuses, "the consumer says so")
+    with pytest.raises(EngineError):
+        consumer.commit(messages)
+    with pytest.raises(EngineError):
+        consumer.close()
+    assert ConsumerOffsets(root).groups() == {} and not list((root / "config").glob("consumers/*@*"))
+    other.stop()
+
+
+def test_a_removed_store_is_not_made_anew_by_a_consumer(make_engine):
+    engine = make_engine()
+    engine.start()
+    put_numbers(engine, 0, 10)
+    consumer = pyengine.consume(engine.root, "T", group="G", from_="first")
+    assert consumer.pull(5, timeout_s=10)
+    engine.stop()
+    shutil.rmtree(engine.root)
+    with pytest.raises(EngineError):
+        while True:
+            consumer.pull(1, timeout_s=0.1)
+    with pytest.raises(EngineError):
+        consumer.close()
+    assert not engine.root.exists()
+
+
+def test_a_reader_stays_with_its_store_and_then_says_that_it_was_moved(make_engine):
+    engine = make_engine()
+    engine.start()
+    bodies = put_numbers(engine, 0, 10)
+    engine.stop()
+    root = engine.root
+    with pyengine.open_store(root) as store:
+        assert store.get_message("T", 0, 0).messages[0].body == bodies[0]
+        engine.root = root.rename(root.with_name("moved"))
+        other = make_engine()
+        other.start()
+        put_numbers(other, 500_000, 20)
+
+        def refuses():
+            try:
+                assert [message.body for message in store.get_message("T", 0, 0).messages] == bodies
+            except EngineUnavailableError as error:
+                return f"which are in {engine.root}" in str(error) and "open the store again" in str(error)
+        eventually(refuses, "the reader says so")
+        other.stop()
 
 
 def test_an_embedded_engine_says_where_its_store_is(tmp_path):
