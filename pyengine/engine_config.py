@@ -8,6 +8,7 @@ in snake_case with the unit appended; defaults are RocketMQ's where it has the s
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -433,6 +434,8 @@ class EngineConfig:
                 f"file of {index_file_bytes:,} bytes: keep 40 + 4 x slots + 20 x entries at {INT32_MAX:,} or less")
         if self.session_ring_bytes & (self.session_ring_bytes - 1):
             raise ConfigError(f"session_ring_bytes = {self.session_ring_bytes} is not a power of two")
+        if not os.path.isabs(self.shm_directory):
+            raise ConfigError(f"shm_directory = {self.shm_directory} is not an absolute path: processes in other directories use it too")
         _check_host(self.store_host)
         self._check_replication()
         self._check_tls()

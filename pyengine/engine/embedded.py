@@ -38,7 +38,7 @@ from pyengine.errors import (
     UsageError,
     command,
 )
-from pyengine.formats.small_file import open_regular
+from pyengine.formats.small_file import keep_standard_descriptors, open_regular
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, read_holder, require_startable
@@ -80,7 +80,7 @@ class Engine:
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
         check_keywords(Engine, settings)
-        self.path = Path(path).absolute()
+        self.path = _absolute(path)
         self._settings = {name: _as_text(value) for name, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
         self._store: HeldStore | None = None
@@ -185,7 +185,7 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     Raises StoreBusyError, CorruptionError, UsageError, EngineError. Ctrl-C before the engine is
     ready stops it in order and waits for its end (a second Ctrl-C ends the wait).
     """
-    root = Path(root).absolute()
+    root = _absolute(root)
     texts = {name: _as_text(value) for name, value in (settings or {}).items()}
     _check_new_start(root, texts)
     process = None
@@ -294,10 +294,17 @@ def _is_supervisor(pid: int) -> bool:
         return False
 
 
+def _absolute(root: str | os.PathLike[str]) -> Path:
+    """Return an absolute path that leads through no folder which it leaves again (`..`): that one may be removed."""
+    path = Path(root).absolute()
+    return path.resolve() if ".." in path.parts else path
+
+
 def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     """Check, before a process is started, whatever can be checked here: the caller gets that error directly."""
     from pyengine.engine.bring_up import prepare_root, require_descriptors
 
+    keep_standard_descriptors()
     refuse_shared(root)
     require_descriptors()
     require_startable(root)
@@ -326,6 +333,7 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
     """Start a supervisor: (process, descriptor on which it reports). `embedder`: pidfd of the process that it must not outlive."""
     from pyengine.engine.kinds import child_environment, without_systemd
 
+    keep_standard_descriptors()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     kept: tuple[int, ...] = (writing,)
     if embedder is not None:
@@ -335,7 +343,8 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
                  *set_arguments(settings)],
-                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True)
+                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True,
+                cwd="/")  # the directory of its starter, perhaps on another disk, must not stay in use
     except BaseException:
         os.close(reading)
         raise

@@ -261,7 +261,6 @@ def _run_worker(words: list[str], between: int, channel: socket.socket, gate: so
         return 0
     gate.close()
     gc.enable()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     module = importlib.import_module(words[3])
     sys.orig_argv, sys.argv = words, [str(module.__file__), *words[4:]]
     failpoint.read_environment()

@@ -1,14 +1,16 @@
-"""The table of worker kinds, which the supervisor, `status` and the unit files read, and the environment of a child process."""
+"""The table of worker kinds, which the supervisor, `status` and the unit files read; what a process of the engine begins with."""
 
 from __future__ import annotations
 
 import enum
 import os
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyengine
+from pyengine.formats.small_file import open_standard_streams
 from pyengine.ipc.control_block import MODE_NAMES, Identity
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
@@ -105,7 +107,26 @@ def child_environment() -> dict[str, str]:
     if here not in map(os.path.realpath, installed):
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
+    if "PYTHONPATH" in environment:  # a relative one: the supervisor runs in another directory
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, environment["PYTHONPATH"].split(os.pathsep)))
     return environment
+
+
+# Those that Python itself ignores, and those for which each process of the engine sets a handler of its own anyway.
+_KEPT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGUSR1)
+
+
+def begin_process() -> None:
+    """Undo what the starter of this process may have left: blocked or ignored signals, closed standard descriptors.
+
+    A stop, Ctrl-C, the end of a child and SIGABRT for a hung worker must arrive, whatever a shell or an embedding program does.
+    """
+    open_standard_streams()
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN and number not in _KEPT_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def without_systemd(environment: dict[str, str]) -> dict[str, str]:

@@ -34,7 +34,7 @@ from pathlib import Path
 from pyengine.engine.bring_up import PoolGrowth, bring_up, grow_queue_table, prepare_root, raise_descriptors
 from pyengine.engine.children import Children, WorkerStarter
 from pyengine.engine.fork_server import ForkServer
-from pyengine.engine.kinds import kinds_of
+from pyengine.engine.kinds import begin_process, kinds_of
 from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
 from pyengine.errors import (
     ConfigError,
@@ -629,6 +629,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a supervisor; return its exit code."""
+    begin_process()
     faulthandler.enable()
     descriptor, root = -1, None
     try:

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pyengine.engine.kinds import KINDS, WorkerExit
+from pyengine.engine.kinds import KINDS, WorkerExit, begin_process
 from pyengine.engine.log_file import LogFile, log_event, notify, pause_before_restart, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, command, os_error_sentence
 from pyengine.events import Event
@@ -317,6 +317,7 @@ def main(kind: int, what: str, make_service: Callable[[Worker], Service]) -> int
 
 def run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
     """Like main(), for a worker with its own loop: serve(worker) calls ready() and heartbeat(), and reads `stopping`."""
+    begin_process()
     faulthandler.enable()  # a worker that is aborted for an old heartbeat (SIGABRT) prints a stack trace
     for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads the settings; each worker checks its log by itself
         signal.signal(number, signal.SIG_IGN)

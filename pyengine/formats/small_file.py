@@ -1,4 +1,4 @@
-"""Reads small files whole (config/*, checkpoint, notes); their checksum and their JSON (section 12).
+"""Opens files; reads small ones whole (config/*, checkpoint, notes); their checksum and their JSON (section 12).
 
 Reads are bounded and never wait. Opening a named pipe waits for a writer, and a device may have no end, so
 anything but a regular file is refused before it is read.
@@ -20,6 +20,7 @@ import os
 import re
 import stat
 import struct
+import sys
 import zlib
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -30,6 +31,23 @@ from pyengine.formats.constants import CHECKPOINT_BYTES, CHECKPOINT_MARGIN_MS, R
 SMALL_FILE_BYTES_MAX = 256 << 20
 TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of open(): the process lacks a resource, the file may be fine
 _PIECE_BYTES = 1 << 20
+
+
+def keep_standard_descriptors() -> None:
+    """Open /dev/null as each of the descriptors 0 to 2 that is closed, so that no file gets what a library prints."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def open_standard_streams() -> None:
+    """Like keep_standard_descriptors(), for a program of pyengine: its sys.stdin, stdout and stderr exist too."""
+    keep_standard_descriptors()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyengine.errors import EngineError, EngineUnavailableError, NotAStoreError, command, passing
-from pyengine.formats.small_file import TRANSIENT_ERRNOS
+from pyengine.formats.small_file import TRANSIENT_ERRNOS, keep_standard_descriptors
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
@@ -208,6 +208,7 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
 
 
 def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerSession:
+    keep_standard_descriptors()
     folder = find_folder(root)
     with sessions.connect_socket(folder.path, timeout_s) as channel:
         answer, descriptors = _ask(channel, {"want": "session", "ring_bytes": ring_bytes})

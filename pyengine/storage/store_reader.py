@@ -27,6 +27,7 @@ from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
+from pyengine.formats.small_file import keep_standard_descriptors
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import existing_store, load_config
@@ -66,6 +67,7 @@ class StoreReader:
         self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None, **settings: object
     ) -> None:
         self.root = Path(root).absolute()  # it stays the same store when the program changes its directory
+        keep_standard_descriptors()
         existing_store(self.root)
         self.config: EngineConfig = config or load_config(self.root, settings)
         self.geometry: Geometry = self.config.geometry

@@ -288,3 +288,75 @@ def test_an_engine_that_was_too_slow_to_stop_is_waited_for_by_the_next_stop(root
         os.kill(pid, signal.SIGCONT)
     engine.stop()
     assert (engine.pid, engine.state) == (None, "stopped") and not (root / "abort").exists()
+
+
+# argv: store, how the program treats signals. It embeds an engine, kills a worker, and stops it; its own signals stay as they are.
+SIGNALS = """
+import os, signal, sys, threading, time
+import pyengine
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+root, how, settings = sys.argv[1], sys.argv[2], dict(word.split("=") for word in sys.argv[3:])
+catchable = set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+if how == "ignored":
+    for number in catchable - {signal.SIGCHLD}:
+        signal.signal(number, signal.SIG_IGN)
+before = {}
+
+def work():
+    if how == "blocked":
+        signal.pthread_sigmask(signal.SIG_BLOCK, catchable)
+    before.update(mask=signal.pthread_sigmask(signal.SIG_BLOCK, []), handlers=[signal.getsignal(number) for number in catchable])
+    with pyengine.Engine(root, **settings) as engine, engine.connect() as producer:
+        assert producer.put("T", b"one").ok
+        with EngineMemory.of(root) as memory:
+            for kind in (native.WRITER, native.REPUTTER):
+                os.kill(native.load(memory.control.workers[kind], "pid"), signal.SIGKILL)
+            assert producer.put("T", b"two", timeout_s=60).ok
+            while not all(native.load(memory.control.workers[kind], "restarts") for kind in (native.WRITER, native.REPUTTER)):
+                time.sleep(0.01)
+    assert before == dict(mask=signal.pthread_sigmask(signal.SIG_BLOCK, []), handlers=[signal.getsignal(number) for number in catchable])
+    print("stopped", flush=True)
+
+if how == "blocked":
+    thread = threading.Thread(target=work)  # a mask is a thread's
+    thread.start()
+    thread.join()
+else:
+    work()
+"""
+
+
+@pytest.mark.parametrize("how", ["blocked", "ignored"])
+def test_an_engine_stops_whatever_signals_its_embedder_blocks_or_ignores(root, how):
+    words = [sys.executable, "-c", SIGNALS, str(root), how, *(f"{name}={value}" for name, value in SMALL.items())]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=scaled_timeout_s(120))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "stopped\n", "")
+    assert living_kinds(root) == [] and not (root / "abort").exists()
+    assert bodies(root) == [b"one", b"two"]
+
+
+# argv: store, settings. A daemon closes its standard descriptors, and a library writes to them.
+CLOSED = """
+import os, sys
+said = os.fdopen(os.dup(1), "w")
+os.closerange(0, 3)
+import pyengine
+with pyengine.Engine(sys.argv[1], **dict(word.split("=") for word in sys.argv[2:])) as engine, engine.connect() as producer:
+    results = []
+    for number in range(20):
+        results.append(producer.put("T", b"%d" % number))
+        for descriptor in range(3):
+            os.write(descriptor, b"a library warns " * 500)
+    with engine.open_store() as store:
+        assert store.wait_for_message("T", 0, 19, timeout_s=60)
+        print(*(os.path.realpath(f"/proc/self/fd/{number}") for number in range(3)), file=said)
+        assert [message.body for message in store.get_message("T", 0, 0).messages] == [b"%d" % number for number in range(20)]
+print("stopped", all(result.ok for result in results), file=said, flush=True)
+"""
+
+
+def test_a_daemon_without_standard_descriptors_embeds_an_engine(root):
+    words = [sys.executable, "-c", CLOSED, str(root), *(f"{name}={value}" for name, value in SMALL.items())]
+    ran = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=scaled_timeout_s(120))
+    assert (ran.returncode, ran.stdout) == (0, "/dev/null /dev/null /dev/null\nstopped True\n")
