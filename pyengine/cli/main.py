@@ -8,6 +8,7 @@ when the command is called, so that `pyengine status` does not wait for the impo
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -20,6 +21,7 @@ import click
 import pyengine
 from pyengine.cli import output
 from pyengine.errors import EngineError, ExitCode, os_error_sentence
+from pyengine.formats.small_file import open_standard_streams
 
 EPILOG = """\b
 Exit codes: 0 ok, 1 failed, 2 usage, 3 corruption found, 4 repaired,
@@ -120,18 +122,25 @@ class CommandLine(click.Group):
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]  # click's returns where standalone_mode is off
         """Run one command and exit with its code; it does not return."""
+        open_standard_streams()
         arguments = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         extra["standalone_mode"] = False
-        sys.exit(int(self._guarded(arguments, prog_name or "pyengine", extra)))
+        code = int(self._guarded(arguments, prog_name or "pyengine", extra))
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # it was said, or there is no place to say it
+                output.discard(stream)
+        sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # in the middle of what it prints: the reader has what it wanted. click would exit with 1
-            output.discard_stdout()
+            output.discard(sys.stdout)
             return ExitCode.OK
 
     def _guarded(self, arguments: list[str], prog_name: str, extra: dict[str, Any]) -> int:
@@ -141,11 +150,13 @@ class CommandLine(click.Group):
             with output.to_its_end():
                 return int(code or ExitCode.OK)
         except click.ClickException as error:
-            error.show()
+            with contextlib.suppress(OSError):
+                error.show()
             _write_error(error, error.format_message(), ExitCode(error.exit_code), as_json)
             return error.exit_code
         except click.Abort:
-            print("interrupted", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print("interrupted", file=sys.stderr)
             return ExitCode.INTERRUPTED
         except EngineError as error:
             _report(error, str(error), error.exit_code, as_json)
@@ -164,13 +175,14 @@ def _report(error: BaseException, sentence: str, code: ExitCode, as_json: bool) 
 
         traceback.print_exception(error)
     else:
-        print(f"error: {output.printable(sentence)}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"error: {output.printable(sentence)}", file=sys.stderr)
     _write_error(error, sentence, code, as_json)
 
 
 def _write_error(error: BaseException, sentence: str, code: ExitCode, as_json: bool) -> None:
     if as_json:
-        with output.to_its_end():
+        with contextlib.suppress(EngineError), output.to_its_end():  # the sentence is on stderr too
             output.write_json({"error": sentence, "kind": type(error).__name__, "exit_code": int(code)})
 
 

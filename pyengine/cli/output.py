@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar
 
 import click
 
 from pyengine.arguments import moment_ms
-from pyengine.errors import ConfigError, ExitCode, FormatError, UsageError, require_extra
+from pyengine.errors import ConfigError, EngineError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
 from pyengine.storage.config import FIXED_NAMES, SET, checked_set, existing_store, load_config, setting_name
 
@@ -52,19 +52,29 @@ ReportT = TypeVar("ReportT", bound=Report)
 Place = Literal["first", "last"] | int | datetime
 
 
-def discard_stdout() -> None:
-    """Redirect stdout to nowhere after its reader has gone, since the interpreter flushes stdout at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard(stream: TextIO) -> None:
+    """Redirect stdout or stderr to nowhere after a write to it failed, since the interpreter flushes it at exit."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
 
 
 @contextlib.contextmanager
 def to_its_end() -> Iterator[None]:
-    """Keep the command's exit code if the reader of stdout goes before the end of an answer, as `head` does."""
+    """Keep the command's exit code if the reader of stdout goes before the end of an answer, as `head` does.
+
+    EngineError if stdout does not take the answer for another reason, such as a full disk.
+    """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        discard_stdout()
+        discard(sys.stdout)
+    except OSError as error:
+        if error.filename is not None:  # of a file of the store
+            raise
+        discard(sys.stdout)
+        raise EngineError(f"the answer cannot be written to stdout: {error.strerror}") from error
 
 
 def write_json(document: Any) -> None:

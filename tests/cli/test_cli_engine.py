@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import time
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from fix_cli import changes, command_line, environment, picture, run, spawn
+from fix_engine import SMALL
+from fix_owner import CHECKOUT
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
@@ -410,3 +413,43 @@ def test_an_interrupted_ingest_leaves_no_producer(engine, tmp_path):
     assert process.returncode == 130 and b"Traceback" not in err and out == b""
     eventually(lambda: run("status", one.root, "--json").document["sessions"] == 0, "their sessions are closed")
     assert spawn("stop", one.root).code == 0 and run("check", one.root).code == 0
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"])
+def test_commands_work_with_closed_standard_streams(make_engine, tmp_path, closed):
+    """As a shell detaches programs; no file of the store gets such a number, and what is printed goes nowhere."""
+    root = make_engine().root
+
+    def call(*words):
+        line = f"exec {shlex.join(map(str, command_line(*words)))} {closed}"
+        return subprocess.run(["bash", "-c", line], env=environment(), timeout=scaled_timeout_s(120), cwd=tmp_path,
+                              stdin=subprocess.DEVNULL, capture_output=True)
+
+    sizes = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    try:
+        for words in (["start", root, *sizes], ["put", root, "--topic", "T", "one"], ["status", root, "--json"],
+                      ["check", root], ["get", root, "--topic", "T", "--queue-id", 0, "--offset", 0], ["stop", root]):
+            ran = call(*words)
+            assert (ran.returncode, ran.stderr) == (0, b""), (words, ran)
+            assert ran.stdout or "1>" in closed
+    finally:
+        run("stop", root)
+    assert run("check", root, "--json").document["findings"] == []
+
+
+def test_a_started_engine_does_not_use_the_directory_of_its_starter(make_engine, tmp_path):
+    """The store may be named by a relative path; a disk that somebody was on when the engine was started can be unmounted."""
+    root = make_engine().root
+    folder = tmp_path / "here"
+    folder.mkdir()
+    sizes = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    environ = environment() | {"PYTHONPATH": os.path.relpath(CHECKOUT, folder)}
+    words = command_line("start", os.path.relpath(root, folder), *sizes)
+    assert subprocess.run(words, env=environ, cwd=folder, stdout=subprocess.DEVNULL).returncode == 0
+    try:
+        pids = [row["pid"] for row in run("status", root, "--json").document["workers"]]
+        assert pids and not [pid for pid in pids if psutil.Process(pid).cwd() == str(folder)]
+        folder.rmdir()
+        assert run("put", root, "--topic", "T", "one").code == 0
+    finally:
+        assert run("stop", root).code == 0

@@ -141,6 +141,22 @@ def test_a_closed_pipe_is_quiet():
     assert process.wait(timeout=scaled_timeout_s(60)) == 0, "nothing failed"
 
 
+@pytest.mark.parametrize("words, code", [(["config", "explain", "--json"], 1), (["config", "explain"], 1), (["--help"], 1),
+                                         (["status", "nowhere", "--json"], 2)])
+def test_a_full_disk_below_stdout_is_said_and_fails(words, code):
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(command_line(*words), stdout=full, stderr=subprocess.PIPE, env=environment(), text=True)
+    assert ran.returncode == code and len(ran.stderr.splitlines()) == 1, ran.stderr
+    assert ran.stderr.startswith("error: ") and ("No space left" in ran.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize("words, code", [(["config", "explain"], 0), (["status", "nowhere"], 2), (["nosuch"], 2)])
+def test_a_stderr_that_takes_nothing_leaves_the_exit_code(words, code):
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(command_line(*words), stdout=subprocess.DEVNULL, stderr=full, env=environment())
+    assert ran.returncode == code
+
+
 @pytest.mark.parametrize("command, is_damaged, code", [("status", False, 0), ("check", False, 0), ("check", True, 3)])
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
 def test_a_reader_that_goes_leaves_the_command_its_exit_code(tmp_path, rng, command, is_damaged, code, more):
