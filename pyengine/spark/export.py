@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow
 from pyarrow import parquet
 
-from pyengine.errors import DiskError, EngineError, UsageError, disk_error, disk_errors
-from pyengine.formats.paths import segment_name
-from pyengine.spark.file_access import LOG, FileMark, FileTree, open_tree, reach_tree
+from pyengine.errors import DiskError, EngineError, UsageError, disk_errors
+from pyengine.spark.file_access import FileMark, FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
 from pyengine.spark.partitions import LogRange, Part, QueuePart
+from pyengine.spark.remote_store import LogSample, log_sample, open_for_reading
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema, read_partition
 from pyengine.storage.durable_writes import DirectFile, make_folders, start_writeback, sync_file, sync_folder
@@ -57,7 +57,6 @@ _DICTIONARY = ["topic", "tags", "bornHost", "storeHost", "partition", "queueId",
 _BODIES = ("value", "body")  # without statistics: the writer would keep the smallest and the largest body
 # What Spark writes as %XX in the name of a folder key=value; it escapes nothing beyond ASCII.
 _ESCAPED = {*map(chr, range(32)), *"\"#%'*/:=?\\{[]^\x7f"}
-_SAMPLE_BYTES = 64  # of a record's head, up to its store time
 _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
 
 
@@ -75,8 +74,8 @@ class ExportResult:
 class ExportState:
     """The state of an incremental export: its selection and its end in the log (None before its first run has ended).
 
-    `selection` comes from selection_of; `run` names the run that began last. `sample` identifies the log: the start of `segment`,
-    which has the last record, and the bytes before `end`; "" if an older version wrote the state.
+    `selection` comes from selection_of; `run` names the run that began last. `sample` is that of the log up to `end`, in
+    `segment`; "" if an older version wrote the state.
     """
 
     selection: dict[str, str]
@@ -180,30 +179,22 @@ def _continued(target: Target, read: ReadOptions, columns: list[Column], partiti
 
 def _require_log(target: Target, state: ExportState, read: ReadOptions) -> None:
     """Raise UsageError if the store has another log than the export, up to the export's end."""
-    sample = None if state.segment is None or state.end is None else _sample(read, state.segment, state.end)
-    if sample is not None and sample != state.sample:  # None: it is deleted by now
+    sample = None if state.segment is None or state.end is None else _sample(read, state.end)
+    if sample is not None and not sample.is_of(state.sample):  # None: it is deleted by now
         raise UsageError(f"{target.where} was begun with another log: in {read.where} the segment at {state.segment} has other messages "
                          f"up to {state.end}; export this store into another folder")
 
 
 def _with_sample(state: ExportState, read: ReadOptions, parts: Sequence[LogRange | QueuePart]) -> ExportState:
-    if not parts or not state.end:
+    sample = _sample(read, state.end) if parts and state.end else None
+    if sample is None or not state.end:
         return state
-    segment = (state.end - 1) // parts[0].segment_bytes * parts[0].segment_bytes
-    sample = _sample(read, segment, state.end)
-    return state if sample is None else replace(state, segment=segment, sample=sample)
+    return replace(state, segment=(state.end - 1) // parts[0].segment_bytes * parts[0].segment_bytes, sample=sample.text)
 
 
-def _sample(read: ReadOptions, segment: int, end: int) -> str | None:
-    """Return the start of a segment, and the bytes before `end` in it, which slaves and copies share; None if it is absent."""
-    try:
-        with open_tree(read.path, read.file_system).open(f"{LOG}/{segment_name(segment)}") as file:
-            found: bytes = file.read_at(_SAMPLE_BYTES, 0) + file.read_at(_SAMPLE_BYTES, end - segment - _SAMPLE_BYTES)
-            return found.hex()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise disk_error(error, "read", f"{read.where}/{LOG}/{segment_name(segment)}") from error
+def _sample(read: ReadOptions, end: int) -> LogSample | None:
+    with open_for_reading(read) as store:
+        return log_sample(store, end)
 
 
 def _begin_or_clear(target: Target, state: ExportState, overwrite: bool) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -68,6 +69,7 @@ _SIZE = "mapped_file_size_commit_log_bytes"
 REFRESH_INTERVAL_S = 1.0
 # S3 has times in whole seconds: a file that was written just before the list may have been written again after it.
 SETTLED_NS = 60_000_000_000
+SAMPLE_HEAD_BYTES, SAMPLE_TAIL_BYTES = 64, 4096  # of a segment: its first record's head up to the store time; some records
 FILES_MAX = 1024
 _THREADS = 16
 
@@ -110,6 +112,42 @@ def segment_of(store: TaskStore, start: int) -> Segment | None:
         return None
     view = store.commit_log.view(start)
     return None if view is None else MappedSegment(view, start)
+
+
+class LogSample(NamedTuple):
+    """Bytes by which a log is known again up to an offset: the first of its last segment, and the last."""
+
+    head: bytes
+    tail: bytes
+
+    @property
+    def text(self) -> str:
+        return f"{zlib.crc32(self.head):08x}{zlib.crc32(self.tail):08x}"
+
+    def is_of(self, text: str) -> bool:
+        """Whether an earlier call of text(), or version 0.2.0, got `text` from the same bytes."""
+        return text in (self.text, self.head.hex() + self.tail[-SAMPLE_HEAD_BYTES:].hex())
+
+
+def log_sample(store: TaskStore, end: int) -> LogSample | None:
+    """Return the sample of the log up to `end`; None for an empty log, and if its segment is deleted, or is not there (yet).
+
+    Slaves, backups and copies of a store share it. A log that was made anew, or cut below `end` and written further, has another
+    one, since the head of a record has its time.
+    """
+    size_bytes = store.commit_log.size_bytes
+    start = (end - 1) // size_bytes * size_bytes
+    segment = segment_of(store, start) if end > 0 else None
+    if segment is None:
+        return None
+
+    def read(first: int, upto: int) -> bytes:
+        segment.fill(first, upto, upto)
+        return bytes(segment.view[first - segment.base : upto - segment.base])
+
+    with contextlib.closing(segment):
+        sample = LogSample(read(start, min(start + SAMPLE_HEAD_BYTES, end)), read(max(start, end - SAMPLE_TAIL_BYTES), end))
+    return sample if start >= store.commit_log.min_offset else None  # deleted meanwhile: its blocks may have been freed
 
 
 def segments_of(store: TaskStore, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:

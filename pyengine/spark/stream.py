@@ -2,7 +2,8 @@
 
 Spark keeps one in a Python process beside the driver. For each batch it asks for the end (`latestOffset`) and for the batch's
 parts (`partitions`), which tasks read like those of a batch read. Spark stores each batch's offsets before the batch runs, and the
-same two offsets always give the same rows: so a sink that can recognize a repeated batch is exactly-once.
+same two offsets always give the same rows: so a sink that can recognize a repeated batch is exactly-once. An offset names the log that
+it is of, so that a checkpoint is not continued on another one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -24,7 +25,7 @@ from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, withou
 from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
 from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
-from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets, is_of_log
+from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets, is_of_log, without_mark
 from pyengine.spark.task_reader import read_partition
 from pyengine.spark.versions import (
     ReadAllAvailable,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
 
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
+POLL_INTERVAL_S = 0.2
 _TRANSIENT = (StoreBusyError, StoreRefusedError, UsageError)  # raised for a store whose engine restarts
 
 
@@ -58,14 +60,16 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         self._waiting_since_s: float | None = None
         self._last_batch_s: float | None = None
+        self._is_log_known = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_waiting_since_s": None,
-                "_last_batch_s": None}
+                "_last_batch_s": None, "_is_log_known": False}
 
     def initialOffset(self) -> Offset:
         """Return where a new query begins; a restarted one continues from its checkpoint."""
-        return self._opened().initial()
+        stream = self._opened()
+        return stream.marked(stream.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a batch from the options."""
@@ -90,20 +94,25 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             return start
         if start is None:
-            return target
-        if not stream.is_beyond(start, target):
+            return stream.marked(target)
+        self._require_log(stream, start)
+        begin = without_mark(start)
+        if not stream.is_beyond(begin, target):
             self._waiting_since_s = None
+        elif self._target is not None:
+            target = self._target = self._awaited(stream, begin)
         elif self._may_wait():
             return start
-        if self._holds_back(stream, start, target):
+        if self._holds_back(stream, begin, target):
             return start
         everything = limit is None or isinstance(limit, ReadAllAvailable)
         most_messages = None if everything else getattr(limit, "max_rows", None)
         most_bytes = None if everything else self.options.max_bytes_per_trigger
-        end = stream.bounded(start, target, most_messages, most_bytes)
-        if end != start:
-            self._last_batch_s = monotonic()
-        return end
+        end = stream.bounded(begin, target, most_messages, most_bytes)
+        if end == begin:
+            return start
+        self._last_batch_s = monotonic()
+        return stream.marked(end, start)
 
     def reportLatestOffset(self) -> Offset | None:
         """Return the current end for the query's progress; None while it is unknown, since an error would end the query."""
@@ -117,7 +126,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
         """Return the parts of one batch; DataLossError for deleted messages, unless that is allowed."""
-        return self._opened(start).parts(start, end)
+        stream = self._opened(start)
+        self._require_log(stream, start, end)
+        return stream.parts(without_mark(start), without_mark(end))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one part, as LogReader.read."""
@@ -129,6 +140,22 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._store is not None:
             self._store.close()
         self._store = self._stream = None
+
+    def _require_log(self, stream: StreamOffsets, *offsets: Offset) -> None:
+        """UsageError if the log is another one than the checkpoint's; a log on another file system is compared once."""
+        if isinstance(self._store, RemoteStore) and self._is_log_known:
+            return
+        for offset in offsets:
+            stream.require_log(offset)
+        self._is_log_known = True
+
+    @staticmethod
+    def _awaited(stream: StreamOffsets, begin: Offset) -> Offset:
+        """Return the stream's end once the store shows what the stream has read; whatever it is after TIMEOUT_S."""
+        deadline_s = monotonic() + TIMEOUT_S
+        while stream.is_beyond(begin, target := stream.available()) and monotonic() < deadline_s:
+            sleep(POLL_INTERVAL_S)
+        return target
 
     def _holds_back(self, stream: StreamOffsets, start: Offset, target: Offset) -> bool:
         """Return whether the batch must wait for more messages (minOffsetsPerTrigger); the first one and availableNow do not."""
@@ -220,7 +247,7 @@ def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, sour
 def _offset(value: str | Offset | None) -> Offset | None:
     """Decode an offset of the progress: a document, or with Spark Connect the text of one."""
     document: Offset | None = json.loads(value) if isinstance(value, str) else value
-    return document
+    return None if document is None else without_mark(document)
 
 
 def _between(store: OpenStore, start: Offset, end: Offset) -> tuple[int | None, int]:

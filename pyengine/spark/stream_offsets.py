@@ -6,6 +6,9 @@ each micro-batch is a range of whole records, given by two numbers, and reads th
 The offset of a stream of chosen topics has the next message of each queue, {"orders": {"0": 210}}. The stream reads only messages
 in the consume queues. It reads a queue that appears while it runs from its first message, number 0; if that was deleted, it is
 lost to the stream.
+
+Beside these, Spark's checkpoint has a mark of the log below them, {"": {"end": N, "sample": "..."}}: other messages under the same
+offsets must not be taken for those that were read. No topic has an empty name. A checkpoint of version 0.2.0 has no mark.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from pyengine.errors import CorruptionError
+from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX
+from pyengine.formats.consume_queue import is_filler
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.spark.file_access import Segment, find_record, scanned, walk_piece
 from pyengine.spark.options import EARLIEST, LATEST, Queue, ReadOptions, flat
@@ -36,7 +40,7 @@ from pyengine.spark.partitions import (
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.queue_entries import queue_entries, slice_bytes
-from pyengine.spark.remote_store import OpenStore, RemoteStore, prefetch_queue_ends, segment_of, segments_of
+from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segment_of, segments_of
 from pyengine.storage.arrow import allocate, to_array
 
 if TYPE_CHECKING:
@@ -47,12 +51,18 @@ if TYPE_CHECKING:
 Offset = dict[str, Any]  # as JSON has it
 QueueNumbers = dict[Queue, int]  # queue -> the next message's number
 NAME = "physicalOffset"
+MARK = ""
 _COUNT_ROWS = 1 << 14
 
 
 def is_of_log(offset: Offset) -> bool:
     """Return whether it is an offset of a stream of the whole log."""
     return isinstance(offset.get(NAME), int)
+
+
+def without_mark(offset: Offset) -> Offset:
+    """Return an offset of a checkpoint as the stream computes with it."""
+    return {name: value for name, value in offset.items() if name != MARK}
 
 
 class StreamOffsets(ABC):
@@ -92,6 +102,30 @@ class StreamOffsets(ABC):
     def parts(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
         """Return the parts of one batch, which do not depend on the current end of the level."""
 
+    def marked(self, offset: Offset, start: Offset | None = None) -> Offset:
+        """Return the offset with the mark of the log below it. `start`: where the batch began that ends there."""
+        before: int | None = None if start is None else start.get(MARK, {}).get("end")
+        end = self._end_of_read(without_mark(start or {}), offset, before)
+        sample = log_sample(self._reader, end)
+        return offset if sample is None else {**offset, MARK: {"end": end, "sample": sample.text}}
+
+    def require_log(self, offset: Offset) -> None:
+        """UsageError if the log below an offset of the checkpoint is not the one that the stream has read."""
+        mark = offset.get(MARK)
+        if mark is None:
+            return
+        log, end = self._reader.commit_log, mark["end"]
+        sample = log_sample(self._reader, end)
+        is_deleted = (end - 1) // log.size_bytes * log.size_bytes < log.min_offset
+        if not (is_deleted if sample is None else sample.is_of(mark["sample"])):
+            raise UsageError(f"the log of {self._options.where} is not the one that the stream has read up to {end}: the store was made "
+                             "anew, or its log was cut below that (recover --accept-loss, or a slave that follows another master); "
+                             "begin with a new checkpoint")
+
+    @abstractmethod
+    def _end_of_read(self, start: Offset, end: Offset, before: int | None) -> int:
+        """Return the offset in the log below which what was read up to `end` is; `before` is that of `start`, None if unknown."""
+
     def _lost(self, sentence: str) -> None:
         """Raise DataLossError, unless lost data is to be skipped."""
         if self._options.fail_on_data_loss:
@@ -121,6 +155,9 @@ class LogStream(StreamOffsets):
 
     def _end_now(self) -> Offset:
         return {NAME: self._end()}
+
+    def _end_of_read(self, start: Offset, end: Offset, before: int | None) -> int:
+        return int(end[NAME])
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:
         return int(start[NAME]) > int(target[NAME])
@@ -275,6 +312,15 @@ class QueueStream(StreamOffsets):
         limit = self._limit()
         found = _as_json({key: self._end_of(queue, limit) for key, queue in self._prefetched_queues(limit)})
         self._has_begun = True
+        return found
+
+    def _end_of_read(self, start: Offset, end: Offset, before: int | None) -> int:
+        begins, found, limit = {} if before is None else _from_json(start), before or 0, self._limit()
+        for key, last in _from_json(end).items():
+            queue = self._reader.queue(*key) if last != begins.get(key, 0) else None
+            entry = None if queue is None else queue.entry(last - 1, last)
+            if entry is not None and not is_filler(entry) and entry.physical_offset + entry.size_bytes <= limit:  # else it is damaged
+                found = max(found, entry.physical_offset + entry.size_bytes)
         return found
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:

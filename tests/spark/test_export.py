@@ -21,11 +21,13 @@ from damage import flip
 from fix_cli import run
 from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskFullError, EngineError, UsageError
+from pyengine.ipc.live_reader import open_store
 from pyengine.spark import export, spark_session
 from pyengine.spark.export import STATE, SUCCESS, PartFiles, Place, Target, escaped, export_parquet, write_groups
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.plan import plan
+from pyengine.spark.remote_store import log_sample
 from pyengine.spark.schema import chosen_columns
 from pyengine.storage import durable_writes
 from spark.logs import rows
@@ -299,6 +301,14 @@ def test_an_incremental_export_refuses_another_log_than_it_began_with(tmp_path, 
         if int(segment.name) + 4096 < json.loads((out / STATE).read_text())["end"]:
             segment.unlink()
     assert export_parquet(None, builder.root, out, **given).messages == 70
+    current = json.loads((out / STATE).read_text())
+    with open_store(builder.root) as store:
+        sample = log_sample(store, current["end"])
+    put(builder, 7)
+    for noted in ("0" * 256, sample.head.hex() + sample.tail[-64:].hex()):  # as version 0.2.0 noted it
+        (out / STATE).write_text(json.dumps(current | {"sample": noted}))
+        with contextlib.nullcontext() if sample.is_of(noted) else pytest.raises(UsageError, match="has other messages up to"):
+            assert export_parquet(None, builder.root, out, **given).messages == 7
     (out / STATE).write_text(json.dumps(json.loads(state) | {"segment": None, "sample": ""}))  # of a version that noted no log
     with pytest.raises(DataLossError, match="the log begins at"):
         export_parquet(None, builder.root, out, **given)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import pickle
+import shutil
 import time
 
 import pytest
 
+import pyengine
 from broker_lock import held_by_a_broker
 from fix_store_builder import START_MS, StoreBuilder
 from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
-from pyengine.spark.stream_offsets import LogStream, QueueStream
+from pyengine.spark.stream_offsets import LogStream, QueueStream, without_mark
 from spark.logs import rows
 
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]
@@ -303,8 +307,128 @@ def test_a_queue_that_is_gone_for_good_is_waited_for_once(builder, monkeypatch):
     assert reader.latestOffset(start, None) == start
     now_s[0] += module.TIMEOUT_S
     for _ in range(2):
-        assert reader.latestOffset(start, None) == {"A": {"0": 30, "1": 30, "9": 5}}
+        assert without_mark(reader.latestOffset(start, None)) == {"A": {"0": 30, "1": 30, "9": 5}}
     reader.stop()
+
+
+# -- the log of a checkpoint
+
+
+BOTH = pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}], ids=["log", "topics"])
+
+
+@contextlib.contextmanager
+def reading(root, **given):
+    from pyspark.sql.types import StructType
+
+    from pyengine.spark.stream import LogStreamReader
+
+    reader = LogStreamReader(StructType(), {"path": str(root), "startingOffsets": "earliest", "readLevel": "committed", **given})
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+def read_up_to_now(root, **given):
+    """The offsets that Spark's checkpoint has after one batch of everything, as JSON gives them back."""
+    with reading(root, **given) as reader:
+        start = reader.initialOffset()
+        return json.loads(json.dumps([start, reader.latestOffset(start, None)]))
+
+
+def assert_refused(root, start, end, **given):
+    """In each way in which Spark continues: the next batch, the last batch once more, what there is now."""
+    for more in ({}, {"failOnDataLoss": "false"}):
+        for ask in (lambda reader: reader.latestOffset(end, None), lambda reader: reader.partitions(start, end),
+                    lambda reader: (reader.prepareForTriggerAvailableNow(), reader.latestOffset(end, None))):
+            with reading(root, **given, **more) as reader, pytest.raises(UsageError, match="is not the one that the stream has read up to"):
+                ask(reader)
+
+
+@BOTH
+@pytest.mark.parametrize("count", [5, 90, 150])
+def test_a_checkpoint_is_not_continued_on_a_store_that_was_made_anew(builder, given, count):
+    start, end = read_up_to_now(builder.root, **given)
+    shutil.rmtree(builder.root)
+    anew = StoreBuilder(builder.root)
+    anew.now_ms += 1
+    fill(anew, count)
+    assert_refused(builder.root, start, end, **given)
+    with reading(builder.root, **given) as reader:
+        assert reader.latestOffset(reader.initialOffset(), None) != reader.initialOffset(), "a new checkpoint reads it"
+
+
+@BOTH
+def test_a_running_stream_notices_that_its_store_was_replaced(builder, given):
+    with reading(builder.root, **given) as reader:
+        end = reader.latestOffset(reader.initialOffset(), None)
+        builder.root.rename(builder.root.with_name("old"))
+        anew = StoreBuilder(builder.root)
+        anew.now_ms += 1
+        fill(anew, 150)
+        with pytest.raises(UsageError, match="is not the one that the stream has read up to"):
+            reader.latestOffset(end, None)
+
+
+@BOTH
+def test_a_checkpoint_is_not_continued_on_a_log_that_was_cut_and_written_further(builder, given):
+    shutil.copytree(builder.root, builder.root.with_name("shorter"))
+    shorter = StoreBuilder(builder.root.with_name("shorter"))
+    vars(shorter).update(end=builder.end, now_ms=builder.now_ms + 1, queue_offsets=builder.queue_offsets.copy())
+    shorter._index, shorter._index_path = builder._index, shorter.paths.index / builder._index_path.name
+    fill(builder, 30)
+    start, end = read_up_to_now(builder.root, **given)
+    assert_refused(shorter.root, start, end, **given)  # cut, and nothing written yet
+    fill(shorter, 40)
+    assert_refused(shorter.root, start, end, **given)
+
+
+@BOTH
+def test_a_checkpoint_is_continued_wherever_the_log_is_the_same(builder, given, tmp_path):
+    """Moved, copied, deleted from the beginning, and with the checkpoint of a version that noted no log."""
+    _, end = read_up_to_now(builder.root, **given)
+    fill(builder, 7)
+    whole = builder.root.with_name("copy")
+    shutil.copytree(builder.root, whole)
+    builder.root.rename(tmp_path / "moved")
+    with reading(whole, **given) as reader:
+        expected = reader.latestOffset(end, None)
+        assert expected != end and expected.keys() == end.keys()
+    log = sorted((tmp_path / "moved/commitlog").iterdir())
+    for path in log[:-1]:
+        path.unlink()
+    for root in (whole, tmp_path / "moved"):
+        with reading(root, failOnDataLoss="false", **given) as reader:
+            assert without_mark(reader.latestOffset(without_mark(end), None)) == without_mark(expected)
+            assert without_mark(reader.latestOffset(end, None)) == without_mark(expected)
+            assert reader.partitions(end, expected)
+
+
+@BOTH
+def test_a_checkpoint_is_continued_on_a_restored_store_unless_the_backup_is_older(make_engine, tmp_path, given, monkeypatch):
+    from pyengine.client.backup import backup_store, restore_store
+    from pyengine.errors import EngineError
+    from pyengine.spark import stream as module
+    from pyengine.storage.backup_files import Folder
+
+    monkeypatch.setattr(module, "TIMEOUT_S", 0)
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        producer.put_many("A", [b"%d" % number for number in range(50)])
+        producer.put_many("B", [b"b"])
+        early = read_up_to_now(engine.root, **given)[1]
+        producer.put_many("A", [b"%d" % number for number in range(50, 60)])
+        backup_store(engine.root, Folder(tmp_path / "backup"))
+        producer.put_many("A", [b"later"])
+        late = read_up_to_now(engine.root, **given)[1]
+    engine.stop()
+    restore_store(Folder(tmp_path / "backup"), tmp_path / "restored")
+    with reading(tmp_path / "restored", **given) as reader:
+        assert reader.latestOffset(early, None) not in (early, late)
+        with pytest.raises(EngineError, match="is not the one that the stream has read up to"):
+            reader.latestOffset(late, None)
 
 
 @pytest.mark.parametrize(
