@@ -7,6 +7,7 @@ engine itself does not read events.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 # Levels, as syslog and the journal number them.
@@ -101,6 +102,9 @@ class Event(Enum):
     CLIENT_FAILED = (INFO, "A request or a connection of one client failed; the others are served.",
                      "See the client's own log.")
 
+    CLIENT_REFUSED = (INFO, "The access list of the gateway refuses a client's request.",
+                      "A client that should be served: its key, its secret and its rights in the access list ([gateway.md](gateway.md)).")
+
     def __init__(self, level: int, meaning: str, action: str) -> None:
         self.level = level
         self.meaning = meaning
@@ -108,3 +112,43 @@ class Event(Enum):
 
 
 Report = Callable[[Event, str], None]  # takes an event and its sentence for the log
+
+WINDOW_NS = 60_000_000_000
+LINES_MAX = 6       # of one kind and one host in a window; further ones are counted, and the count is a line
+HOSTS_MAX = 64      # with a limit of their own; all others share one
+OTHER_HOSTS = "other hosts"
+
+
+@dataclass(slots=True)
+class _Count:
+    until_ns: int
+    lines: int = 0
+    left_out: int = 0
+
+
+class HostLines:
+    """Reports lines that peers of the network cause, a few a minute of each kind, so that none of them can fill the disk with the log.
+
+    Used by one thread."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._counts: dict[tuple[Event, str], _Count] = {}
+
+    def report(self, host: str, event: Event, text: str, now_ns: int) -> None:
+        """Report an event with a sentence about a host."""
+        if (event, host) not in self._counts and len(self._counts) >= HOSTS_MAX:
+            host = OTHER_HOSTS
+        count = self._counts.setdefault((event, host), _Count(now_ns + WINDOW_NS))
+        if count.lines < LINES_MAX:
+            count.lines += 1
+            self._report(event, text)
+        else:
+            count.left_out += 1
+
+    def tick(self, now_ns: int) -> None:
+        """Report the counts of past minutes; called from time to time."""
+        for (event, host), count in [(key, count) for key, count in self._counts.items() if now_ns >= count.until_ns]:
+            del self._counts[event, host]
+            if count.left_out:
+                self._report(event, f"{host}: {count.left_out:,} more lines like those above within a minute")

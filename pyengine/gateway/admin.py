@@ -218,13 +218,13 @@ class Admin:
             files.delete(name)
         return Answer()
 
-    async def all_topics(self, request: Request) -> Answer:
+    def all_topics(self, request: Request) -> Answer:
         """Return every topic of topics.json and RocketMQ's system topics."""
-        rows = {topic.topic: {"order": topic.order, "perm": topic.perm, "readQueueNums": topic.read_queue_nums,
-                              "topicFilterType": topic.topic_filter_type, "topicName": topic.topic,
-                              "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}
-                for topic in self._names.topic_table().values()}
-        return Answer(body=write_json({"dataVersion": self._names.topics_version, "topicConfigTable": rows}))
+        return Answer(body=self._names.of_topics("rows", lambda topics, version: write_json(
+            {"dataVersion": version, "topicConfigTable": {topic.topic: {
+                "order": topic.order, "perm": topic.perm, "readQueueNums": topic.read_queue_nums,
+                "topicFilterType": topic.topic_filter_type, "topicName": topic.topic, "topicSysFlag": topic.topic_sys_flag,
+                "writeQueueNums": topic.write_queue_nums} for topic in topics.values()}})))
 
     def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""

@@ -22,7 +22,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
@@ -34,6 +35,8 @@ SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the me
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
 REQUEST_BYTES, FIELD_BYTES = 2048, 200  # approximate memory of a pending request without its frame, and of each header field
 FRAMES_AT_ONCE = 32         # of one connection, before other connections are served
+SLICE_S = 0.000_5           # of one connection, likewise
+TURN_S = 0.002              # of all connections, before the loop looks for new bytes
 TICK_S = 1.0
 INVOKE_TIMEOUT_S = 10.0     # for a client's answer to a request of the gateway (RocketMQ: Broker2Client)
 INT32_MASK = 0x7FFFFFFF
@@ -129,6 +132,9 @@ class Connections:
         self.open: set[Connection] = set()
         self.held_bytes = 0
         self.left_bytes: Counter[str] = Counter()  # of these, of requests whose connections are lost, by host
+        self._turns: Turns[None] = Turns()  # connections with more frames, which are not read from meanwhile
+        self._turn_s = 0.0          # spent in this pass of the loop
+        self._is_turn_due = False
         self.when_closed: list[Callable[[Connection], None]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -184,6 +190,53 @@ class Connections:
             connection.close()
         for task in list(self.tasks):
             task.cancel()
+
+    # ---- turns --------------------------------------------------------------------
+
+    def serve(self, connection: Connection) -> None:
+        """Handle frames of a connection now, or in its turn if others wait or this pass of the loop has lasted long."""
+        if connection in self._turns:
+            return
+        if self._turns or self._turn_s >= TURN_S:
+            self._turns.add(connection, None)
+            connection.pause()
+        else:
+            self._take_slice(connection)
+        self._plan_turn()
+
+    def serve_later(self, connection: Connection) -> None:
+        """Handle its frames in its turn, after the caller's work."""
+        if connection not in self._turns:
+            self._turns.add(connection, None)
+            self._plan_turn()
+
+    def _plan_turn(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._is_turn_due = False
+        self._turn_s = 0.0
+        while self._turns and self._turn_s < TURN_S:
+            connection, _ = self._turns.take()
+            assert connection is not None
+            if not connection.is_closed:
+                self._take_slice(connection)
+        if self._turns:
+            self._plan_turn()
+
+    def _take_slice(self, connection: Connection) -> None:
+        began_s = time.perf_counter()
+        has_more = connection.read_frames(began_s + SLICE_S)
+        took_s = time.perf_counter() - began_s
+        self._turn_s += took_s
+        self._turns.charge(connection, took_s)
+        if has_more:
+            self._turns.add(connection, None)
+            connection.pause()
+        else:
+            connection.unpause()
 
     async def _close_idle(self) -> None:
         while True:
@@ -253,11 +306,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        self._read_frames()
+        self._owner.serve(self)
 
     def pause_writing(self) -> None:
         self._is_full = True
-        self._pause()
+        self.pause()
 
     def resume_writing(self) -> None:
         self._is_full = False
@@ -265,11 +318,15 @@ class Connection(asyncio.Protocol):
 
     # ---- requests -----------------------------------------------------------------
 
-    def _read_frames(self) -> None:
-        """Handle whole frames of the buffer, some at a time, up to the limit of pending requests."""
+    def read_frames(self, until_s: float) -> bool:
+        """Handle whole frames of the buffer: some, until this time, and within the limit of pending requests; return whether more
+        may be there."""
         at = handled = 0
+        may_have_more = True
         try:
-            while handled < FRAMES_AT_ONCE and not (self.is_closed or self._may_not_ask):
+            while not (self.is_closed or self._may_not_ask):
+                if handled and (handled >= FRAMES_AT_ONCE or time.perf_counter() >= until_s):
+                    break
                 if self._take_first is not None and not self.waiting and at < len(self._buffer):
                     taken, requests = self._take_first(self, self._buffer, at)
                     if taken:
@@ -278,6 +335,7 @@ class Connection(asyncio.Protocol):
                         continue
                 size_bytes = frame_length(self._buffer, at, self._limits.frame_bytes_max)
                 if size_bytes is None or len(self._buffer) - at < size_bytes:
+                    may_have_more = False
                     break
                 data = bytes(memoryview(self._buffer)[at + 4:at + size_bytes])
                 at += size_bytes
@@ -291,11 +349,8 @@ class Connection(asyncio.Protocol):
             self.fail(str(error))
         if at:
             del self._buffer[:at]
-        if handled >= FRAMES_AT_ONCE or self._may_not_ask:
-            self._pause()
-        if handled >= FRAMES_AT_ONCE:
-            asyncio.get_running_loop().call_soon(self._continue_reading)
         self._measure()
+        return may_have_more and not self.is_closed and not self._may_not_ask
 
     @property
     def _may_not_ask(self) -> bool:
@@ -425,6 +480,8 @@ class Connection(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         assert self._transport is not None
+        if self._transport.is_closing():  # its client has gone, and the loop will say so
+            return
         self._transport.write(data)
         self.active_s = time.monotonic()
         self._measure()
@@ -446,16 +503,23 @@ class Connection(asyncio.Protocol):
         self._owner.held_bytes += held - self._counted
         self._counted = held
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Read no bytes from the client."""
         if not (self._is_paused or self.is_closed) and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
 
-    def _continue_reading(self) -> None:
-        if self._is_paused and not self._may_not_ask and not self.is_closed and self._transport is not None:
+    def unpause(self) -> None:
+        """Read from the client unless it must not ask; finish() and resume_writing() look again."""
+        if self._may_not_ask:
+            self.pause()
+        elif self._is_paused and not self.is_closed and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
-            asyncio.get_running_loop().call_soon(self._read_frames)
+
+    def _continue_reading(self) -> None:
+        if self._is_paused and not self._may_not_ask and not self.is_closed:
+            self._owner.serve_later(self)
 
     def close(self) -> None:
         """Close it once its output is sent."""
@@ -479,21 +543,81 @@ class Connection(asyncio.Protocol):
 REQUESTER: ContextVar[Connection | None] = ContextVar("REQUESTER", default=None)  # whose request is handled
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+HOSTS_REMEMBERED_MAX = 4096
+CALL_S = 0.000_1  # of a call that has only begun
+
+
+class Turns(Generic[Result]):
+    """Gives turns to connections: first to the host, and of it to the connection, that has used the least time.
+
+    So a client that asks for little has its turn next, however many others ask for much. Who was idle has no credit: it begins
+    with what the last one had used that got a turn. Nothing counts while nobody waits. None stands for the gateway itself.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[Connection | None, Result]] = {}
+        self._host_used_s: dict[str, float] = {}
+        self._used_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self._host_base_s = self._base_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, connection: Connection | None) -> bool:
+        return connection in self._waiting.get(connection.host if connection else "", ())
+
+    def add(self, connection: Connection | None, item: Result) -> Result:
+        """Let a connection wait for its turn, with an item; return the item, or the one of a connection that waits already."""
+        host = connection.host if connection else ""
+        if host not in self._waiting:
+            if len(self._host_used_s) >= HOSTS_REMEMBERED_MAX:
+                self._host_used_s = {each: self._host_used_s[each] for each in self._waiting}
+            self._host_used_s[host] = max(self._host_used_s.get(host, 0.0), self._host_base_s)
+        waiting = self._waiting.setdefault(host, {})
+        if connection is not None and connection not in waiting:
+            self._used_s[connection] = max(self._used_s.get(connection, 0.0), self._base_s)
+        return waiting.setdefault(connection, item)
+
+    def take(self) -> tuple[Connection | None, Result]:
+        """Remove the connection whose turn it is; return it and its item."""
+        host = min(self._waiting, key=self._host_used_s.__getitem__)
+        waiting = self._waiting[host]
+        connection = min(waiting, key=lambda each: self._used_s.get(each, 0.0) if each is not None else 0.0)
+        self._host_base_s = self._host_used_s[host]
+        self._base_s = self._used_s.get(connection, 0.0) if connection is not None else self._base_s
+        item = waiting.pop(connection)
+        if not waiting:
+            del self._waiting[host]
+        return connection, item
+
+    def charge(self, connection: Connection | None, spent_s: float) -> None:
+        """Count the time of a turn."""
+        if not self._waiting:
+            if self._host_used_s:
+                self._host_used_s, self._used_s = {}, WeakKeyDictionary()
+                self._host_base_s = self._base_s = 0.0
+            return
+        host = connection.host if connection else ""
+        self._host_used_s[host] = self._host_used_s.get(host, self._host_base_s) + spent_s
+        if connection is not None:
+            self._used_s[connection] = self._used_s.get(connection, self._base_s) + spent_s
+
+
+Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class TurnExecutor(ThreadPoolExecutor):
-    """Runs the calls of each client host in turn, and of a host those of each connection, so that many calls of one delay no other."""
+    """Runs calls in the turns of their clients, so that many calls of one delay no other."""
 
     def __init__(self, threads: int, name: str) -> None:
         super().__init__(threads, thread_name_prefix=name)
-        self._waiting: dict[str, dict[Connection | None, deque[tuple[Future[Any], Callable[[], Any]]]]] = {}  # the next one first
-        self._turns = threading.Lock()
+        self._turns: Turns[deque[Call]] = Turns()
+        self._lock = threading.Lock()
 
     def submit(self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
-        requester, future = REQUESTER.get(), Future[Result]()
-        with self._turns:
-            calls = self._waiting.setdefault(requester.host if requester else "", {}).setdefault(requester, deque())
-            calls.append((future, partial(fn, *args, **kwargs)))
+        future = Future[Result]()
+        with self._lock:
+            self._turns.add(REQUESTER.get(), deque()).append((future, partial(fn, *args, **kwargs)))
         super().submit(self._run_next)
         return future
 
@@ -506,18 +630,17 @@ class TurnExecutor(ThreadPoolExecutor):
         return lambda request: self.run(handler, request)
 
     def _run_next(self) -> None:
-        with self._turns:
-            host = next(iter(self._waiting))
-            connections = self._waiting.pop(host)
-            connection = next(iter(connections))
-            calls = connections.pop(connection)
+        began_s = time.perf_counter()
+        with self._lock:
+            connection, calls = self._turns.take()
             future, call = calls.popleft()
+            self._turns.charge(connection, CALL_S)
             if calls:
-                connections[connection] = calls
-            if connections:
-                self._waiting[host] = connections
+                self._turns.add(connection, calls)
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())
             except BaseException as error:  # noqa: BLE001 - the caller's, as by ThreadPoolExecutor
                 future.set_exception(error)
+        with self._lock:
+            self._turns.charge(connection, time.perf_counter() - began_s)

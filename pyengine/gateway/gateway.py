@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
-from pyengine.events import Event, Report
+from pyengine.events import Event, HostLines, Report
 from pyengine.gateway import codes
 from pyengine.gateway.access import AccessList, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 THREADS = 8
 EXPIRE_S = 5.0
 RELOAD_INTERVAL_S = 1.0 # between two checks of the access list and the certificate
-REPORT_WINDOW_S = 60.0
-REPORTS_MAX = 20        # sentences of one kind in a window; further ones are counted
+COUNT_LINES_S = 5.0     # between two looks for counts of lines that were left out
 VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus two
 
 
@@ -51,27 +51,15 @@ class Ports:
     broker: int
 
 
-class Reports:
-    """Writes sentences of one kind about clients to the log, at most so many in a window, so that no client can fill a disk."""
+class _AsyncioLog(logging.Handler):
+    """Takes what asyncio would write into the log, of which clients can cause much."""
 
-    def __init__(self, report: Report, clock_s: Callable[[], float] = time.monotonic, about: str = "clients") -> None:
-        self._report = report
-        self._about = about
-        self._clock_s = clock_s
-        self._window_s = clock_s()
-        self._reported = self._left_out = 0
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._say = say
 
-    def __call__(self, host: str, sentence: str) -> None:
-        now_s = self._clock_s()
-        if now_s - self._window_s >= REPORT_WINDOW_S:
-            if self._left_out:
-                self._report(Event.CLIENT_FAILED, f"{self._left_out} more sentences about {self._about} were left out")
-            self._window_s, self._reported, self._left_out = now_s, 0, 0
-        if self._reported < REPORTS_MAX:
-            self._reported += 1
-            self._report(Event.CLIENT_FAILED, f"client {host}: {printable(sentence, 500)}")
-        else:
-            self._left_out += 1
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say("asyncio", record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else ""))
 
 
 class Gateway:
@@ -90,7 +78,9 @@ class Gateway:
             config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
         self._access = AccessList(reader.root, config) if config.acl_enable else None
         self._tls = TlsHandler(reader.root, config) if config.gateway_tls_mode != "disabled" else None
-        self.connections = Connections(self.limits, Reports(report), self._tls)
+        self._lines = HostLines(report)
+        self.connections = Connections(self.limits, self._lines_of(Event.CLIENT_FAILED), self._tls)
+        self._asyncio_log = _AsyncioLog(self.connections.report)
         self._puts = Puts(connect)
         self._offsets = GroupOffsets(reader, self._executor)
         self.pulls: Pulls | None = None
@@ -144,10 +134,13 @@ class Gateway:
             with contextlib.suppress(EngineError):  # reported by the next reload(); until the list can be read every client is refused
                 await self._reload(access)
             broker.update(access.handlers(address, executor, self._report))
-            refusals = Reports(self._report, about="refused requests")  # counted apart, so that they do not hide other sentences
+            refusals = self._lines_of(Event.CLIENT_REFUSED)
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
         self.connections.when_closed += [members.closed, pulls.closed]
+        logger = logging.getLogger("asyncio")
+        logger.addHandler(self._asyncio_log)
+        logger.propagate = False
         self._puts.start()
         pulls.start()
         await self.connections.start()
@@ -155,6 +148,7 @@ class Gateway:
         self._tasks = [loop.create_task(work) for work in (
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
+            repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
             *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE) for watched in self._watched))]
@@ -168,6 +162,10 @@ class Gateway:
         config = await self._executor.run(lambda: read_run_settings(find_folder(self._reader.root)))
         self._reader.use_settings(config)
         await self._puts.renew(self._executor)
+
+    def _lines_of(self, event: Event) -> Callable[[str, str], None]:
+        """Return a function that takes a host and a sentence about it for the log."""
+        return lambda host, sentence: self._lines.report(host, event, f"client {host}: {printable(sentence, 500)}", time.monotonic_ns())
 
     @property
     def _watched(self) -> list[AccessList | TlsHandler]:
@@ -195,6 +193,8 @@ class Gateway:
         self._executor.shutdown(wait=True, cancel_futures=True)  # of connections that are closed
         if self._ends is not None:
             self._ends.close()
+        logging.getLogger("asyncio").removeHandler(self._asyncio_log)
+        logging.getLogger("asyncio").propagate = True
 
 
 def refused_by_slave() -> Handlers:

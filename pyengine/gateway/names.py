@@ -39,6 +39,7 @@ from pyengine.storage.config_table import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
+    NamedRows,
     SubscriptionGroup,
     SubscriptionGroups,
     TopicConfig,
@@ -165,6 +166,8 @@ class Names:
         self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
         self._name_server_file = ConfigFile(StorePaths(root).config / "namesrvConfig.json", decode_settings)
         self._name_server = _CachedFile(self._name_server_file.path, lambda: self._name_server_file.read().value or {})
+        self._listed: NamedRows[TopicConfig] | None = None
+        self._lists: dict[str, bytes] = {}  # by their names, of `_listed`
         self._making: dict[str, asyncio.Future[Any]] = {}
         cluster = config.broker_cluster_name
         inherited = _READ_WRITE | PERM_INHERIT
@@ -197,10 +200,14 @@ class Names:
     def topic_table(self) -> dict[str, TopicConfig]:
         return self._system | self._topics.table().rows
 
-    @property
-    def topics_version(self) -> dict[str, int]:
-        """Return the dataVersion of topics.json."""
-        return self._topics.table().data_version
+    def of_topics(self, name: str, make: Callable[[dict[str, TopicConfig], dict[str, int]], bytes]) -> bytes:
+        """Return what `make` makes of all topics and their dataVersion, once for each content of topics.json: it may be long."""
+        table = self._topics.table()
+        if table is not self._listed:
+            self._listed, self._lists = table, {}
+        if name not in self._lists:
+            self._lists[name] = make(self._system | table.rows, table.data_version)
+        return self._lists[name]
 
     def is_system(self, topic: str) -> bool:
         return topic in self._system or topic in SYSTEM_TOPICS
@@ -385,8 +392,9 @@ class NameServer:
     def topic_list(self, request: Request) -> Answer:
         """Return the names of all topics; none for another cluster."""
         cluster = request.frame.fields.get("cluster")
-        topics = sorted(self._names.topic_table()) if cluster in (None, self._address.cluster) else []
-        return Answer(body=write_json({"topicList": topics}))
+        if cluster not in (None, self._address.cluster):
+            return Answer(body=write_json({"topicList": []}))
+        return Answer(body=self._names.of_topics("names", lambda topics, _: write_json({"topicList": sorted(topics)})))
 
     def system_topics(self, request: Request) -> Answer:
         """Return the names of the cluster and its broker, which are topics in RocketMQ, and the broker's address."""
@@ -395,14 +403,15 @@ class NameServer:
 
     def unit_topics(self, request: Request) -> Answer:
         """Return topics by the bits of their topicSysFlag: of a unit, with subscribers of a unit, or only the latter."""
-        def is_wanted(flags: int) -> bool:
-            if request.frame.code == codes.GET_UNIT_TOPIC_LIST:
-                return bool(flags & FLAG_UNIT)
-            return bool(flags & FLAG_UNIT_SUB) and not (
-                flags & FLAG_UNIT and request.frame.code == codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
+        code = request.frame.code
 
-        return Answer(body=write_json({"topicList": sorted(
-            name for name, topic in self._names.topic_table().items() if is_wanted(topic.topic_sys_flag))}))
+        def is_wanted(flags: int) -> bool:
+            if code == codes.GET_UNIT_TOPIC_LIST:
+                return bool(flags & FLAG_UNIT)
+            return bool(flags & FLAG_UNIT_SUB) and not (flags & FLAG_UNIT and code == codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
+
+        return Answer(body=self._names.of_topics(f"of units, {code}", lambda topics, _: write_json({"topicList": sorted(
+            name for name, topic in topics.items() if is_wanted(topic.topic_sys_flag))})))
 
     def set_write_perm(self, request: Request) -> Answer:
         """Mark the broker in routes as writable or not, so that producers leave it; messages that they send anyway are stored."""

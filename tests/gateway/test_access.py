@@ -26,10 +26,10 @@ from fix_gateway import (
     trusting,
 )
 from pyengine.engine_config import EngineConfig
+from pyengine.events import LINES_MAX
 from pyengine.gateway import acl_file, codes
 from pyengine.gateway.access import AccessList
 from pyengine.gateway.acl_file import AccessError, Addresses
-from pyengine.gateway.gateway import REPORTS_MAX
 from pyengine.gateway.wire import BINARY_FORM, Frame
 from waiting import eventually
 
@@ -463,7 +463,7 @@ def test_a_refusal_is_logged_and_its_handler_is_not_called(access):
 
 def test_a_flood_of_refusals_leaves_other_sentences_of_the_log_their_place(guarded):
     client = guarded.broker()
-    for _ in range(3 * REPORTS_MAX):
+    for _ in range(3 * LINES_MAX):
         assert client.ask(codes.SEND_MESSAGE_V2, send_fields("kept"), b"x").code == codes.SYSTEM_ERROR
     client.socket.sendall(struct.pack(">i", 70 << 20))
     eventually(lambda: f"a frame of {70 << 20} bytes" in guarded.engine.log(), "it is said why the connection was closed")

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
+import time
 from dataclasses import replace
 
 import pytest
 
 from pyengine.gateway import codes
-from pyengine.gateway.connections import FIELD_BYTES, REQUEST_BYTES, REQUESTS_MAX, Answer, Connections, Limits, Request
+from pyengine.gateway.connections import (
+    FIELD_BYTES,
+    REQUEST_BYTES,
+    REQUESTS_MAX,
+    Answer,
+    Connection,
+    Connections,
+    Limits,
+    Request,
+    Turns,
+)
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame
 from waiting import scaled_timeout_s
 
-ECHO, LATER, NEVER, LARGE, FAILS, SLOW = 1, 2, 3, 4, 5, 6
+ECHO, LATER, NEVER, LARGE, FAILS, SLOW, BUSY = 1, 2, 3, 4, 5, 6, 7
 
 
 class Rig:
@@ -23,6 +35,7 @@ class Rig:
     def __init__(self, **limits: object) -> None:
         self.said: list[str] = []
         self.kept: list[Request] = []
+        self.busy = 0
         self.connections = Connections(Limits(**limits), lambda host, text: self.said.append(text))
 
     async def __aenter__(self) -> Rig:
@@ -39,8 +52,15 @@ class Rig:
             await self.go_on.wait()
             return Answer()
 
+        def busy(request: Request) -> Answer:
+            self.busy += 1
+            until_s = time.perf_counter() + 0.000_3
+            while time.perf_counter() < until_s:
+                pass
+            return Answer()
+
         self.port = await self.connections.listen("127.0.0.1", 0, {
-            SLOW: slow, ECHO: lambda request: Answer(body=request.frame.body), LATER: later, NEVER: self.kept.append,
+            BUSY: busy, SLOW: slow, ECHO: lambda request: Answer(body=request.frame.body), LATER: later, NEVER: self.kept.append,
             LARGE: lambda request: Answer(body=bytes(1 << 20)), FAILS: fails})
         await self.connections.start()
         self.open = contextlib.AsyncExitStack()
@@ -288,6 +308,92 @@ async def until(holds) -> None:
     async with asyncio.timeout(scaled_timeout_s(30)):
         while not holds():
             await asyncio.sleep(0.001)
+
+
+def test_many_connections_with_many_requests_do_not_hold_up_one_with_few():
+    async def steps(rig: Rig) -> None:
+        others = [await rig.connect() for _ in range(40)]
+        one = await rig.connect()
+        for other in others:
+            for _ in range(100):
+                other.send(BUSY)
+        while rig.busy < 100:
+            await asyncio.sleep(0)
+        before = rig.busy
+        assert (await one.ask(ECHO, b"one")).body == b"one"
+        assert rig.busy - before < 200, "of 4,000: each pass of the loop takes a few, and then the one that has asked for least"
+        for other in others:
+            for _ in range(100):
+                await other.receive()
+
+    run({}, steps)
+
+
+def test_a_turn_goes_to_the_host_and_the_connection_that_have_used_least():
+    def connection(host: str) -> Connection:
+        made = Connection(Connections(Limits(), lambda host, text: None), {})
+        made.host = host
+        return made
+
+    turns: Turns[str] = Turns()
+    busy = [connection("a") for _ in range(100)]
+    for each in busy:
+        turns.add(each, "busy")
+    for _ in range(300):
+        each, item = turns.take()
+        turns.charge(each, 1.0)
+        turns.add(each, item)
+    one, far = connection("a"), connection("b")
+    assert one not in turns and turns.add(one, "one") == "one" and turns.add(one, "again") == "one" and one in turns
+    turns.add(far, "far")
+    assert turns.take() == (far, "far"), "its host has used nothing"
+    assert turns.take() == (one, "one"), "it has used nothing"
+    order = []
+    turns.add(far, "far")
+    for _ in range(100):
+        each, item = turns.take()
+        order.append(item)
+        turns.charge(each, 1.0)
+        turns.add(each, item)
+    assert order.count("far") >= 49, "a host with one connection gets as much as one with a hundred"
+    assert len(turns) == 2
+
+
+def test_who_was_idle_has_no_credit_for_it():
+    """Nor has one that was alone to pay for it."""
+    turns: Turns[int] = Turns()
+    early, late = (Connection(Connections(Limits(), lambda host, text: None), {}) for _ in range(2))
+    early.host, late.host = "a", "b"
+    for _ in range(1000):
+        turns.add(early, 0)
+        turns.charge(turns.take()[0], 1.0)
+    turns.add(early, 0)
+    turns.add(late, 1)
+    order = []
+    for _ in range(20):
+        each, item = turns.take()
+        order.append(item)
+        turns.charge(each, 1.0)
+        turns.add(each, item)
+    assert 8 <= order.count(0) <= 12
+
+
+def test_answers_to_a_client_that_has_gone_write_nothing_into_the_log(caplog):
+    async def steps(rig: Rig) -> None:
+        gone, stays = await rig.connect(), await rig.connect()
+        for _ in range(200):
+            gone.send(NEVER)
+        while len(rig.kept) < 200:
+            await asyncio.sleep(0.01)
+        gone.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.writer.transport.abort()
+        await asyncio.sleep(0)
+        for request in rig.kept:
+            request.reply(Answer(body=b"late"))
+        assert (await stays.ask(ECHO, b"on")).body == b"on"
+
+    run({}, steps)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_the_requests_of_a_client_end_with_its_connection():

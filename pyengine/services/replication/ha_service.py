@@ -27,10 +27,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from pyengine.errors import EngineError, EngineUnavailableError
-from pyengine.events import Event, Report
+from pyengine.events import Event, HostLines
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
@@ -56,10 +55,6 @@ FORGET_NS = 1_000_000_000  # how often the descriptors of deleted segments are c
 _GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer has closed it
 _WATCHED = select.EPOLLIN | select.EPOLLRDHUP
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
-WINDOW_NS = 60_000_000_000
-LINES_MAX = 6       # of one host in a window; further ones are counted, and the count is a line
-HOSTS_MAX = 64      # with a limit of their own; all others share one
-_OTHERS = "other hosts"
 
 
 def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int]:
@@ -487,38 +482,3 @@ def _listen(host: str, port: int) -> socket.socket:
             "set ha_listen_host and ha_listen_port") from error
     listener.setblocking(False)
     return listener
-
-
-@dataclass(slots=True)
-class _HostCount:
-    until_ns: int
-    lines: int = 0
-    left_out: int = 0
-
-
-class HostLines:
-    """Reports lines about slaves that connect and disconnect, a few a minute, so that a peer cannot fill the disk with the log."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._hosts: dict[str, _HostCount] = {}
-
-    def report(self, host: str, event: Event, text: str, now_ns: int) -> None:
-        """Report an event with a sentence about a host."""
-        count = self._hosts.get(host)
-        if count is None:
-            if len(self._hosts) >= HOSTS_MAX:
-                host = _OTHERS
-            count = self._hosts.setdefault(host, _HostCount(now_ns + WINDOW_NS))
-        if count.lines < LINES_MAX:
-            count.lines += 1
-            self._report(event, text)
-        else:
-            count.left_out += 1
-
-    def tick(self, now_ns: int) -> None:
-        """Report the counts of past minutes; called from time to time."""
-        for host, count in [(host, count) for host, count in self._hosts.items() if now_ns >= count.until_ns]:
-            del self._hosts[host]
-            if count.left_out:
-                self._report(Event.SLAVE_GONE, f"{host}: {count.left_out:,} more lines like those above within a minute")
