@@ -31,7 +31,7 @@ from logs import LogBuilder
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError
+from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.formats import ha_wire
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
@@ -44,6 +44,7 @@ from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
 from pyengine.storage.commit_log import LocalLog
 from pyengine.storage.config import load_config
+from pyengine.storage.durable_writes import open_shared_file
 from ready_store import store_with_writer
 from waiting import eventually
 
@@ -245,6 +246,50 @@ def test_another_user_who_may_read_the_lock_can_prevent_a_start_and_is_reported(
         assert "PermissionError" in as_nobody(hold)
     for descriptor in (ready, held, go_on, done):
         os.close(descriptor)
+
+
+def locks_of(root):
+    return [path for path in (root / "config").rglob("*") if path.suffix == ".lock" or path.parent.name == "consumers"]
+
+
+@pytest.mark.root
+def test_another_user_can_lock_no_file_that_stops_consumers_tables_or_transactions(make_engine):
+    """To read a file is enough to lock it. Files of an older version are closed to others at the start."""
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root, transaction_timeout_ms=0) as producer, pyengine.consume(engine.root, "T", group="g") as consumer:
+        with producer.transaction(group="t", checker=lambda message: None) as transaction:
+            transaction.put("T", b"x")
+        producer.check_transactions()
+        assert consumer.pull(timeout_s=30)
+        consumer.commit()
+    made = locks_of(engine.root)
+    assert {path.name for path in made} >= {"transactions.lock", "topics.json.lock", "T@g", "lock"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o600}
+    engine.stop()
+    for path in made:
+        path.chmod(0o644)
+    engine.start()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in locks_of(engine.root)} == {0o600}
+
+
+@pytest.mark.root
+def test_root_opens_no_lock_file_that_is_a_link_to_another_users_file(tmp_path):
+    other = tmp_path / "other"
+    for name, make in {"link": Path.symlink_to, "hard": Path.hardlink_to}.items():
+        root = tmp_path / name
+        (root / "config").mkdir(parents=True)
+        other.write_bytes(b"of root")
+        for folder in (root, root / "config"):
+            os.chown(folder, NOBODY, NOBODY)
+        for file in ("transactions.lock", "consumerOffset.lock", "topics.json.lock"):
+            path = root / "config" / file
+            make(path, other)
+            if name == "link":
+                os.lchown(path, NOBODY, NOBODY)
+            with pytest.raises(DiskError):
+                open_shared_file(path)
+    assert other.read_bytes() == b"of root" and other.stat().st_uid == 0
 
 
 def test_shared_objects_are_the_engines_users_alone(engine):

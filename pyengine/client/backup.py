@@ -13,9 +13,11 @@ rebuilt; the end of its last file is copied, because it has the next queue offse
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +26,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES
-from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, command, disk_errors
+from pyengine.errors import (
+    CorruptionError,
+    DiskError,
+    EngineError,
+    ExitCode,
+    FormatError,
+    UsageError,
+    command,
+    disk_errors,
+    show_as,
+)
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
-from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_open_file, read_small_file
 from pyengine.ipc.crashed_engine_memory import rebuild_offline
 from pyengine.ipc.live_reader import LiveStoreReader, check_now, flushed_end, log_held, lost_end, open_store
 from pyengine.native.failpoint import failpoint
@@ -36,26 +48,27 @@ from pyengine.results import ReadLevel
 from pyengine.settings import Value
 from pyengine.storage.backup_files import (
     CHUNK_BYTES,
+    LOCK_NAME,
     MANIFEST,
+    PRIVATE_FOLDER,
     PROGRESS,
     Destination,
     Manifest,
     Piece,
     Table,
+    is_config_table,
     locked_folder,
     read_manifest,
     read_progress,
     store_identity,
 )
-from pyengine.storage.check.check import NOT_KEPT
 from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
 from pyengine.storage.config import LOG_PATHS, load_config, record_sizes
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
-from pyengine.storage.file_system import refuse_shared
+from pyengine.storage.file_system import make_folder_in, open_file_in, open_folder, refuse_link, refuse_shared, sync_open_folder
 from pyengine.storage.log_holds import RenewedHold, held_log
 from pyengine.storage.recovery.report import RecoveryState
-from pyengine.storage.replication_state import NAME as REPLICATION
 
 if TYPE_CHECKING:
     from pyengine.storage.check.report import CheckReport
@@ -65,7 +78,6 @@ HOLD_MS = 600_000
 READY = "ready"  # a file in STORE/.restoring with the result: the store is complete and only has to be moved to its place
 _TEMPORARY = (f"{MANIFEST}.tmp", f"{PROGRESS}.tmp", f"{MANIFEST}.new", f"{PROGRESS}.new")
 _BACKUP_FOLDERS = ("commitlog/", "tables/")
-_OF_THIS_STORE = NOT_KEPT | {REPLICATION}
 
 Progress = Callable[[int, int | None], None]
 
@@ -346,11 +358,21 @@ def _config_tables(root: Path) -> Iterator[tuple[str, bytes, int]]:
     """Yield (path, content, length) of the files of brokers and users in config/, without those that identify the store."""
     folder = StorePaths(root).config
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        name = path.name.removesuffix(".bak")
-        if path.is_file() and (name == "engine.toml" or name.endswith(".json") and name not in _OF_THIS_STORE):
+        if is_config_table(path.name) and path.is_file():
             with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
-                content = read_small_file(path)
+                content = _read_table(folder, path.name)
                 yield f"config/{path.name}", content, len(content)
+
+
+def _read_table(folder: Path, name: str) -> bytes:
+    """Read a file of config/; as root, through no link of another user. OSError or DiskError."""
+    opened, path = open_folder(folder), folder / name
+    try:
+        status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        refuse_link(status, str(path))
+        return read_small_file(path) if stat.S_ISLNK(status.st_mode) else read_open_file(open_file_in(opened, name, path), path)
+    finally:
+        os.close(opened)
 
 
 def _ends_of_empty_queues(store: LiveStoreReader) -> Iterator[tuple[str, bytes, int]]:
@@ -364,7 +386,7 @@ def _ends_of_empty_queues(store: LiveStoreReader) -> Iterator[tuple[str, bytes, 
                 continue
             begin = (end - 1) * CQ_ENTRY_BYTES // size_bytes * size_bytes
             path = StorePaths(store.root).queue_folder(topic, queue_id) / f"{begin:020d}"
-            with disk_errors("read", path), open(path, "rb") as file:
+            with disk_errors("read", path), open(open_regular(path), "rb") as file:
                 yield str(path.relative_to(store.root)), file.read(end * CQ_ENTRY_BYTES - begin), size_bytes
 
 
@@ -402,12 +424,15 @@ def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
     try:
         for chunk in dest.chunks(one.name):
             crc, length = zlib.crc32(chunk, crc), length + len(chunk)
+            if length > one.size_bytes:
+                break
             yield chunk
     except FileNotFoundError:
         raise CorruptionError(f"{dest.where}/{one.name} is missing") from None
     if (crc, length) != (one.crc, one.size_bytes):
-        raise CorruptionError(f"{dest.where}/{one.name} is damaged: {length} bytes with checksum {crc:08x}, not {one.size_bytes} with "
-                              f"{one.crc:08x}")
+        more = "or more " if length > one.size_bytes else ""
+        raise CorruptionError(f"{dest.where}/{one.name} is damaged: {length} {more}bytes with checksum {crc:08x}, not {one.size_bytes} "
+                              f"with {one.crc:08x}")
 
 
 # ---- restore ---------------------------------------------------------------------
@@ -484,50 +509,105 @@ def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda 
     """Restore the backup in `dest` to `root`, absent or empty: log and tables as they were, queues and index rebuilt.
 
     `root` becomes a store only when all of it is complete, durable and checked. After a kill before that, `start` refuses
-    `root`, and the same call begins again. UsageError if `root` is not empty or `dest` has no backup;
-    CorruptionError, with no files left in `root`, if the backup does not match its checksums.
+    `root`, and the same call begins again. Its files are private to this user, whatever the umask is. UsageError if `root` is not
+    empty or `dest` has no backup; CorruptionError, with no files left in `root`, if the backup does not match its checksums.
     """
     started_s = time.monotonic()
     manifest = _require_manifest(dest)
     refuse_shared(root)
-    make_folders(root)
-    with locked_folder(root), dest.locked(shared=True):
-        made = StorePaths(root).restoring
-        others = sorted(set(os.listdir(root)) - {made.name, "lost+found"})
-        ready = _Ready.read(made / READY)
-        is_moved = bool(others) and (ready is not None or made.is_dir() and not os.listdir(made))
+    folder = open_folder(root, make_mode=PRIVATE_FOLDER)
+    try:
+        with _private_files(), locked_folder(root), dest.locked(shared=True):
+            report = _restore(manifest, dest, folder, root, progress, settings)
+    finally:
+        os.close(folder)
+    return replace(report, seconds=time.monotonic() - started_s)
+
+
+def _restore(manifest: Manifest, dest: Destination, folder: int, root: Path, progress: Progress,
+             settings: dict[str, object]) -> RestoreReport:
+    """Restore into the open folder of `root`; `seconds` is not set yet."""
+    name = StorePaths(root).restoring.name
+    others = sorted(set(os.listdir(folder)) - {name, LOCK_NAME, "lost+found"})
+    has_begun = name in os.listdir(folder)
+    rebuilt, check, crc = None, None, zlib.crc32(manifest.content())
+    with _open_restoring(folder, root) if has_begun or not others else contextlib.nullcontext() as made:
+        ready = None if made is None else _Ready.read(made / READY)
+        is_moved = bool(others) and made is not None and (ready is not None or not os.listdir(made))
         if others and not is_moved:
             raise UsageError(f"{root} holds {others[0]}: a backup is restored into an empty or absent directory")
-        rebuilt, check, crc = None, None, zlib.crc32(manifest.content())
+        assert made is not None
         if not is_moved and (ready is None or ready.manifest != crc):  # DEST may have a newer backup by now
             try:
                 _copy_store(manifest, dest, made, progress)
             except CorruptionError:
-                shutil.rmtree(made)
+                _clear_folder(made)
+                os.rmdir(name, dir_fd=folder)
                 raise
             rebuilt, check, refused = _complete(made, settings, progress)
             ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, refused,
                            ExitCode.OK if check is None else check.exit_code)
             ready.write(made / READY)
         failpoint("restore_moving")
-        _move(made, root)
-        identity = read_engine_id(root)
-        if ready is None:  # the last run was killed after it had removed the note, before its last step
-            check = check_now(root, load_config(root, settings), progress=progress)
-            ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, "", check.exit_code)
+        _move(made, folder, root)
+    identity = read_engine_id(root)
+    if ready is None:  # the last run was killed after it had removed the note, before its last step
+        check = check_now(root, load_config(root, settings), progress=progress)
+        ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, "", check.exit_code)
     return RestoreReport(
         store=str(root), dest=ready.dest, uuid=str(identity.uuid) if identity else "", taken_ms=ready.taken_ms,
         min_offset=ready.min_offset, end_offset=ready.end_offset, rebuilt=rebuilt, check=check, refused=ready.refused,
-        seconds=time.monotonic() - started_s, found=ExitCode(ready.found))
+        seconds=0.0, found=ExitCode(ready.found))
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Let only this user read what the process creates inside the block: the store that was backed up may have been as private."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def _open_restoring(folder: int, root: Path) -> Iterator[Path]:
+    """Open the folder in which the store is made; yield a path that leads to it whatever its name becomes.
+
+    So the user of `root` cannot put a link in its place while root writes.
+    """
+    named = StorePaths(root).restoring
+    with disk_errors("open", named):
+        make_folder_in(folder, named.name, PRIVATE_FOLDER)
+        descriptor = os.open(named.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner != os.geteuid():
+            raise DiskError(f"{named} belongs to the user {owner}: run `restore` as that user, or remove it", errno=errno.EPERM)
+        held = Path(f"/proc/self/fd/{descriptor}")
+        show_as(str(held), str(named))
+        try:
+            yield held if held.exists() else named  # without /proc
+        finally:
+            show_as(str(held), "")
+    finally:
+        os.close(descriptor)
+
+
+def _clear_folder(folder: Path) -> None:
+    with disk_errors("clear", folder):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
 
 
 def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Progress) -> None:
     """Write tables and log, durably, and give the store an identity; CorruptionError for a file that does not match its checksum."""
-    if root.exists():
-        (root / READY).unlink(missing_ok=True)  # first: if this run is killed, the files are no complete store
-        sync_folder(root)
-        shutil.rmtree(root)
-    make_folders(root)
+    (root / READY).unlink(missing_ok=True)  # first: if this run is killed, the files are no complete store
+    sync_folder(root)
+    _clear_folder(root)
     for table in manifest.tables:
         _restore_table(table, dest, root)
     record_sizes(root, load_config(root, manifest.settings))
@@ -566,11 +646,11 @@ def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tu
 def _restore_table(table: Table, dest: Destination, root: Path) -> None:
     content = b"".join(_verified(dest, table))
     if table.path == "config/engine.toml":
-        content = without_log_folders(content)
-    path = root / table.path
-    if ".." in path.parts or not path.is_relative_to(root):
-        raise CorruptionError(f"{dest.where}/{MANIFEST} names {table.path}, which is not a file of a store")
-    write_config(path, content + bytes(max(0, table.full_bytes - table.size_bytes)), keep_backup=False)
+        try:
+            content = without_log_folders(content)
+        except FormatError as error:
+            raise CorruptionError(f"{dest.where}/{table.name} cannot be used: {error}") from None
+    write_config(root / table.path, content + bytes(max(0, table.full_bytes - table.size_bytes)), keep_backup=False)
 
 
 def _restore_segment(pieces: list[Piece], manifest: Manifest, dest: Destination, root: Path) -> Iterator[int]:
@@ -591,15 +671,15 @@ def _restore_segment(pieces: list[Piece], manifest: Manifest, dest: Destination,
         os.close(descriptor)
 
 
-def _move(made: Path, root: Path) -> None:
+def _move(made: Path, folder: int, root: Path) -> None:
     """Move the complete store to its place, the log last: without the log no program takes the folder for a store."""
     names = sorted(set(os.listdir(made)) - {READY}, key=lambda name: (name == "commitlog", name))
     with disk_errors("move", made):
         for name in names:
-            os.rename(made / name, root / name)
+            os.rename(made / name, name, dst_dir_fd=folder)
             failpoint("restore_moved")
-        sync_folder(root)
+        sync_open_folder(folder)
         sync_folder(made)
         (made / READY).unlink(missing_ok=True)
-        made.rmdir()
-    sync_folder(root)
+        os.rmdir(StorePaths(root).restoring.name, dir_fd=folder)
+        sync_open_folder(folder)

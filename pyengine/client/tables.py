@@ -44,7 +44,7 @@ from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, los
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
-from pyengine.storage.backup_files import locked_folder, store_identity
+from pyengine.storage.backup_files import LOCK_NAME, locked_folder, store_identity
 from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
 from pyengine.storage.durable_writes import make_folders, write_config
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
@@ -246,7 +246,7 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
     try:
         state = TablesState.read(dest / STATE)
     except FileNotFoundError:
-        others = [path.name for path in sorted(dest.iterdir()) if path.name != f"{STATE}.tmp"]
+        others = [path.name for path in sorted(dest.iterdir()) if path.name not in (f"{STATE}.tmp", LOCK_NAME)]
         if others:
             raise UsageError(f"{dest} holds {others[0]} and no {STATE}: give an empty folder") from None
         return None

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.errors import shown
+from pyengine.errors import FormatError, shown
 from pyengine.formats.constants import INDEX_NAME_DIGITS, SEGMENT_NAME_DIGITS
 from pyengine.formats.small_file import read_small_file
 
@@ -105,13 +105,20 @@ def log_folders(root: Root) -> LogFolders:
 def _settings(path: str) -> tuple[str, str]:
     """Return the two settings in an engine.toml; "" for a wrong file, which read_file in storage/config.py reports."""
     try:
-        raw = read_small_file(path)
-        if b"path" not in raw.lower():
+        return _log_settings(read_small_file(path))
+    except OSError:
+        return "", ""
+
+
+def _log_settings(raw: bytes) -> tuple[str, str]:
+    """Return the two settings in the bytes of an engine.toml."""
+    try:
+        if b"path" not in raw.lower() and b"\\" not in raw:  # a key may have escapes
             return "", ""
         import tomllib
 
         found = {_folded(key): value for key, value in tomllib.loads(raw.decode()).items()}
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return "", ""
     return str(found.get(_STORE_PATH, "")), str(found.get(_READ_ONLY, ""))
 
@@ -121,11 +128,17 @@ def _folded(key: str) -> str:
 
 
 def without_log_folders(settings: bytes) -> bytes:
-    """Return an engine.toml without the two settings, for a new store made of another one but with a log of its own."""
+    """Return an engine.toml without the two settings, for a new store made of another one but with a log of its own.
+
+    FormatError if a setting remains because it is written in a form that the line does not show.
+    """
     lines = settings.splitlines(keepends=True)
-    ours = (_STORE_PATH.encode(), _READ_ONLY.encode())
-    return b"".join(line for line in lines
-                    if _folded(line.partition(b"=")[0].decode("utf-8", "replace").strip(" \t'\"")).encode() not in ours)
+    ours = (_STORE_PATH, _READ_ONLY)
+    left = b"".join(line for line in lines
+                    if _folded(line.partition(b"=")[0].decode("utf-8", "replace").strip(" \t'\"")) not in ours)
+    if any(_log_settings(left)):
+        raise FormatError("they say in an unusual form where the log is: store_path_commit_log or read_only_commit_log_store_paths")
+    return left
 
 
 QUEUE_ID_MAX = 2**31 - 1

@@ -83,8 +83,13 @@ def open_private(path: str | os.PathLike[str], what: str, setting: str, refused:
 
 def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:
     """Return the whole content; OSError, also if the file is not regular or longer than `bytes_max` (`strerror` says so)."""
+    return read_open_file(open_regular(path), path, bytes_max)
+
+
+def read_open_file(descriptor: int, path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:
+    """Read a regular file whole, as read_small_file(), and close it."""
     found, room = bytearray(), bytes_max + 1
-    with open(open_regular(path), "rb", buffering=0) as file:
+    with open(descriptor, "rb", buffering=0) as file:
         while room and (piece := file.read(min(room, _PIECE_BYTES))):  # in pieces: read(room) would allocate `room` bytes
             found += piece
             room -= len(piece)

@@ -27,8 +27,8 @@ from pyengine.gateway.acl_file import LIST_BYTES_MAX, NOTHING, PUB, SUB, AccessE
 from pyengine.gateway.connections import Answer, Handler, Handlers, Request, TurnExecutor
 from pyengine.gateway.names import RETRY_PREFIX, TRACE_TOPIC, Address
 from pyengine.gateway.wire import Frame, WireError, read_json, write_json
-from pyengine.storage.config_table import LOCK_MODE, exclusive
-from pyengine.storage.durable_writes import write_config
+from pyengine.storage.config_table import exclusive
+from pyengine.storage.durable_writes import LOCK_MODE, write_config
 
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 

@@ -99,7 +99,7 @@ class GroupMembers:
         """Open the file; create it if `may_create`, else raise FileNotFoundError if it does not exist."""
         self._path = StorePaths(root).config / "consumers" / group_key(topic, group)
         try:
-            self._descriptor = open_shared_file(self._path) if may_create else os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            self._descriptor = open_shared_file(self._path) if may_create else os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -442,6 +442,7 @@ _TABLE = (
     *_steps("pyengine/storage/backup_files.py", "backup",
         _("backup_piece_written", "a piece of a backup is written, not synced, and has no name"),
         _("backup_piece_synced", "it is durable and has no name"),
+        _("backup_note_synced", "the new manifest or progress note is durable and has no name, the old one is in its place"),
         scene=OWN),
     *_steps("pyengine/client/table_formats.py", "tables",
         _("table_data_durable", "data files are durable, no commit of the Delta table names them"),

@@ -14,22 +14,39 @@ a manifest names them, or a file system of pyarrow.fs, which makes a file durabl
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyengine.errors import CorruptionError, DiskError, FormatError, StoreBusyError, UsageError, disk_errors, require_extra
-from pyengine.formats.paths import segment_name
-from pyengine.formats.small_file import PARSE_ERRORS
+from pyengine.arguments import INT64_MAX, is_folder_name
+from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES
+from pyengine.errors import (
+    CorruptionError,
+    DiskError,
+    FormatError,
+    StoreBusyError,
+    UsageError,
+    disk_error,
+    disk_errors,
+    require_extra,
+)
+from pyengine.formats.paths import SEGMENT_START_MAX, is_queue_id_name, parse_segment_name, segment_name
+from pyengine.formats.small_file import PARSE_ERRORS, SMALL_FILE_BYTES_MAX
 from pyengine.native.failpoint import failpoint
 from pyengine.settings import Value
-from pyengine.storage.durable_writes import make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
+from pyengine.storage.check.check import NOT_KEPT
+from pyengine.storage.config import LOG_PATHS
+from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
 from pyengine.storage.engine_id import read_engine_id
+from pyengine.storage.file_system import make_folder_in, open_file_in, open_folder, sync_open_folder
+from pyengine.storage.replication_state import NAME as REPLICATION
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -37,6 +54,11 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 CHUNK_BYTES = 8 << 20
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # a backup has all messages, and tables that others may not be allowed to read
+NOT_IN_BACKUP = NOT_KEPT | {REPLICATION}
+MANIFEST_SETTINGS = frozenset({*FIXED_NAMES, *KEPT_NAMES, "enable_consume_queue_ext"}) - frozenset(LOG_PATHS)
+TABLE_BYTES_MAX = SMALL_FILE_BYTES_MAX
+DEPTH_MAX = 8  # of folders; a backup has tables/N/consumequeue/TOPIC/QUEUE
 _FORMAT = 1
 _UNFINISHED = ".part"
 _FICLONE = 0x40049409
@@ -113,7 +135,10 @@ class Manifest:
 
     @classmethod
     def read(cls, content: bytes) -> Manifest:
-        """Read what content() has written; FormatError for other bytes."""
+        """Read what content() has written; FormatError for other bytes, and for what no backup writes.
+
+        The checksum tells damage, not who wrote it: the user of the folder may have, and root may restore the backup.
+        """
         try:
             fields = json.loads(content)
             crc, version = fields.pop("crc"), fields["format"]
@@ -124,9 +149,67 @@ class Manifest:
             del fields["format"]
             pieces = tuple(Piece(**one) for one in fields.pop("pieces"))
             tables = tuple(Table(**one) for one in fields.pop("tables"))
-            return cls(**fields, pieces=pieces, tables=tables)
+            manifest = cls(**fields, pieces=pieces, tables=tables)
+            manifest._check()
+            return manifest
         except PARSE_ERRORS as error:
             raise FormatError(f"it is not readable ({error})") from None
+
+
+    def _check(self) -> None:
+        """FormatError for fields that no backup writes."""
+        segment_bytes = self.settings.get("mapped_file_size_commit_log_bytes")
+        _require_numbers(self, "number", "taken_ms", "min_offset", "end")
+        if type(segment_bytes) is not int or segment_bytes < 1 or type(self.uuid) is not str or type(self.store) is not str:
+            raise FormatError("it names no store, or no size of segments")
+        if self.verified_from is not None:
+            _require_numbers(self, "verified_from")
+        if others := sorted(self.settings.keys() - MANIFEST_SETTINGS):
+            raise FormatError(f"it has the setting {others[0]}, which no backup has")
+        for piece in self.pieces:
+            _require_numbers(piece, "start", "end", "crc", "segment", "modified_ns", "number")
+            if (piece.segment % segment_bytes or piece.segment > SEGMENT_START_MAX
+                    or not piece.segment <= piece.start < piece.end <= min(piece.segment + segment_bytes, self.end)):
+                raise FormatError(f"the bytes {piece.start} to {piece.end} are not of one segment of {segment_bytes} bytes")
+        for table in self.tables:
+            _require_numbers(table, "size_bytes", "crc", "full_bytes")
+            if not is_table_path(table.path):
+                raise FormatError(f"it names {table.path!r}, which is not a file of a store that a backup has")
+            match table.name.split("/", 2):
+                case ["tables", number, table.path] if number.isascii() and number.isdecimal():
+                    pass
+                case _:
+                    raise FormatError(f"it names {table.name!r} as the copy of {table.path!r}")
+            if not table.size_bytes <= table.full_bytes <= TABLE_BYTES_MAX:
+                raise FormatError(f"{table.path} has {table.size_bytes} of {table.full_bytes} bytes; {TABLE_BYTES_MAX} are possible")
+
+
+def _require_numbers(record: object, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if type(value) is not int or not 0 <= value <= INT64_MAX:
+            raise FormatError(f"{name} is {value!r:.100}, not a number of 63 bits")
+
+
+def is_config_table(name: str) -> bool:
+    """Whether a backup has this file of config/: tables of brokers and users, and the settings.
+
+    It has nothing that identifies the store, and no access list, which has secrets.
+    """
+    plain = name.removesuffix(".bak")
+    return "/" not in name and (plain == "engine.toml" or plain.endswith(".json") and plain not in NOT_IN_BACKUP)
+
+
+def is_table_path(path: object) -> bool:
+    """Whether a backup has this file of a store in its tables: one of config/, or the last file of a queue without messages."""
+    if type(path) is not str or "\0" in path:
+        return False
+    match path.split("/"):
+        case ["config", name]:
+            return is_config_table(name)
+        case ["consumequeue", topic, queue_id, name]:
+            return is_folder_name(topic) and is_queue_id_name(queue_id) and parse_segment_name(name) is not None
+    return False
 
 
 def _crc_of(fields: dict[str, Any]) -> int:
@@ -192,33 +275,79 @@ def read_progress(dest: Destination) -> Manifest | None:
 
 def read_manifest(dest: Destination, name: str = MANIFEST) -> Manifest | None:
     """Return the finished backup there, None if there is none. CorruptionError for a damaged manifest."""
+    content = bytearray()
     try:
-        content = b"".join(dest.chunks(name))
+        for chunk in dest.chunks(name):
+            content += chunk
+            if len(content) > SMALL_FILE_BYTES_MAX:
+                raise CorruptionError(f"{dest.where}/{name} cannot be used: it is longer than {SMALL_FILE_BYTES_MAX:,} bytes")
     except FileNotFoundError:
         return None
     try:
-        return Manifest.read(content)
+        return Manifest.read(bytes(content))
     except FormatError as error:
         raise CorruptionError(f"{dest.where}/{name} cannot be used: {error}") from None
 
 
+LOCK_NAME = ".pyengine.lock"  # only its owner may open it: another user who may lock the folder itself could stop every backup
+
+
 @contextlib.contextmanager
 def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Lock the folder during the block, or raise StoreBusyError if another caller has it locked; creates no file."""
-    with disk_errors("open", folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Lock the folder during the block by a file in it, which the last process removes. StoreBusyError if another caller has it locked.
+
+    `shared`, for reading: a folder in which no file can be created is read without a lock.
+    """
+    descriptor = open_folder(folder)
     try:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreBusyError(f"another process of pyengine is using {folder}: wait for it") from None
-        yield
+        with _locked(descriptor, folder, shared):
+            yield
     finally:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def _locked(folder: int, where: Path, shared: bool) -> Iterator[None]:
+    descriptor = -1
+    try:
+        descriptor = _lock_file(folder, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    except BlockingIOError:
+        raise StoreBusyError(f"another process of pyengine is using {where}: wait for it") from None
+    except OSError as error:
+        if not shared or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise disk_error(error, "lock", where) from error
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # others still read
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(LOCK_NAME, dir_fd=folder)
+            os.close(descriptor)
+
+
+def _lock_file(folder: int, kind: int) -> int:
+    """Return a descriptor of the lock file, locked. BlockingIOError if another process has it; OSError."""
+    while True:
+        descriptor = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE, dir_fd=folder)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(LOCK_NAME, dir_fd=folder, follow_symlinks=False), os.fstat(descriptor)):
+                return descriptor
+        except FileNotFoundError:  # the process that had it locked has removed it meanwhile
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
 class Folder:
-    """A backup in a folder of this host."""
+    """A backup in a folder of this host.
+
+    Another user may be able to write in it, and root may run the backup: every name is opened below a held descriptor of the folder,
+    one step after the other and through no link, and new files are really new. Only their owner may read them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -226,12 +355,19 @@ class Folder:
 
     def sizes(self) -> dict[str, int]:
         with disk_errors("list", self._path):
-            return {str(path.relative_to(self._path)): path.stat().st_size
-                    for path in self._path.rglob("*") if path.is_file()}
+            try:
+                descriptor = open_folder(self._path)
+            except DiskError as error:
+                if error.errno == errno.ENOENT:
+                    return {}
+                raise
+            found = dict(_sizes(descriptor, "", DEPTH_MAX))
+        found.pop(LOCK_NAME, None)
+        return found
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         position = 0
-        with self._new(name) as descriptor:
+        with self._new(name, _UNFINISHED) as descriptor:
             for chunk in chunks:
                 pwrite_all(descriptor, chunk, position, self._path / name)
                 position += len(chunk)
@@ -239,7 +375,7 @@ class Folder:
 
     def clone(self, name: str, source: Path) -> bool:
         try:
-            with open(source, "rb") as original, self._new(name) as descriptor:
+            with open(source, "rb") as original, self._new(name, _UNFINISHED) as descriptor:
                 fcntl.ioctl(descriptor, _FICLONE, original.fileno())
         except OSError:
             return False
@@ -248,58 +384,93 @@ class Folder:
         return True
 
     def replace(self, name: str, content: bytes) -> None:
-        write_config(self._path / name, content, keep_backup=False)
+        with self._new(name, ".tmp") as descriptor:
+            pwrite_all(descriptor, content, 0, self._path / name)
 
     def chunks(self, name: str) -> Iterator[bytes]:
+        path = self._path / name
         try:
-            with open(self._path / name, "rb", buffering=0) as file:
+            with self._folder_of(name) as (folder, last), open(open_file_in(folder, last, path), "rb", buffering=0) as file:
                 while chunk := file.read(CHUNK_BYTES):
                     yield chunk
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise DiskError(f"cannot read {self._path / name}: {error.strerror}", errno=error.errno or 0) from error
+            raise disk_error(error, "read", path) from error
 
     def remove(self, names: Iterable[str]) -> None:
-        folders = set()
+        folders: set[str] = set()
         for name in names:
-            path = self._path / name
-            with disk_errors("delete", path), contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            folders.add(path.parent)
-        for folder in sorted(folders, key=lambda one: -len(one.parts)):
-            while folder != self._path and folder.is_relative_to(self._path):
-                with contextlib.suppress(OSError):  # not empty
-                    folder.rmdir()
-                folder = folder.parent
+            with disk_errors("delete", self._path / name), contextlib.suppress(FileNotFoundError), self._folder_of(name) as (folder, last):
+                os.unlink(last, dir_fd=folder)
+            folders.update(parent for parent in map(str, PurePath(name).parents) if parent != ".")
+        for name in sorted(folders, key=lambda one: -one.count("/")):
+            with contextlib.suppress(OSError), self._folder_of(name) as (folder, last):  # not empty
+                os.rmdir(last, dir_fd=folder)
 
     @contextlib.contextmanager
     def locked(self, *, shared: bool = False) -> Iterator[None]:
         if not shared:
-            make_folders(self._path)
+            os.close(open_folder(self._path, make_mode=PRIVATE_FOLDER))
         with locked_folder(self._path, shared=shared):
             yield
 
     @contextlib.contextmanager
-    def _new(self, name: str) -> Iterator[int]:
+    def _folder_of(self, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield (the open folder of this name, its last part); `make`: create missing folders. FileNotFoundError, DiskError or OSError."""
+        *parents, last = name.split("/")
+        try:
+            here = open_folder(self._path, make_mode=PRIVATE_FOLDER if make else None)
+        except DiskError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where) from None
+            raise
+        try:
+            for part in parents:
+                if make:
+                    make_folder_in(here, part, PRIVATE_FOLDER)
+                inside = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                os.close(here)
+                here = inside
+            yield here, last
+        finally:
+            os.close(here)
+
+    @contextlib.contextmanager
+    def _new(self, name: str, suffix: str) -> Iterator[int]:
         """Yield a new file that gets its name, durably, at the end of the block; no part of it remains if the block fails."""
         path = self._path / name
-        make_folders(path.parent)
-        unfinished = path.with_name(path.name + _UNFINISHED)
-        with disk_errors("write", path):
-            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with disk_errors("write", path), self._folder_of(name, make=True) as (folder, last):
+            unfinished = last + suffix
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unfinished, dir_fd=folder)
+            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE, dir_fd=folder)
             try:
                 yield descriptor
                 sync_descriptor(descriptor, path)
-                failpoint("backup_piece_synced")
-                os.rename(unfinished, path)
+                failpoint("backup_piece_synced" if suffix == _UNFINISHED else "backup_note_synced")
+                os.rename(unfinished, last, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    unfinished.unlink()
+                    os.unlink(unfinished, dir_fd=folder)
                 raise
             finally:
                 os.close(descriptor)
-        sync_folder(path.parent)
+            sync_open_folder(folder)
+
+
+def _sizes(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+    """Yield (name, length) of all that is below the open folder, which it closes; -1 for what is no file, and nothing follows a link."""
+    try:
+        for name in os.listdir(folder):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode) and depth:
+                yield from _sizes(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder),
+                                  f"{prefix}{name}/", depth - 1)
+            else:
+                yield f"{prefix}{name}", status.st_size if stat.S_ISREG(status.st_mode) else -1
+    finally:
+        os.close(folder)
 
 
 class Remote:

@@ -20,9 +20,10 @@ from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineError, NotAStoreError, command, passing
-from pyengine.formats.paths import set_log_folders
+from pyengine.formats.paths import log_folders, set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
+from pyengine.storage.file_system import refuse_folders_of_others, refuse_links
 
 __all__ = [
     "EngineConfig", "SETTINGS", "FIXED_NAMES", "check_keywords", "config_path", "record_sizes", "load_config", "parse_set", "setting_name",
@@ -33,6 +34,7 @@ ENV_PREFIX = "PYENGINE_"
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
 KEYWORD_CUTOFF, KEYWORD_BONUS = 0.6, 0.1  # a program means an argument rather than a setting
 LIVE = "live"  # set by `pyengine config set` since the engine was started
+SCANNED = ("config", "commitlog", "consumequeue", "consumequeue_ext", "index"), ("quarantine",)  # for links that root must not follow
 STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")  # a store has one of these
 
 # RocketMQ keys that this engine does not support: the value that holds here ("": none can be given), and why there is no other.
@@ -189,6 +191,7 @@ def existing_store(root: Path) -> Path:
         hint = f"; did you mean {root.parent}?" if root.name in ("commitlog", "consumequeue", "index", "config") else ""
         missing = NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
         raise missing if hint else passing(missing)  # an engine makes one in an empty folder
+    refuse_links(root, *SCANNED)
     return root
 
 
@@ -208,6 +211,8 @@ def load_config(
     process environment. ConfigError for an unknown name, a value out of range, or a size
     that differs from that of the store's files.
     """
+    if root is not None:
+        refuse_links(root, *SCANNED)
     from_file = {} if root is None else read_file(config_path(root))
     asked: dict[str, tuple[Value, str]] = {}
     for name, value in _from_environment(os.environ if environ is None else environ).items():
@@ -219,6 +224,8 @@ def load_config(
     if root is not None and not asked.keys().isdisjoint(LOG_PATHS):
         given = from_file | {name: value for name, (value, _) in asked.items()}
         set_log_folders(root, *(str(given.get(name, "")) for name in LOG_PATHS))  # the sizes are derived from the files there
+    elif root is not None and not from_file.keys().isdisjoint(LOG_PATHS):
+        refuse_folders_of_others(root, log_folders(root).all)
     values = {name: (value, FILE) for name, value in from_file.items()}
     if root is not None:
         values |= _sizes_from_files(root, from_file, asked)

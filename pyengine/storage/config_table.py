@@ -156,10 +156,8 @@ def exclusive(path: Path) -> Iterator[None]:
     the folder's user, and root, may open the lock file.
     """
     lock = path.with_name(path.name + ".lock")
-    descriptor = open_shared_file(lock, LOCK_MODE)
+    descriptor = open_shared_file(lock)
     try:
-        with contextlib.suppress(OSError):  # an older version created it readable for all, which is enough to lock it
-            os.fchmod(descriptor, LOCK_MODE)
         until_s = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
@@ -178,7 +176,7 @@ def exclusive(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-LOCK_MODE, LOCK_WAIT_S, LOCK_POLL_INTERVAL_S = 0o600, 10.0, 0.01
+LOCK_WAIT_S, LOCK_POLL_INTERVAL_S = 10.0, 0.01
 TOPICS_NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
 QUEUE_NUMS_ABSENT = 16  # RocketMQ's TopicConfig default for a number that the file does not have

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 Allocation = Literal["full", "none"] | int
 
-FILE_MODE = 0o644
+FILE_MODE, LOCK_MODE = 0o644, 0o600
 FOLDER_MODE = 0o755
 MANY_FILES = 32  # from this number on one sync of the file system costs less than a sync of each file
 FREE_STEP_BYTES = 64 << 20
@@ -206,24 +206,51 @@ def make_shared_folder(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def open_shared_file(path: Path, mode: int = FILE_MODE) -> int:
-    """Open a file that processes of several users lock, read-write; create it and its folder if necessary. DiskError.
+def open_shared_file(path: Path) -> int:
+    """Open a file that processes of the store's user and root lock, read-write; create it and its folder if necessary. DiskError.
 
-    It belongs to the owner of its folder, also if root opens it first, so that the engine's user can open it. A link is refused.
+    It belongs to the owner of its folder, also if root opens it first, so that the engine's user can open it; others cannot, because
+    to read a file is enough to lock it. A link is refused, and as root a hard link to a file of another user.
     """
     make_shared_folder(path.parent)
     until_s = time.monotonic() + _GIVEN_WITHIN_S
     with disk_errors("open", path):
         while True:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, LOCK_MODE)
                 break
             except PermissionError:  # root may have just created it
                 if time.monotonic() >= until_s:
                     raise
                 time.sleep(_GIVEN_WITHIN_S / 10)
-        _give_to_owner(descriptor, path.parent)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DiskError(f"{path} is not a regular file: remove it", path=str(path))
+            if os.geteuid() == 0 and status.st_nlink > 1 and status.st_uid != os.stat(path.parent).st_uid:
+                raise DiskError(f"{path} is a hard link to a file of the user {status.st_uid}: remove it", path=str(path))
+            _give_to_owner(descriptor, path.parent)
+            if stat.S_IMODE(status.st_mode) & ~LOCK_MODE:  # of an older version
+                with contextlib.suppress(PermissionError):
+                    os.fchmod(descriptor, LOCK_MODE)
+        except BaseException:
+            os.close(descriptor)
+            raise
     return descriptor
+
+
+def mend_lock_modes(root: Root) -> None:
+    """Let no other user open the lock files of the store: an older version created them readable for all."""
+    config = Path(root) / "config"
+    for path in [*config.glob("*.lock"), *config.glob("consumers/*")]:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and stat.S_IMODE(status.st_mode) & ~LOCK_MODE:
+                    os.fchmod(descriptor, LOCK_MODE)
+            finally:
+                os.close(descriptor)
 
 
 def _give_to_owner(descriptor: int, folder: Path) -> None:
@@ -257,8 +284,9 @@ def sweep_unfinished(root: Root) -> list[Path]:
     """
     removed: list[Path] = []
     root = Path(root)
+    mend_lock_modes(root)
     for sibling in [*map(sibling_of, (*log_folders(root).all, root / "index")), *root.glob("consumequeue*/*/.*.new")]:
-        if not sibling.is_dir():
+        if not sibling.is_dir() or sibling.is_symlink():
             continue
         for file in sorted(sibling.iterdir()):
             file.unlink()

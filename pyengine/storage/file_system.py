@@ -12,6 +12,8 @@ estimate is too low no message is lost; queues wait until there is space.
 
 A process of an engine holds its store's folder open (HeldStore) and reaches every file through that descriptor: what it writes is
 in that folder, also after the folder was renamed, covered by a mount, or replaced by another at the same path.
+
+Root may work in a folder of another user, who can put a link into it at any moment: root follows only links that root made.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import time
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +66,148 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
         raise UsageError(
             f"{root} is on {found}, which several hosts can mount: its locks do not keep an engine of another host from "
             "writing too; put the store on a local disk (ext4, xfs), and let others read it, or replicate to them")
+
+
+LINKS_MAX = 40  # in a path, as for the kernel
+TREE_DEPTH = 6
+
+
+def open_folder(path: str | os.PathLike[str], *, make_mode: int | None = None) -> int:
+    """Open a folder and return its descriptor; as root, follow no link in its path that another user made. DiskError.
+
+    With `make_mode`, missing folders are created with this mode, durably. Each step begins at the descriptor of the one before it,
+    so that it does not matter what is renamed meanwhile.
+    """
+    with disk_errors("open", path):
+        parts, links = [*reversed(Path(path).absolute().parts)], 0
+        start = "/"
+        if parts[:-5:-1] == ["/", "proc", "self", "fd"] and len(parts) > 4:  # a held folder, whatever its name is now
+            start = f"/proc/self/fd/{parts[-5]}"
+            del parts[-5:]
+        here = os.open(start, os.O_PATH | os.O_CLOEXEC)
+        try:
+            while parts:
+                part = parts.pop()
+                try:
+                    found = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                except FileNotFoundError:
+                    if make_mode is None:
+                        raise
+                    make_folder_in(here, part, make_mode)
+                    parts.append(part)
+                    continue
+                status = os.fstat(found)
+                if stat.S_ISLNK(status.st_mode):
+                    try:
+                        refuse_link(status, f"{path}: {part}")
+                        links += 1
+                        if links > LINKS_MAX:
+                            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                        parts += reversed(Path(os.readlink("", dir_fd=found)).parts)
+                    finally:
+                        os.close(found)
+                else:
+                    os.close(here)
+                    here = found
+            return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+        finally:
+            os.close(here)
+
+
+def make_folder_in(folder: int, name: str, mode: int) -> None:
+    """Create a folder in an open folder, durably; another process may have just created it. OSError."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=folder)
+    parent = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        sync_open_folder(parent)
+    finally:
+        os.close(parent)
+
+
+def sync_open_folder(folder: int) -> None:
+    """Make the names in an open folder durable. OSError."""
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync directories
+            raise
+
+
+def refuse_link(status: os.stat_result, what: str) -> None:
+    """Raise DiskError if root would follow a link of another user."""
+    if os.geteuid() == 0 and status.st_uid and stat.S_ISLNK(status.st_mode):
+        raise DiskError(f"{what} is a link that the user {status.st_uid} made, and root does not follow it: run the command as that user, "
+                        "or replace the link by what it leads to", errno=errno.ELOOP)
+
+
+def open_file_in(folder: int, name: str, what: object) -> int:
+    """Open a regular file of an open folder for reading, without waiting, and never through a link. OSError or DiskError.
+
+    As root, refuse a hard link that the folder's user may have made to a file of another user.
+    """
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DiskError(f"{what} is not a regular file: remove it", errno=errno.EINVAL)
+        if os.geteuid() == 0 and status.st_nlink > 1 and status.st_uid != os.fstat(folder).st_uid:
+            raise DiskError(f"{what} is a hard link to a file of the user {status.st_uid}: replace it by a copy", errno=errno.EMLINK)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def refuse_links(root: str | os.PathLike[str], folders: Iterable[str] = (), trees: Iterable[str] = ()) -> None:
+    """As root, refuse a folder of another user in whose path, or in which, a user made a link; so for these folders and trees in it.
+
+    It finds what is there now. What is written later has its own protection.
+    """
+    if os.geteuid():
+        return
+    try:
+        descriptor = open_folder(root)
+    except DiskError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return
+        raise
+    if os.fstat(descriptor).st_uid == 0:
+        os.close(descriptor)
+        return
+    _refuse_links_in(descriptor, Path(root), depth=0)
+    for names, depth in ((folders, 0), (trees, TREE_DEPTH)):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                _refuse_links_in(os.open(Path(root, name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), Path(root, name), depth)
+
+
+def _refuse_links_in(descriptor: int, folder: Path, depth: int) -> None:
+    """Refuse links in an open folder, which is closed, and in those below it down to `depth`."""
+    try:
+        with disk_errors("list", folder), os.scandir(descriptor) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    refuse_link(entry.stat(follow_symlinks=False), f"{folder / entry.name}")
+                elif depth and entry.is_dir(follow_symlinks=False):
+                    _refuse_links_in(os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor),
+                                     folder / entry.name, depth - 1)
+    finally:
+        os.close(descriptor)
+
+
+def refuse_folders_of_others(root: str | os.PathLike[str], folders: Iterable[Path]) -> None:
+    """As root, refuse folders that the settings of another user's store name and that are not that user's."""
+    with contextlib.suppress(FileNotFoundError):
+        owner = os.stat(root).st_uid
+        if os.geteuid() or not owner:
+            return
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(folder).st_uid
+                if found != owner:
+                    raise DiskError(f"{folder}, which the settings of {root} name, belongs to the user {found}, and the store to {owner}: "
+                                    "root does not use it; run the command as the store's user", errno=errno.EPERM)
 
 
 UNKNOWN_PERCENT = -1

@@ -28,22 +28,25 @@ from pyengine.formats.paths import StorePaths, is_index_name, is_queue_id_name, 
 from pyengine.formats.small_file import open_regular
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
+from pyengine.storage.file_system import refuse_link
 
 _MISSING_ERRNOS = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry is a folder, or a link to one. OSError if that is unknown now."""
-    return _is_kind(entry.is_dir)
+    """Whether the entry is a folder, or a link to one. OSError if that is unknown now; DiskError as of refuse_link()."""
+    return _is_kind(entry, entry.is_dir)
 
 
 def is_plain_file(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry is a regular file, or a link to one. OSError if that is unknown now."""
-    return _is_kind(entry.is_file)
+    """Whether the entry is a regular file, or a link to one. Errors as of is_folder()."""
+    return _is_kind(entry, entry.is_file)
 
 
-def _is_kind(check: Callable[[], bool]) -> bool:
+def _is_kind(entry: os.DirEntry[str], check: Callable[[], bool]) -> bool:
     try:
+        if entry.is_symlink():
+            refuse_link(entry.stat(follow_symlinks=False), entry.path)
         return check()
     except OSError as error:
         if error.errno in _MISSING_ERRNOS:
@@ -119,7 +122,7 @@ def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str =
 def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
     """Map the whole file, read-only and shared. Raises FileNotFoundError, or DiskError when it cannot be mapped."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name is not waited for
         try:
             return mmap.mmap(descriptor, 0, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:

@@ -406,7 +406,7 @@ def test_a_half_removed_store_is_not_taken_for_a_restored_one(stopped, tmp_path,
     backup_store(stopped, dest)
 
     def remove_half(path, **_):
-        shutil.move(path / "commitlog", tmp_path / "gone")
+        shutil.move(os.path.join(os.path.dirname(path), "commitlog"), tmp_path / "gone")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

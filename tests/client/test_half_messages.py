@@ -366,6 +366,13 @@ def test_one_process_at_a_time_checks(engine, halves):
     assert len(rounds(engine, PreparedCheck(halves))) == 1
 
 
+def test_no_other_user_can_open_the_lock_of_the_check(engine, halves):
+    lock = engine.path / "config" / "transactions.lock"
+    lock.touch(0o644)
+    lock.chmod(0o644)  # of an older version
+    assert rounds(engine, PreparedCheck(halves)) == [] and lock.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_commit_that_no_slave_has_confirmed_is_not_made_again(tmp_path, monkeypatch):
     """With dispatch_at=replicated what ends a transaction is in no queue until a slave has it."""
     monkeypatch.setattr(half_messages, "DISPATCH_S", 0.1)

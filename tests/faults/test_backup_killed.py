@@ -20,7 +20,8 @@ from pyengine.storage.log_holds import read_log_holds
 from waiting import scaled_timeout_s
 
 SIZES = {"mapped_file_size_commit_log_bytes": 65536, "mapped_file_size_consume_queue_bytes": 400}
-BACKUP = ("backup_piece_written", "backup_piece_synced", "backup_piece_noted", "backup_manifest_due", "backup_manifest_written")
+BACKUP = ("backup_piece_written", "backup_piece_synced", "backup_note_synced", "backup_piece_noted", "backup_manifest_due",
+          "backup_manifest_written")
 RESTORE = ("restore_segment_made", "restore_rebuilt", "restore_moving", "restore_moved")
 
 

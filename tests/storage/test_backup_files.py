@@ -24,7 +24,8 @@ from pyengine.storage.backup_files import (
 
 MANIFEST_OF_TWO = Manifest(
     3, "uuid", "/store", 1_800_000_000_000, 4096, 9000, 0, {"mapped_file_size_commit_log_bytes": 4096, "enable_lmq": False},
-    (Piece(4096, 8192, 7, 4096, 5, 1), Piece(8192, 9000, 8, 8192, 6, 3)), (Table("config/topics.json", "tables/3/x", 9, 1, 9),))
+    (Piece(4096, 8192, 7, 4096, 5, 1), Piece(8192, 9000, 8, 8192, 6, 3)),
+    (Table("config/topics.json", "tables/3/config/topics.json", 9, 1, 9),))
 
 
 @pytest.fixture(params=["folder", "remote"])
