@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -67,7 +68,17 @@ int ms_flush_allocate(int fd, int64_t offset, int64_t length)
 {
     int error;
     do
-        error = posix_fallocate(fd, offset, length);
+        error = fallocate(fd, FALLOC_FL_KEEP_SIZE, offset, length) == 0 ? 0 : errno;
+    while (error == EINTR);
+    if (error != EOPNOTSUPP && error != ENOSYS)
+        return -error;
+    struct stat status;
+    if (fstat(fd, &status) != 0)
+        return -errno;
+    if (offset + length > status.st_size) /* the next call would make the file longer */
+        return -EINVAL;
+    do
+        error = posix_fallocate(fd, offset, length); /* writes a byte of zeros to each block */
     while (error == EINTR);
     return -error;
 }

@@ -20,7 +20,8 @@ int ms_flush_check(int fd);
 int ms_flush_start(int fd);
 /* Write all `length` bytes, or return an error; it continues after short writes, with which a full disk begins. */
 int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at);
-/* Allocate blocks for [offset, offset+length) and extend the file. */
+/* Allocate blocks for [offset, offset+length) of a file; its length stays. On a file system without fallocate it writes to
+ * each block: no other process may write there meanwhile. */
 int ms_flush_allocate(int fd, int64_t offset, int64_t length);
 /* Allocate blocks for bytes [from, to) of a file of `file_bytes` before they are written: whole windows beyond
  * *allocated_bytes, which moves. A pwrite into an unallocated part could still fail at writeback. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import time
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 monotonic_ns = time.monotonic_ns  # CLOCK_MONOTONIC, comparable between processes of one boot
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# A store into a mapping needs blocks for the whole folio, which lies at a multiple of its own size. So blocks for stores are allocated
+# up to multiples of this, the largest folio of a file.
+FOLIO_BYTES_MAX = mmap.PAGESIZE << 9
 
 
 def raise_disk_error(code: int, what: str, path: str | None, kind: type[DiskError] = DiskError) -> NoReturn:
@@ -84,7 +88,7 @@ def pwrite_all(fd: int, data: Buffer | CData, at: int, path: str | None = None, 
 
 
 def allocate(fd: int, offset: int, length: int, path: str | None = None) -> None:
-    """Allocate blocks for [offset, offset+length) and extend the file; DiskFullError if the disk is full."""
+    """Allocate blocks for [offset, offset+length) of a file, whose length stays; DiskFullError if the disk is full."""
     code = lib.ms_flush_allocate(fd, offset, length)
     if code:
         raise_disk_error(code, "allocate", path)
