@@ -94,7 +94,18 @@ static void begin_put(const struct ms_index_file *file, struct ms_index_progress
     MS_FAILPOINT("index_undo_written");
 }
 
-int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *progress, int32_t key_hash,
+int ms_index_allocate(struct ms_index_file *file, int32_t entry)
+{
+    const int64_t file_bytes = entry_at(file, file->entries) - file->base;
+    const int64_t end = entry_at(file, entry + 1) - file->base;
+    if (end <= file->allocated_bytes)
+        return 0;
+    const int error = ms_flush_allocate_windows(file->fd, &file->allocated_bytes, file_bytes, file->window_bytes, file->allocated_bytes, end);
+    MS_FAILPOINT("index_window_allocated");
+    return error;
+}
+
+int ms_index_put(struct ms_index_file *file, struct ms_index_progress *progress, int32_t key_hash,
                  int64_t physical_offset, int64_t store_timestamp_ms)
 {
     uint8_t *const base = file->base;
@@ -104,6 +115,8 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
     const int32_t number = count_of(file);
     if (number >= file->entries)
         return MS_INDEX_FULL;
+    if ((error = ms_index_allocate(file, number)) != 0)
+        return error;
     const int32_t slot = key_hash % file->slots;
     int32_t head = ms_get_i32(slot_at(file, slot));
     if (head == number) /* an unfinished put whose undo record is lost: the chain continues after it */

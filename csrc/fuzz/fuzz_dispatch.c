@@ -36,7 +36,7 @@ static void begin(struct ms_dispatch *d, struct ms_index_progress *progress, uin
     d->queues.capacity = QUEUES;
     d->queues.bucket_mask = 2 * QUEUES - 1;
     ms_queue_rehash(&d->queues);
-    d->index = (struct ms_index_file){.base = index, .number = 1, .slots = INDEX_SLOTS, .entries = INDEX_ENTRIES};
+    d->index = (struct ms_index_file){.base = index, .number = 1, .slots = INDEX_SLOTS, .entries = INDEX_ENTRIES, .allocated_bytes = INT64_MAX};
     d->progress = progress;
     d->delays_ms = delays;
     d->delay_levels = 3;

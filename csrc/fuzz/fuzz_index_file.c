@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(memory.at, data, size < FILE_BYTES ? size : FILE_BYTES);
     if (size > FILE_BYTES)
         memcpy(&progress, data + FILE_BYTES, size - FILE_BYTES < sizeof progress ? size - FILE_BYTES : sizeof progress);
-    const struct ms_index_file file = {.base = memory.at, .number = progress.file_number, .slots = SLOTS, .entries = ENTRIES};
+    struct ms_index_file file = {.base = memory.at, .number = progress.file_number, .slots = SLOTS, .entries = ENTRIES, .allocated_bytes = INT64_MAX};
     struct ms_index_header header;
     ms_index_roll_back(&file, &progress);
     ms_index_read_header(&file, &header);
@@ -33,7 +33,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 void fuzz_seeds(void (*emit)(const uint8_t *data, size_t size))
 {
     uint8_t bytes[FILE_BYTES + sizeof(struct ms_index_progress)] = {0};
-    const struct ms_index_file file = {.base = bytes, .number = 0, .slots = SLOTS, .entries = ENTRIES};
+    struct ms_index_file file = {.base = bytes, .number = 0, .slots = SLOTS, .entries = ENTRIES, .allocated_bytes = INT64_MAX};
     struct ms_index_progress *progress = (struct ms_index_progress *)(void *)(bytes + FILE_BYTES);
     emit(bytes, FILE_BYTES);
     struct ms_index_progress undo = {0};

@@ -10,10 +10,12 @@
 #define ENTRIES 40
 #define FILE_BYTES (40 + 4 * SLOTS + 20 * ENTRIES)
 #define STEPS_MAX 16
+#define WINDOW_BYTES 64
 
 static void kill_point(const char *name);
 #define MS_FAILPOINT(name) kill_point(name)
 #define ms_flush_pwrite_all write_or_fail
+#define ms_flush_allocate_windows allocate_or_fail
 #include "../index_file.c"
 
 struct life {
@@ -25,7 +27,14 @@ struct life {
 static uint8_t file_bytes[FILE_BYTES] __attribute__((aligned(8)));
 static int writes_left; /* before the disk is full */
 static struct ms_index_progress area;
-static const struct ms_index_file file = {.base = file_bytes, .number = 20240101000000000, .slots = SLOTS, .entries = ENTRIES};
+static struct ms_index_file file = {
+    .base = file_bytes,
+    .number = 20240101000000000,
+    .slots = SLOTS,
+    .entries = ENTRIES,
+    .fd = 7,
+    .window_bytes = WINDOW_BYTES,
+};
 static struct life lives[STEPS_MAX];
 static int life_count;
 static int recording;
@@ -51,6 +60,20 @@ int write_or_fail(int fd, const uint8_t *from, int64_t length, int64_t at)
     }
     memcpy(file_bytes + at, from, (size_t)dice(length));
     return -ENOSPC;
+}
+
+static int full_at = FILE_BYTES; /* the disk has no blocks for the file beyond this */
+
+/* Replaces fallocate. What has no blocks yet must be zero: a store there would be a bus error on a full disk. */
+int allocate_or_fail(int fd, int64_t *allocated_bytes, int64_t total_bytes, int64_t window_bytes, int64_t from, int64_t to)
+{
+    CHECK(fd == 7 && total_bytes == FILE_BYTES && window_bytes == WINDOW_BYTES && from == *allocated_bytes && to <= FILE_BYTES);
+    for (int64_t at = from; at < FILE_BYTES; at++)
+        CHECK(file_bytes[at] == 0);
+    if (to > full_at)
+        return -ENOSPC;
+    *allocated_bytes = to + (WINDOW_BYTES - to % WINDOW_BYTES) % WINDOW_BYTES;
+    return 0;
 }
 
 /* Key k of record r: hashes that share slots, several keys a record. */
@@ -140,13 +163,14 @@ static void test_lost_progress_keeps_chains(void)
 static void test_written_file_on_a_full_disk(void)
 {
     static uint8_t stored[FILE_BYTES], before[FILE_BYTES];
-    static const struct ms_index_file written = {
+    static struct ms_index_file written = {
         .base = file_bytes,
         .number = 1,
         .slots = SLOTS,
         .entries = ENTRIES,
         .is_written = 1,
         .fd = 7,
+        .allocated_bytes = INT64_MAX,
     };
     const struct ms_index_header predecessor = {.end_timestamp_ms = 5, .end_physical_offset = 900};
     const int writes_of_put = 3, writes_of_undo = 2;
@@ -181,12 +205,32 @@ static void test_written_file_on_a_full_disk(void)
     CHECK(memcmp(file_bytes, stored, FILE_BYTES) == 0);
 }
 
+/* Without blocks for its entry a put changes nothing, and nothing lies beyond the blocks; with blocks it goes on. */
+static void test_puts_follow_the_blocks(void)
+{
+    static uint8_t before[FILE_BYTES];
+    memset(file_bytes, 0, FILE_BYTES);
+    memset(&area, 0, sizeof area);
+    file.allocated_bytes = 0;
+    full_at = (int)(entry_at(&file, 12) - file_bytes);
+    for (int key = 0; key < ENTRIES - 1; key++) {
+        memcpy(before, file_bytes, FILE_BYTES);
+        while (put(key) == -ENOSPC) {
+            CHECK(memcmp(file_bytes, before, FILE_BYTES) == 0 && area.putting == 0);
+            full_at += 20;
+        }
+        CHECK(entry_at(&file, key + 2) - file_bytes <= file.allocated_bytes);
+    }
+    CHECK(full_at > FILE_BYTES - WINDOW_BYTES);
+    full_at = FILE_BYTES;
+}
+
 /* A file of random bytes between guard pages: no access leaves it, whatever its numbers are. */
 static void test_garbage_files(void)
 {
     for (int round = 0; round < 20000; round++) {
         struct guarded memory = guarded_new(FILE_BYTES);
-        struct ms_index_file garbage = {.base = memory.at, .number = 1, .slots = SLOTS, .entries = ENTRIES};
+        struct ms_index_file garbage = {.base = memory.at, .number = 1, .slots = SLOTS, .entries = ENTRIES, .allocated_bytes = INT64_MAX};
         struct ms_index_progress undo = {0};
         struct ms_index_header header;
         for (int i = 0; i < FILE_BYTES; i++)
@@ -213,6 +257,7 @@ int main(void)
     test_every_step_of_every_put();
     test_lost_progress_keeps_chains();
     test_written_file_on_a_full_disk();
+    test_puts_follow_the_blocks();
     test_garbage_files();
     return 0;
 }

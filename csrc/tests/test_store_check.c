@@ -62,7 +62,7 @@ static void an_index_that_was_put_has_sound_chains_and_founded_keys(void)
     struct guarded file = guarded_new(bytes);
     memset(file.at, 0, (size_t)bytes);
     struct ms_index_progress progress = {0};
-    const struct ms_index_file index = {.base = file.at, .slots = SLOTS, .entries = ENTRIES};
+    struct ms_index_file index = {.base = file.at, .slots = SLOTS, .entries = ENTRIES, .allocated_bytes = INT64_MAX};
     const uint8_t *const entry_zero = file.at + MS_INDEX_HEADER_BYTES + 4 * SLOTS;
     int32_t count = 1;
     for (int i = 0; i < s.records; i++) {

@@ -16,7 +16,7 @@ from pyengine._native import ffi, lib
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
-from pyengine.native.flush import MappedSegment, raise_disk_error
+from pyengine.native.flush import FOLIO_BYTES_MAX, MappedSegment, raise_disk_error
 from pyengine.native.scan import REASONS, bounded, text_at
 
 if TYPE_CHECKING:
@@ -274,23 +274,26 @@ PROGRESS_BYTES = lib.MS_INDEX_PROGRESS_BYTES
 ALL_KEYS = 1 << 62  # more than any record has
 
 
+INDEX_WINDOW_BYTES = 2 * FOLIO_BYTES_MAX  # an index file's blocks for entries are allocated in steps of this size
+
+
 class IndexFile:
     """One index file over a writable mapping of its whole length.
 
-    Call release() before you close the mapping. With the descriptor `written_to`, which release() closes, changes are
-    written instead of stored into the mapping, so that a full disk raises DiskFullError.
+    Call release() before you close the mapping; it also closes `descriptor`, by which blocks are allocated. With `is_written`
+    changes are written to it instead of stored into the mapping, so that a full disk raises DiskFullError.
     """
 
-    def __init__(self, mapping: Buffer, number: int, layout: IndexLayout, written_to: int | None = None) -> None:
+    def __init__(self, mapping: Buffer, number: int, layout: IndexLayout, descriptor: int, *, is_written: bool = False) -> None:
         memory = ffi.from_buffer("uint8_t[]", mapping, require_writable=True)
         if len(memory) != layout.size_bytes or layout.max_hash_slot_num < 1 or layout.max_index_num < 1:
             raise InvariantError(f"an index file of {len(memory)} bytes does not have the layout {layout}")
         self._memory = memory
-        self._written_to = written_to
+        self._descriptor = descriptor
         self.struct = ffi.new(
             "struct ms_index_file *",
             {"base": memory, "number": number, "slots": layout.max_hash_slot_num, "entries": layout.max_index_num,
-             "is_written": written_to is not None, "fd": -1 if written_to is None else written_to},
+             "is_written": is_written, "fd": descriptor, "window_bytes": INDEX_WINDOW_BYTES},
         )
 
     def header(self) -> IndexHeader:
@@ -304,6 +307,10 @@ class IndexFile:
             found.hash_slot_count,
             found.index_count,
         )
+
+    def allocate(self) -> None:
+        """Allocate blocks for the slots and entries to which the next key is put; DiskFullError. Puts allocate further windows."""
+        _check(lib.ms_index_allocate(self.struct, min(self.header().index_count, self.struct.entries - 1)))
 
     def inherit(self, predecessor: IndexHeader) -> None:
         """Set the begin and the end of this empty file to the end of its full predecessor."""
@@ -325,9 +332,9 @@ class IndexFile:
         """Release the mapping."""
         self.struct.base = ffi.NULL
         ffi.release(self._memory)
-        if self._written_to is not None:
-            os.close(self._written_to)
-            self._written_to = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _check(code: int) -> int:

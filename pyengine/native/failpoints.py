@@ -178,6 +178,7 @@ _TABLE = (
         _("reput_from_moved", "reput_from moved, consumers are not woken"),
     ),
     *_steps("csrc/index_file.c", "reputter",
+        _("index_window_allocated", "blocks for index entries, no entries"),
         _("index_undo_written", "the undo of a put is there, nothing is changed"),
         _("index_hash_written", "half an index entry"),
         _("index_entry_written", "a whole index entry, no slot leads to it"),

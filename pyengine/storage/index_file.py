@@ -23,9 +23,8 @@ from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, IN
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
 from pyengine.formats.paths import Root, StorePaths, is_index_name
 from pyengine.formats.record import Message, index_key_hash, index_keys
-from pyengine.native.dispatch import ALL_KEYS, IndexFile, forget, is_putting
+from pyengine.native.dispatch import ALL_KEYS, INDEX_WINDOW_BYTES, IndexFile, forget, is_putting
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import allocate
 from pyengine.storage.durable_writes import create_file
 from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.mapped_file import index_file_names, is_plain_file, map_read_only, refuse_file
@@ -394,8 +393,7 @@ class IndexFiles:
         return Indexed(offset, keys)
 
     def _with_file(self, name: str, what: Callable[[IndexFile], _T]) -> _T:
-        mapping, written_to = map_index_file(self._folder / name, self._layout)
-        file = IndexFile(mapping, int(name), self._layout, written_to)
+        mapping, file = map_index_file(self._folder / name, int(name), self._layout)
         try:
             return what(file)
         finally:
@@ -404,8 +402,7 @@ class IndexFiles:
 
     def _map(self, name: str) -> IndexFile:
         self.close()
-        self._mapping, written_to = map_index_file(self._folder / name, self._layout, to_write=True)
-        self._current = IndexFile(self._mapping, int(name), self._layout, written_to)
+        self._mapping, self._current = map_index_file(self._folder / name, int(name), self._layout, to_write=True)
         return self._current
 
     def _create(self, previous: int | None) -> str:
@@ -413,7 +410,7 @@ class IndexFiles:
             number = next_index_number(previous, self._now())
             name = f"{number:017d}"
             try:
-                os.close(create_file(self._folder, name, self._layout.size_bytes, allocate="full"))
+                os.close(create_file(self._folder, name, self._layout.size_bytes, allocate=first_bytes(self._layout)))
                 return name
             except DiskFullError:
                 raise
@@ -424,11 +421,17 @@ class IndexFiles:
         raise DiskError(f"every name for a new index file in {self._folder} is taken", path=str(self._folder))
 
 
-def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
-    """Map the whole file, shared and writable; on a file system that copies on write return a descriptor for writes too.
+def first_bytes(layout: IndexLayout) -> int:
+    """Return how many bytes of a new index file get blocks: its slots and a window of entries."""
+    end = layout.entry_at(2)
+    return min(end + -end % INDEX_WINDOW_BYTES, layout.size_bytes)
 
-    The caller then must write through the descriptor instead of storing into the mapping. Raises StoreRefusedError for
-    another length, DiskError.
+
+def map_index_file(path: Path, number: int, layout: IndexLayout, *, to_write: bool = False) -> tuple[mmap.mmap, IndexFile]:
+    """Map the whole file, shared and writable; `to_write`: allocate blocks for its slots and entries, to put keys into it.
+
+    On a file system that copies on write the file is written instead of stored to. Raises StoreRefusedError for another
+    length, DiskFullError when a sparse file's blocks have no room, DiskError.
     """
     with disk_errors("open", path):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -439,13 +442,14 @@ def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -
                 f"{path} has {length} bytes; {layout.max_hash_slot_num} slots and"
                 f" {layout.max_index_num} entries need {layout.size_bytes}"
             )
-        if to_write:
-            # RocketMQ's files are sparse: on a full disk a store into a hole would raise SIGBUS.
-            allocate(fd, 0, length, str(path))
         mapping = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        return mapping, os.dup(fd) if copies_on_write(fd) else None
-    finally:
+        file = IndexFile(mapping, number, layout, fd, is_written=copies_on_write(fd))
+        if to_write:
+            file.allocate()  # these files are sparse: on a full disk a store into a hole would raise SIGBUS
+        return mapping, file
+    except BaseException:
         os.close(fd)
+        raise
 
 
 def next_index_number(previous: int | None, now: datetime) -> int:

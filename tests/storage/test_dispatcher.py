@@ -153,11 +153,11 @@ def test_an_index_file_that_cannot_be_mapped_is_tried_again(tmp_path, rng, monke
     assert len(undisturbed(tmp_path, builder, log)[1]) > 1
     map_file, tries = index_file.map_index_file, []
 
-    def fail_at_second(path, layout, **how):
+    def fail_at_second(path, number, layout, **how):
         tries.append(path)
         if len(tries) == 2:
             raise DiskError("cannot map it", errno=12)
-        return map_file(path, layout, **how)
+        return map_file(path, number, layout, **how)
 
     monkeypatch.setattr(index_file, "map_index_file", fail_at_second)
     with Dispatcher(root, GEOMETRY) as dispatcher:

@@ -11,7 +11,10 @@ from fix_small_disk import resize
 from logs import Log, LogBuilder, files_below, index_contents
 from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError
+from pyengine.formats.constants import INDEX_ENTRY_BYTES
+from pyengine.native.dispatch import INDEX_WINDOW_BYTES
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.storage.index_file import first_bytes
 
 pytestmark = pytest.mark.root
 
@@ -58,3 +61,27 @@ def test_a_full_disk_stops_the_dispatch_and_room_lets_it_continue(geometry, topi
         resize(small_disk, "64m")
         assert log.dispatch(dispatcher) == builder.end
     assert outcome(small_disk) == outcome(tmp_path / "undisturbed")
+
+
+def test_an_index_file_gets_its_blocks_as_it_fills(make_small_disk, tmp_path):
+    """Its length is there at once. Without room for the next window the key waits, and no store meets a hole."""
+    geometry = Geometry(SEGMENT, mapped_file_size_consume_queue_bytes=4000, max_hash_slot_num=64, max_index_num=500_000)
+    window_keys = INDEX_WINDOW_BYTES // INDEX_ENTRY_BYTES
+    builder = LogBuilder(SEGMENT)
+    for number in range(2 * window_keys // 1000):
+        builder.append("T", b"", properties="KEYS\x01" + " ".join(f"{number:x}-{key:x}" for key in range(1000)))
+    log = Log(builder.write(tmp_path / "log"), SEGMENT)
+    with Dispatcher(tmp_path / "undisturbed", geometry) as dispatcher:
+        log.dispatch(dispatcher)
+    disk = make_small_disk("6m")
+    with Dispatcher(disk, geometry) as dispatcher:
+        for _ in range(3):
+            with pytest.raises(DiskFullError):
+                log.dispatch(dispatcher)
+        (file,) = (disk / "index").iterdir()
+        assert file.stat().st_size == geometry.index_layout.size_bytes
+        assert file.stat().st_blocks * 512 == first_bytes(geometry.index_layout) == INDEX_WINDOW_BYTES
+        resize(disk, "64m")
+        assert log.dispatch(dispatcher) == builder.end
+        assert INDEX_WINDOW_BYTES < file.stat().st_blocks * 512 < file.stat().st_size
+    assert outcome(disk) == outcome(tmp_path / "undisturbed")
