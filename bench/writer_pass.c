@@ -71,6 +71,7 @@ int main(int count, char **arguments)
     control->identity.os_page_cache_busy_timeout_ms = 1000;
     control->state.state = MS_STATE_RUNNING;
     control->latch[MS_WRITER].has_notified = 1;
+    memset(&control->allocator, 0x3f, sizeof control->allocator); /* its log is memory: all of it may be used */
     ms_control_publish(control);
 
     struct ms_writer *writer = zeroed((int64_t)sizeof(struct ms_writer));

@@ -177,7 +177,7 @@ struct ms_undo {
 
 struct ms_writer_lines {
     int64_t intent_end;          /* the pass has written nothing at or above; release before each copy */
-    int64_t wanted_end;          /* the allocator should have segments up to here */
+    int64_t wanted_end;          /* the log's end after the entry that waits: the allocator should have segments and blocks up to here */
     int64_t pass_started_ms;     /* 0: no pass is running (RocketMQ's beginTimeInLock) */
     int64_t clock_back_ms;       /* largest step back of the clock seen */
     uint64_t refused;            /* entries answered with a status other than PUT_OK */
@@ -191,11 +191,12 @@ struct ms_writer_lines {
 };
 
 struct ms_allocator_line {
-    int64_t ready_end;           /* segments are ready up to this offset */
+    int64_t ready_end;           /* segments are ready up to this offset, with their full length */
     int32_t error_number;        /* errno of the last failed allocation, 0 none */
     uint32_t error_count;
     int64_t populated_end;
-    int8_t pad[104];
+    int64_t reserved_end;        /* the bytes from the log's end to here have blocks: the writer stores nothing beyond */
+    int8_t pad[96];
 };
 
 /* (flushed, time of the last record below it) as one pair: slot `pass % 2`. */

@@ -31,7 +31,7 @@ struct ms_taken {
 struct ms_measure {
     int64_t segment_bytes;      /* in */
     int64_t max_message_bytes;  /* in */
-    int64_t room;               /* in: left in the current segment; out: left after the entry */
+    int64_t room;               /* in: left in the current segment; out: left in the last one after the entry */
     int64_t sum;                /* out: all records together */
     uint32_t rolls;             /* out: segments to begin */
     uint32_t detail;            /* out: MS_REFUSED_* */

@@ -15,12 +15,14 @@
  * whole window at once. They are above all acknowledged bytes, so no reader sees them. */
 static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
 {
-    int64_t segment_end = writer->current.base + writer->segment_bytes;
+    int64_t limit = writer->current.base + writer->segment_bytes;
     int64_t bytes = writer->zero_ahead_bytes;
     if (bytes == 0 || end <= writer->zeroed_end)
         return 0;
-    if (bytes > segment_end - end)
-        bytes = segment_end - end;
+    if (limit > writer->reserved_end)
+        limit = writer->reserved_end;
+    if (bytes > limit - end)
+        bytes = limit - end;
     writer->zeroed_end = end + bytes;
     MS_FAILPOINT("tail_zeros_due");
     return ms_flush_pwrite_all(writer->current.fd, writer->zeros, bytes, end - writer->current.base);

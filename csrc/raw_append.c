@@ -55,6 +55,7 @@ uint32_t ms_raw_measure(const struct ms_writer *writer, const struct ms_taken *t
         room -= bytes;
     }
     measure->detail = MS_REFUSED_NO;
+    measure->room = room;
     return PUT_OK;
 }
 

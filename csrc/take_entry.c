@@ -284,6 +284,16 @@ static int take_side(struct ms_writer *writer, struct ms_writer_session *own, co
     return MS_RUN_SIDE;
 }
 
+/* Return whether the log has segments for an entry with which it ends at `end`, and blocks up to there. */
+static int has_place(struct ms_writer *writer, uint32_t rolls, int64_t end)
+{
+    if (rolls > writer->ahead_count)
+        return 0;
+    if (end > writer->reserved_end)
+        writer->reserved_end = ms_load_acquire(&writer->control->allocator.reserved_end);
+    return end <= writer->reserved_end;
+}
+
 /* Check the entry, then execute or refuse it: 0, or MS_RUN_*. */
 static int take_records(struct ms_writer *writer, struct ms_writer_session *own, struct ms_taken *taken)
 {
@@ -298,24 +308,27 @@ static int take_records(struct ms_writer *writer, struct ms_writer_session *own,
             writer->queues_refused = 0;
         }
     }
+    int64_t room = ms_tail_room(writer);
     struct ms_measure measure = {
         .segment_bytes = writer->segment_bytes,
         .max_message_bytes = writer->max_message_bytes,
-        .room = ms_tail_room(writer),
+        .room = room,
     };
     if (status == PUT_OK) {
         status = taken->head.kind == MS_ENTRY_RAW ? ms_raw_measure(writer, taken, &measure) : ms_entry_measure(taken, &measure);
         detail = measure.detail;
     }
     uint32_t rolls = measure.rolls;
+    int64_t end = writer->position + room - measure.room + rolls * measure.segment_bytes;
     uint32_t rolls_max = writer->mode == MS_MODE_POOL ? writer->control->identity.pool_buffers - 1 : MS_AHEAD_MAX;
     if (status == PUT_OK && rolls > rolls_max) {
         status = MESSAGE_ILLEGAL;
         detail = MS_REFUSED_TOO_MANY_SEGMENTS;
     }
-    if (status == PUT_OK && rolls > writer->ahead_count) {
+    if (status == PUT_OK && !has_place(writer, rolls, end)) {
         if (!writer->refuse_segment) {
             writer->segments_needed = rolls;
+            writer->wanted_end = end;
             return MS_RUN_SEGMENT;
         }
         writer->refuse_segment = 0;

@@ -42,6 +42,7 @@ void ms_writer_open(struct ms_writer *writer)
     writer->is_gathering = 0;
     writer->side_loaded = 0;
     writer->zeroed_end = slot->wrote;
+    writer->reserved_end = ms_load_acquire(&control->allocator.reserved_end);
     if (writer->sessions_high < slot->sessions_high)
         writer->sessions_high = slot->sessions_high;
     writer->touched_count = writer->touched_before_count = 0;
@@ -184,6 +185,17 @@ static void wake_fenced(struct ms_writer *writer, uint32_t kind)
         ms_latch_wakeup_fenced(&writer->control->latch[kind], writer->semaphores[kind]);
 }
 
+/* Wake the allocator when less than a step is reserved ahead. While it cannot reserve it tries again by itself. */
+static void ask_for_blocks(struct ms_writer *writer)
+{
+    const struct ms_allocator_line *allocator = &writer->control->allocator;
+    if (writer->reserved_end - writer->position >= writer->reserve_step_bytes)
+        return;
+    writer->reserved_end = ms_load_acquire(&allocator->reserved_end);
+    if (writer->reserved_end - writer->position < writer->reserve_step_bytes && ms_load_relaxed(&allocator->error_number) == 0)
+        wake_fenced(writer, MS_ALLOCATOR);
+}
+
 static void fill_account(struct ms_commit_slot *slot, const struct ms_writer *writer, uint32_t i)
 {
     slot->sessions[i].head = writer->sessions[i].head;
@@ -278,6 +290,7 @@ static int commit_pass(struct ms_writer *writer)
             wake_fenced(writer, MS_COMMITTER);
         else
             wake_fenced(writer, MS_REPUTTER);
+        ask_for_blocks(writer);
     }
     MS_FAILPOINT("pass_done");
     writer->entries = 0;

@@ -22,6 +22,9 @@
  * If segments are mapped, a small pass is stored into them, and a pass of `gather_bytes_min` or more is gathered and
  * written: a write fills new pages at a third to a tenth of the CPU time of stores.
  *
+ * No pass stores or writes at or above allocator.reserved_end, where files have no blocks yet: on a full disk a store into
+ * a mapping would raise SIGBUS there. An entry that needs more waits for the allocator, as for a segment.
+ *
  * The cost of a pass depends on its entries, not on the number of open sessions: it reads the active sessions only (those
  * that put recently), and fills into its commit slot the accounts of the sessions that this pass and the last one changed,
  * since the slot has all others from the pass before the last.
@@ -34,7 +37,7 @@
 
 /* Why ms_writer_run returned. */
 #define MS_RUN_TIME 0            /* the deadline: do the housekeeping, call again */
-#define MS_RUN_SEGMENT 1         /* attach `segments_needed` segments ahead (or set refuse_segment) */
+#define MS_RUN_SEGMENT 1         /* attach `segments_needed` segments ahead, and wait for blocks up to `wanted_end` (or set refuse_segment) */
 #define MS_RUN_ROLLED 2          /* a segment was finished: close it, attach the next */
 #define MS_RUN_SESSIONS 3        /* the session table changed, or a dead session is drained */
 #define MS_RUN_SIDE 4            /* load the side object of side_slot / side_sequence (or set side_failed) */
@@ -84,6 +87,7 @@ struct ms_writer {
     struct ms_segment ahead[MS_AHEAD_MAX];
     uint32_t ahead_count;
     uint32_t segments_needed;    /* out: with MS_RUN_SEGMENT */
+    int64_t wanted_end;          /* out: with MS_RUN_SEGMENT: the log's end after the entry */
     uint32_t refuse_segment;     /* in: answer the current entry with CREATE_MAPEDFILE_FAILED */
     uint32_t rolled;             /* segments finished since Python last took them */
     struct ms_segment finished[MS_AHEAD_MAX]; /* out: with MS_RUN_ROLLED, `rolled` of them */
@@ -106,6 +110,8 @@ struct ms_writer {
     uint32_t queues_refused;     /* in: no larger table is available; answer with MS_REFUSED_QUEUES_FULL */
     uint64_t pass;               /* number of the current pass */
     int64_t position;            /* physical offset of its next record */
+    int64_t reserved_end;        /* allocator.reserved_end as last read */
+    int64_t reserve_step_bytes;  /* in: wake the allocator when fewer bytes are reserved ahead */
     int64_t store_timestamp_ms;
     uint64_t put_messages;
     uint64_t put_bytes;

@@ -352,7 +352,7 @@ class EngineConfig:
         "CPUs it is 0 for a SYNC_MASTER or SLAVE and with the gateway.",
         unit="us", low=0, high=100_000, words=(("auto", -1),), group="processes")
     warm_mapped_file_enable: bool = setting(
-        False, "Fill and lock a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")
+        False, "Reserve, fill and lock all of a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")
 
     # -- known to RocketMQ, without effect here
     commit_commit_log_least_pages: int = setting(

@@ -75,6 +75,7 @@ class Owner:
             slot.flushed = offset
         self.control.writer.intent_end = offset
         native.store(self.control.allocator, "ready_end", offset if ready_end is None else ready_end)
+        native.store(self.control.allocator, "reserved_end", offset)
 
     def publish(self, state: int = native.STATE_RUNNING) -> None:
         """Let workers in."""

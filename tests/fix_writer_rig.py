@@ -50,6 +50,7 @@ class WriterRig:
         identity.mode = mode
         identity.replay_clock = replay_clock
         identity.pool_buffers = 5
+        control_native.store(self.control.allocator, "reserved_end", 1 << 60)
         lib.ms_control_publish(self.control)
         control_native.store(self.control.state, "state", control_native.STATE_RUNNING)
         self.latch = Latch(self.control.latch[control_native.WRITER], "")

@@ -1,8 +1,8 @@
-"""Allocator: creates, allocates and warms segments before the writer needs them.
+"""Allocator: creates segments, reserves their blocks and warms their pages before the writer needs them.
 
-Why: a new 1 GiB file takes milliseconds, and a page fault per 4 KiB takes more. Promise: every block below `ready_end` is
-allocated, so a full disk is a put status and never SIGBUS. If it dies, the writer continues with the ready segments, then
-puts wait for a bounded time; the next allocator completes a segment that was not published yet.
+Why: a new file takes milliseconds, and a page fault per 4 KiB takes more. Promise: every block below `reserved_end` is
+allocated, so a full disk is a put status and never SIGBUS. If it dies, the writer continues up to there, then
+puts wait for a bounded time; the next allocator completes a segment or a step that was not published yet.
 """
 
 from __future__ import annotations

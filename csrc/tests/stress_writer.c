@@ -160,6 +160,7 @@ int main(void)
     control->identity.max_message_bytes = 4 << 20;
     control->identity.spin_producer_us = 20;
     control->state.state = MS_STATE_RUNNING;
+    control->allocator.reserved_end = INT64_MAX;
     ms_control_publish(control);
 
     control->workers[MS_WRITER].pid = getpid();

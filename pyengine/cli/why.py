@@ -36,7 +36,7 @@ SECOND_NS = 1_000_000_000
 CAUSES = {
     "sync": ("the device took long to sync", "a slow or a busy disk: `iostat -x 1`; sync_flush needs one with a fast cache"),
     "write": ("a write to the log took long", "a slow or a busy disk, or no memory for its pages: `iostat -x 1`, `vmstat 1`"),
-    "segment": ("the next segment was not ready", "the allocator was too slow: the disk is slow, or segments are small"),
+    "segment": ("the next segment, or its space, was not ready", "the allocator was too slow: the disk is slow, or segments are small"),
     "pool": ("no buffer of the pool was free", "the committer was too slow: a faster disk, or more buffers (transient_store_pool_size)"),
     "fault": ("pages had to be brought in or made writable", "a disk that hangs, or is frozen: `iostat -x 1`, `dmesg`; too little "
               "memory for the page cache; the memlock limit, in pool mode"),

@@ -635,7 +635,7 @@ def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tu
             end, size_bytes = rebuilt.end_offset, config.geometry.mapped_file_size_commit_log_bytes
             if end and end % size_bytes == 0 and not StorePaths(root).commit_log_segment(end).exists():
                 # As a running engine does: without it RocketMQ ends a log earlier whose last segment is full.
-                os.close(create_file(StorePaths(root).commit_log, segment_name(end), size_bytes))
+                os.close(create_file(StorePaths(root).commit_log, segment_name(end), size_bytes, allocate="none"))
             failpoint("restore_rebuilt")
             check = check_now(root, config, progress=progress)
     except CorruptionError as error:
@@ -657,7 +657,7 @@ def _restore_segment(pieces: list[Piece], manifest: Manifest, dest: Destination,
     """Write one segment from its pieces, durably; yield the bytes of each step."""
     segment, size_bytes = pieces[0].segment, int(manifest.settings["mapped_file_size_commit_log_bytes"])
     folder, name = StorePaths(root).commit_log, segment_name(segment)
-    descriptor = create_file(folder, name, size_bytes, allocate="full")
+    descriptor = create_file(folder, name, size_bytes, allocate=pieces[-1].end - segment)
     try:
         for piece in pieces:
             at = piece.start - segment

@@ -231,7 +231,7 @@ def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryRepo
         return report, found.presence
     if found.origin:  # without its first segment the next recovery would report the watermark as a loss
         size = config.mapped_file_size_commit_log_bytes
-        os.close(create_file(new_segment_folder(store.root, found.origin, size), segment_name(found.origin), size))
+        os.close(create_file(new_segment_folder(store.root, found.origin, size), segment_name(found.origin), size, allocate="none"))
         failpoint("origin_made")
         report = replace(report, min_offset=found.origin, end_offset=found.origin)
     return replace(report, notes=report.notes + found.notes), found.presence
@@ -308,6 +308,7 @@ def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> 
     for pair in control.flusher.slot:
         pair.flushed, pair.store_timestamp_ms = flushed, time_ms
     native.store(control.writer, "intent_end", end)
+    native.store(control.allocator, "reserved_end", end)
     native.store(control.allocator, "ready_end", segments[-1].start_offset + size if segments else end - end % size)
     native.store(control.workers[native.CHECKPOINTER], "position", end)
 

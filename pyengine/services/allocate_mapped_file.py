@@ -1,13 +1,16 @@
-"""AllocateMappedFileService: create the next segment before the writer needs it.
+"""AllocateMappedFileService: create the next segment, and reserve its blocks, before the writer needs them.
 
-In RocketMQ a put requests the next file and the one after it. Here the writer publishes the offset up to which it wants segments
+In RocketMQ a put requests the next file and the one after it. Here the writer publishes the offset up to which it wants the log
 (`wanted_end`), and this service always keeps one segment ready after the one being written. A segment is complete when its name appears
-(storage/durable_writes.py); afterwards the service moves `ready_end` and wakes the writer. An orderly stop removes the segments that
-were never used, as RocketMQ's shutdown does.
+(storage/durable_writes.py), with its full length and without blocks; afterwards the service moves `ready_end` and wakes the writer. An
+orderly stop removes the segments that were never used, as RocketMQ's shutdown does.
 
-A full disk is not a failure, and neither is one on which a segment would leave too little space for queues and index
-(storage/file_system.py): the service puts the errno into the control block (the writer answers CREATE_MAPEDFILE_FAILED meanwhile) and
-tries again each half second.
+Blocks follow the writer: the service allocates them some steps ahead (storage/commit_log.py) and then moves `reserved_end`, beyond which
+the writer stores nothing. What was reserved before a restart is allocated again, which changes nothing.
+
+A full disk is not a failure, and neither is one on which a step would leave too little space for queues and index
+(storage/file_system.py): the service tries smaller steps, puts the errno into the control block (at `reserved_end` the writer answers
+CREATE_MAPEDFILE_FAILED meanwhile) and tries again each half second.
 
 In async mapped mode PageWarmer populates pages ahead of the writer. Without it a store to an absent page costs a fault of 0.8 us and,
 if a virtual machine's host has reclaimed the memory, up to 9 us; populating whole pieces ahead makes appends 2-5 times faster. It does
@@ -21,19 +24,21 @@ import contextlib
 import errno
 import mmap
 import os
+from collections.abc import Callable
+from functools import partial
 
 from pyengine._native import ffi
-from pyengine.errors import DiskError, disk_errors
+from pyengine.errors import DiskError, DiskFullError, disk_errors
 from pyengine.events import Event
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import lock_memory, monotonic_ns, populate
+from pyengine.native.flush import FOLIO_BYTES_MAX, allocate, lock_memory, monotonic_ns, populate
 from pyengine.native.writer import GATHER_BYTES_MIN
 from pyengine.services.service import Service, ServiceContext
-from pyengine.storage.commit_log import new_segment_folder
+from pyengine.storage.commit_log import new_segment_folder, reserve_ahead_bytes, reserve_step_bytes
 from pyengine.storage.durable_writes import create_file, make_folders, sync_folder
 from pyengine.storage.file_system import copies_on_write, reserve_dispatch_space
 from pyengine.storage.message_store import MessageStore
@@ -50,7 +55,7 @@ PIECE_BYTES = 4 << 20   # of one call; between two calls the worker records a he
 
 
 class AllocateMappedFileService(Service):
-    """Creates segments ahead of the writer and, in async mapped mode, populates their pages."""
+    """Creates segments ahead of the writer, reserves their blocks and, in async mapped mode, populates their pages."""
 
     KIND = native.ALLOCATOR
     records_rounds = True
@@ -60,10 +65,12 @@ class AllocateMappedFileService(Service):
         self._allocator = self._control.allocator
         self._warned = False
         self._warmer: PageWarmer | None = None
+        self._step_bytes = reserve_step_bytes(self._segment_bytes)
+        self._reserves_all = self._memory.identity.mode == native.MODE_MAPPED and context.config.warm_mapped_file_enable
         if self._memory.identity.mode == native.MODE_MAPPED:
-            self._warmer = PageWarmer(context.store, whole=context.config.warm_mapped_file_enable,
+            self._warmer = PageWarmer(context.store, whole=self._reserves_all,
                                       populated_end=native.load(self._allocator, "populated_end"))
-        self._retry_ns = 0
+        self._retry_ns: dict[str, int] = {}  # when to try again what has failed
         self._wrote = -1
         self._pass = native.load_position(self._control.slot_pass)
         self._passes_are_large = False
@@ -72,7 +79,7 @@ class AllocateMappedFileService(Service):
         self._paused = 0, 0  # (time, end of the log) of the last pause
 
     def work(self) -> bool:
-        """Create one segment, or populate one piece, if that is due."""
+        """Reserve one step, create one segment, or populate one piece, if that is due."""
         now_ns = monotonic_ns()
         wrote = native.load_position(self._control.wrote)
         if wrote != self._wrote:
@@ -81,50 +88,90 @@ class AllocateMappedFileService(Service):
             if self._wrote >= 0 and number > self._pass:
                 self._passes_are_large = wrote - self._wrote >= GATHER_BYTES_MIN * (number - self._pass)
             self._wrote, self._pass, self._moved_ns = wrote, number, now_ns
-        if native.load(self._allocator, "ready_end") < self._target(wrote):
-            if now_ns < self._retry_ns or self._is_frozen:
-                return False
-            return self._make_one(now_ns)
+        wanted, ready_end = native.load(self._control.writer, "wanted_end"), native.load(self._allocator, "ready_end")
+        size, reserved_end = self._segment_bytes, native.load(self._allocator, "reserved_end")
+        log_bytes = wrote - native.load_position(self._control.min_offset)
+        ahead_bytes = reserve_ahead_bytes(size, log_bytes)
+        is_reserved = reserved_end >= wanted and reserved_end - wrote >= ahead_bytes // 2 and not self._reserves_all
+        if reserved_end < ready_end and not is_reserved and self._may_try("reserve space for the log", now_ns):
+            all_of_it = self._reserves_all or log_bytes >= 2 * size
+            goal = ready_end if all_of_it else max(wanted, wrote + ahead_bytes)
+            return self._try("reserve space for the log", partial(self._reserve, goal), now_ns)
+        if ready_end < max(-(-wanted // size) * size, wrote - wrote % size + 2 * size) and self._may_try("make the next segment", now_ns):
+            return self._try("make the next segment", self._make_segment, now_ns)
         return self._warm(wrote)
 
-    def _target(self, wrote: int) -> int:
-        """Return the offset up to which segments must be ready: at least `wanted_end`, and one segment after the one being written."""
-        size = self._segment_bytes
-        wanted = native.load(self._control.writer, "wanted_end")
-        return max(-(-wanted // size) * size, wrote - wrote % size + 2 * size)
+    def _may_try(self, what: str, now_ns: int) -> bool:
+        return now_ns >= self._retry_ns.get(what, 0) and not self._is_frozen
 
-    def _make_one(self, now_ns: int) -> bool:
-        start = native.load(self._allocator, "ready_end")
+    def _try(self, what: str, step: Callable[[], None], now_ns: int) -> bool:
+        """Make a step; if the disk refuses, say so, and try again after RETRY_NS."""
         try:
-            with disk_errors("make", self._store.commit_log_segment(start)):
-                self._create(start)
+            step()
         except DiskError as error:
-            reason = f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s"
+            reason = f"cannot {what}: {error}; trying again each {RETRY_NS / 1e9:g} s"
             self._blocked.set(reason, reason, error.errno or 0)
             native.store(self._allocator, "error_number", error.errno or errno.EIO)
             native.add(self._allocator, "error_count")
-            self._retry_ns = now_ns + RETRY_NS
+            self._retry_ns[what] = now_ns + RETRY_NS
             self._memory.wake(native.WRITER)
             return False
-        if native.load(self._allocator, "error_number"):
+        self._retry_ns.pop(what, None)
+        if not self._retry_ns and native.load(self._allocator, "error_number"):
             native.store(self._allocator, "error_number", 0)
-            self._blocked.clear("segments can be made again")
+            self._blocked.clear("the log has space again")
+        return True
+
+    def _reserve(self, goal: int) -> None:
+        """Allocate blocks up to about `goal` in one segment, at least for a step; if the disk has no room, for less than that."""
+        start, size, step_bytes = native.load(self._allocator, "reserved_end"), self._segment_bytes, self._step_bytes
+        base = start - start % size
+        steps_bytes = max((goal - start) // step_bytes, 1) * step_bytes
+        while True:
+            stop = min(base + size, start - (start - base) % step_bytes + steps_bytes)
+            try:
+                self._allocate(base, start, stop)
+                break
+            except DiskFullError:
+                if step_bytes <= FOLIO_BYTES_MAX:
+                    raise
+                step_bytes = steps_bytes = min(step_bytes, steps_bytes // 2)
+        failpoint("log_reserved")
+        native.store(self._allocator, "reserved_end", stop)
+        failpoint("log_reserve_published")
+        if native.load(self._control.writer, "wanted_end") > start:
+            self._memory.wake(native.WRITER)
+
+    def _allocate(self, base: int, start: int, stop: int) -> None:
+        """Allocate the blocks of bytes [start, stop) of the segment at `base`."""
+        path = self._store.commit_log_segment(base)
+        with disk_errors("allocate", path), open(path, "r+b", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            if status.st_size != self._segment_bytes:
+                raise DiskError(f"{path} has {status.st_size} bytes, not {self._segment_bytes}", path=str(path))
+            missing_bytes = min(stop - base - status.st_blocks * 512, stop - start)
+            if missing_bytes > 0:  # a dead engine may have allocated them
+                reserve_dispatch_space(path.parent, missing_bytes, stop - native.load_position(self._control.reput_from))
+            first = start - base - (start - base) % mmap.PAGESIZE
+            allocate(file.fileno(), first, stop - base - first, str(path))
+
+    def _make_segment(self) -> None:
+        start = native.load(self._allocator, "ready_end")
+        with disk_errors("make", self._store.commit_log_segment(start)):
+            self._create(start)
         failpoint("segment_made")
         native.store(self._allocator, "ready_end", start + self._segment_bytes)
         failpoint("segment_ready")
         self._memory.wake(native.FLUSHER)  # first: it must open the segment before the writer writes to it
         self._memory.wake(native.WRITER)
-        return True
 
     def _create(self, start: int) -> None:
         path = self._store.commit_log_segment(start)
         if not path.exists():
             path = new_segment_folder(self._store, start, self._segment_bytes) / path.name
             make_folders(path.parent)
-            undispatched_bytes = start + self._segment_bytes - native.load_position(self._control.reput_from)
-            reserve_dispatch_space(path.parent, self._segment_bytes, undispatched_bytes)
         try:
-            os.close(create_file(path.parent, path.name, self._segment_bytes))
+            os.close(create_file(path.parent, path.name, self._segment_bytes, allocate="none"))
         except DiskError as error:
             # A predecessor created it and died before it moved `ready_end`; a segment that has its name is complete.
             if error.errno != errno.EEXIST:
@@ -138,7 +185,7 @@ class AllocateMappedFileService(Service):
             return False
         if self._passes_are_large and monotonic_ns() - self._moved_ns < BUSY_NS:
             return False
-        more = self._warmer.advance(wrote, native.load(self._allocator, "ready_end"),
+        more = self._warmer.advance(wrote, native.load(self._allocator, "reserved_end"),
                                     window_bytes=PIECE_BYTES if self._passes_are_large else WINDOW_BYTES)
         native.store(self._allocator, "populated_end", self._warmer.populated_end)
         if self._warmer.lock_refused and not self._warned:
@@ -152,7 +199,7 @@ class AllocateMappedFileService(Service):
     def pause_s(self) -> float:
         now_ns = monotonic_ns()
         if native.load(self._allocator, "error_number"):
-            return max(0.01, (self._retry_ns - now_ns) / 1e9)
+            return max(0.01, (min(self._retry_ns.values(), default=now_ns) - now_ns) / 1e9)
         if self._warmer is None:
             return 1.0
         if now_ns - self._moved_ns >= BUSY_NS:
@@ -166,23 +213,25 @@ class AllocateMappedFileService(Service):
 
         A living writer has the next segment mapped or open already: records that it writes there
         after the name is removed would be lost, even if they are synced. A writer that starts meanwhile, for a
-        supervisor that adopts the engine, opens none of them: `ready_end` is lowered before the check for a writer.
+        supervisor that adopts the engine, opens none of them: the ends are lowered before the check for a writer.
         """
         stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
         if not stopping or self._is_frozen:
             return False
         wrote, _ = native.committed_slot(self._control)
         wrote = max(wrote, native.load(self._control.writer, "intent_end"))
-        ready_end = native.load(self._allocator, "ready_end")
+        ready_end, reserved_end = (native.load(self._allocator, name) for name in ("ready_end", "reserved_end"))
         first = -(-wrote // self._segment_bytes) * self._segment_bytes
         if 0 < wrote == native.load_position(self._control.min_offset):
             first += self._segment_bytes  # an empty log: its only segment says where it begins
         if first >= ready_end:
             return False
+        native.store(self._allocator, "reserved_end", min(first, reserved_end))
         native.store(self._allocator, "ready_end", first)
         failpoint("spare_given_up")
         if native.WRITER in living_kinds(self._store.root, len(KIND_NAMES)):
             native.store(self._allocator, "ready_end", ready_end)
+            native.store(self._allocator, "reserved_end", reserved_end)
             return False
         if self._warmer is not None:
             self._warmer.close()
@@ -215,13 +264,16 @@ class PageWarmer:
         self.populated_end = populated_end
         self.lock_refused = 0  # errno of the last lock that failed, which only costs speed
 
-    def advance(self, wrote: int, ready_end: int, window_bytes: int = WINDOW_BYTES) -> bool:
-        """Populate one piece if at least STEP_BYTES are missing; return whether there is more to do now."""
+    def advance(self, wrote: int, reserved_end: int, window_bytes: int = WINDOW_BYTES) -> bool:
+        """Populate one piece if at least STEP_BYTES are missing; return whether there is more to do now.
+
+        It populates nothing from `reserved_end` on, where a page needs new blocks.
+        """
         size = self._segment_bytes
         for start in [start for start in self._mappings if start + size <= wrote]:
             self._unmap(start)
         window = max(window_bytes, 2 * size) if self._whole else window_bytes
-        end = min(wrote + window, ready_end)
+        end = min(wrote + window, reserved_end)
         at = max(self.populated_end, wrote)
         if at >= end or end - at < min(STEP_BYTES, window_bytes, size) and not self._filling:
             return False

@@ -35,6 +35,7 @@ from pyengine.native.writer import Segment, Writer, copy_queue_table
 from pyengine.services.flush_commit_log import NO_SEGMENT, TransientStorePool, UnflushedSegments
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.checkpoint import note_sync_failure
+from pyengine.storage.commit_log import reserve_step_bytes
 from pyengine.storage.file_system import copies_on_write
 
 RUN_NS = 100_000_000        # housekeeping at least this often
@@ -77,12 +78,13 @@ class PutMessageService(Service):
         self._generation = slot.queue_table_generation or 1
         self._table_object, self._table = memory.open_queue_table(self._generation)
         self._roll_back_dead_pass()
-        semaphores = {kind: memory.latch(kind).semaphore for kind in WAKES}
+        semaphores = {kind: memory.latch(kind).semaphore for kind in (native.ALLOCATOR, *WAKES)}
         if self._identity.replicates and self._identity.role != native.SLAVE and self._identity.mode != native.MODE_POOL:
             semaphores[native.REPLICATOR] = memory.latch(native.REPLICATOR).semaphore
         self._writer = Writer(self._control, self._table, semaphores, self._identity.spin_writer_us,
                               config.zero_ahead_bytes,
                               gather_bytes_min=pass_.GATHER_BYTES_MIN if self._identity.mode == native.MODE_MAPPED else 0)
+        self._writer.pointer.reserve_step_bytes = reserve_step_bytes(self._segment_bytes)
         store_stats.count_puts(self._writer.pointer, memory.counters)
         self._recorder.let_writer_record(self._writer.pointer, sync_mode=self._identity.mode == native.MODE_SYNC,
                                          sync_master=self._identity.role == native.SYNC_MASTER)
@@ -186,9 +188,8 @@ class PutMessageService(Service):
         return True
 
     def _wait_for_segments(self) -> None:
-        """RUN_SEGMENT: wait for the segments that the current entry needs; refuse it if they are not ready in time."""
-        needed = self._writer.pointer.segments_needed
-        wanted_end = self._writer.next_base + (needed - self._writer.ahead_count) * self._segment_bytes
+        """RUN_SEGMENT: wait for the segments and blocks that the current entry needs; refuse it if they are not ready in time."""
+        needed, wanted_end = self._writer.pointer.segments_needed, self._writer.pointer.wanted_end
         if wanted_end > native.load(self._control.writer, "wanted_end"):
             native.store(self._control.writer, "wanted_end", wanted_end)
         failpoint("segment_wanted")
@@ -197,10 +198,10 @@ class PutMessageService(Service):
         deadline_s = time.monotonic() + SEGMENT_WAIT_S
         while True:
             self._latch.arm()
-            if self._attach_ahead(needed):
+            short = native.load(self._control.allocator, "reserved_end") < wanted_end
+            if self._attach_ahead(needed) and not short:
                 self._latch.disarm()
                 break
-            short = native.load(self._control.allocator, "ready_end") < wanted_end
             failing = native.load(self._control.allocator if short else self._control.workers[native.COMMITTER], "error_number")
             if failing or self._is_frozen or time.monotonic() >= deadline_s:
                 self._latch.disarm()
@@ -462,7 +463,8 @@ class PutMessageService(Service):
         try:
             if segment is not None and segment.fd >= 0:
                 at = self._writer.position - segment.base
-                probe = bytes(min(ROOM_PROBE_BYTES, self._segment_bytes - at))
+                reserved_bytes = native.load(self._control.allocator, "reserved_end") - self._writer.position
+                probe = bytes(min(ROOM_PROBE_BYTES, self._segment_bytes - at, max(0, reserved_bytes)))
                 flush.pwrite_all(segment.fd, probe, at, self._unflushed.path(segment.base))
         except DiskFullError:
             self._room_retry_ns = flush.monotonic_ns() + ROOM_RETRY_NS

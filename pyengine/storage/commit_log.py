@@ -11,15 +11,18 @@ from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.paths import log_folders, segment_name
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
+from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.scan import walk
 from pyengine.storage.checkpoint import read_watermark
-from pyengine.storage.file_system import DiskUse, measure
+from pyengine.storage.file_system import DiskUse, free_bytes, measure
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, list_segments
 
 # The end of the message about a segment of wrong length; check/ has another for `check`.
 LENGTH_ADVICE = ("; restore it from a copy, or carve out what is whole with `pyengine salvage STORE DEST`. If it is the "
                  "log's only segment and the store was made with that size, say so: --set mapped_file_size_commit_log_bytes=SIZE")
 FULL_PERCENT = 85  # RocketMQ's diskSpaceCleanForciblyRatio
+SEGMENTS_AHEAD = 2       # files that exist beyond the written part of the log, most of them without blocks
+RESERVE_STEP_BYTES_MAX = 32 << 20
 
 
 def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[MappedFile]:
@@ -98,7 +101,27 @@ def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_byt
     folders = log_folders(root)
     if len(folders.writable) == 1:
         return folders.writable[0]
-    return folders.folder_for(start_offset, size_bytes, [folder for folder in folders.writable if is_nearly_full(folder)])
+    full = [folder for folder in folders.writable if is_nearly_full(folder) or folder.is_dir() and free_bytes(folder) < size_bytes]
+    return folders.folder_for(start_offset, size_bytes, full)
+
+
+def reserve_step_bytes(segment_bytes: int) -> int:
+    """Return in which steps the log's blocks are reserved ahead of the writer.
+
+    A power of two of at least FOLIO_BYTES_MAX, so that no folio lies across the end of a step; a small segment is one step.
+    """
+    step_bytes = RESERVE_STEP_BYTES_MAX
+    while step_bytes > FOLIO_BYTES_MAX and step_bytes > segment_bytes // 2:
+        step_bytes //= 2
+    return min(step_bytes, segment_bytes)
+
+
+def reserve_ahead_bytes(segment_bytes: int, log_bytes: int) -> int:
+    """Return how far ahead of the writer blocks are reserved at most: two steps; of a larger log half its size, up to a segment.
+
+    So a small store takes little, and in a large one the blocks of the next file are allocated, not those of the file that is written.
+    """
+    return max(2 * reserve_step_bytes(segment_bytes), min(segment_bytes, log_bytes // 2))
 
 
 def is_nearly_full(folder: Path) -> bool:

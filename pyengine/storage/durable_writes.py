@@ -35,6 +35,7 @@ from pyengine.errors import DiskError, FlushError, InvariantError, disk_error, d
 from pyengine.formats.paths import Root, log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import allocate as allocate_blocks
 from pyengine.native.flush import (
     check_written,
     link_unnamed,
@@ -428,9 +429,10 @@ def _link_backup(path: Path) -> None:
 
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
-    """Write bytes at a position of a file, durably. Raises DiskFullError, DiskError or FlushError."""
-    descriptor = open_file(path, os.O_WRONLY)
+    """Write bytes at a position of a file, whose blocks are allocated first, durably. Raises DiskFullError, DiskError or FlushError."""
+    descriptor = open_file(path, os.O_RDWR)
     try:
+        allocate_blocks(descriptor, position, len(content), str(path))
         pwrite_all(descriptor, content, position, path)
         failpoint("bytes_written")
         sync_descriptor(descriptor, path)
@@ -660,6 +662,17 @@ def unlink_durably(path: Path) -> int:
         raise
     failpoint("removal_durable")
     return descriptor
+
+
+def free_end(path: Path, start: int) -> None:
+    """Free the whole blocks from byte `start` on, all of which are zeros; nothing happens if the file system cannot."""
+    descriptor = open_file(path, os.O_RDWR)
+    try:
+        first = start + -start % _BLOCK_BYTES
+        if first < (size_bytes := os.fstat(descriptor).st_size):
+            punch(descriptor, first, size_bytes - first)
+    finally:
+        os.close(descriptor)
 
 
 def free_blocks(descriptor: int, *, step_bytes: int = FREE_STEP_BYTES, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:

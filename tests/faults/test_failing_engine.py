@@ -116,7 +116,7 @@ def test_an_engine_reports_and_survives_a_failing_disk(shim, tmp_path, seed):
     summary = held(rows)
     assert all(row["came"] for row in rows[:-1]) and summary["acknowledged"] > 0 and summary["restarts"] == 1
     assert [row["kind"] for row in rows[:-1] if row["read_only"]] == ["flusher"]
-    assert "allocator: cannot make the next segment" in rows[1]["reason"] and "No space left" in rows[1]["reason"]
+    assert "allocator: cannot reserve space for the log" in rows[1]["reason"] and "No space left" in rows[1]["reason"]
     assert "reputter: write queue" in rows[3]["reason"] and "No space left" in rows[3]["reason"]
     assert rows[4]["reason"] == "supervisor: no session can be opened: Too many open files"
     assert "read-only from now on" in rows[5]["reason"] and "Input/output error" in rows[5]["reason"]

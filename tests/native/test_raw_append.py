@@ -227,6 +227,24 @@ def test_after_a_full_segment_the_next_one_is_asked_for(rigs, tmp_path):
     assert log_of(slave) == log[:slave.wrote()]
 
 
+def test_raw_records_wait_for_blocks_as_puts_do(rigs, tmp_path):
+    """Also the blank that ends a segment, all of whose bytes a slave copies."""
+    log = filled_master(rigs, seed=16)
+    slave, producer = slave_with_session(rigs, tmp_path)
+    allocator = slave.control.allocator
+    control_native.store(allocator, "reserved_end", 0)
+    slave.writer.open()
+    for piece in entries(log, random.Random(1)):
+        assert producer.submit_raw(log[piece], piece.start, monotonic_ns() + 5_000_000_000) == 0
+        while slave.writer.run(0) == RUN_ROLLED:
+            slave.writer.take_finished()
+        assert slave.wrote() == piece.start and slave.writer.pointer.wanted_end == piece.stop
+        assert not any(slave.log[allocator.reserved_end :])
+        control_native.store(allocator, "reserved_end", piece.stop)
+        slave.drain()
+    assert log_of(slave) == log
+
+
 def test_only_the_replicator_of_a_slave_may(rigs, tmp_path):
     log = filled_master(rigs, seed=12)
     first = whole_records(log)[0]

@@ -430,6 +430,61 @@ def test_sync_mode_writes_the_same_bytes_through_descriptors(rig, tmp_path):
     assert written == mapped.log[: mapped.wrote()]
 
 
+@pytest.mark.parametrize("way", ["stored", "gathered", "written"])
+def test_nothing_is_stored_or_written_beyond_what_is_reserved(rig, tmp_path, way):
+    """Nor zeros ahead, nor the zeros that fill a page; what waited is in the log as if there had been no limit."""
+    size = 65536
+    mode = control_native.MODE_SYNC if way == "written" else control_native.MODE_MAPPED
+    limited, free = rig(segment_bytes=size, mode=mode), rig(segment_bytes=size)
+    limited.folder, limited.zero_ahead_bytes = tmp_path, 5000
+    limited.gather_bytes_min = 1 if way == "gathered" else 0
+    for each in (limited, free):
+        producer = each.open_session()
+        if each is limited:
+            control_native.store(each.control.allocator, "reserved_end", 0)
+        each.start_writer()
+        for number in range(40):
+            submit(producer, PUT, b"T", b"", bytes([number + 1]) * 3000, clock_ms=1_700_000_000_000)
+            reserved_end = each.control.allocator.reserved_end
+            while each.writer.run(monotonic_ns()) == RUN_SEGMENT:
+                assert each is limited and each.writer.pointer.wanted_end > reserved_end
+                each.load_files()
+                assert not any(each.log[reserved_end:])
+                reserved_end += 4096
+                control_native.store(each.control.allocator, "reserved_end", reserved_end)
+            each.drain()
+        each.load_files()
+    assert limited.wrote() == free.wrote() > size and limited.log[: free.wrote()] == free.log[: free.wrote()]
+
+
+def test_a_refused_entry_that_needs_more_than_is_reserved_leaves_room_for_a_smaller_one(rig):
+    rig = rig(segment_bytes=65536)
+    producer = rig.open_session()
+    control_native.store(rig.control.allocator, "reserved_end", 8192)
+    rig.start_writer()
+    large = submit(producer, PUT, b"T", b"", bytes(9000))
+    small = submit(producer, PUT, b"T", b"", bytes(1000))
+    assert rig.writer.run(monotonic_ns()) == RUN_SEGMENT
+    rig.writer.pointer.refuse_segment = 1
+    rig.drain()
+    assert answer_of(producer, large)[STATUS] == PutStatus.CREATE_MAPEDFILE_FAILED
+    assert answer_of(producer, small)[STATUS] == PutStatus.PUT_OK
+
+
+def test_an_entry_of_several_segments_needs_blocks_to_its_end(rig):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    control_native.store(rig.control.allocator, "reserved_end", 2 * 4096)
+    rig.start_writer()
+    bodies = [bytes(3000)] * 3
+    sequence = submit(producer, MANY, b"T", b"", *pack_many(bodies), count=3)
+    assert rig.writer.run(monotonic_ns()) == RUN_SEGMENT
+    assert rig.writer.pointer.wanted_end == 2 * 4096 + 3092 and not any(rig.log[:])
+    control_native.store(rig.control.allocator, "reserved_end", 2 * 4096 + 3092)
+    rig.drain()
+    assert answer_of(producer, sequence)[END] == rig.wrote() == 2 * 4096 + 3092
+
+
 def test_a_refusal_in_sync_mode_wakes_producers_that_wait_for_a_sync(rig, tmp_path):
     rig = rig(segment_bytes=4096, mode=control_native.MODE_SYNC)
     rig.folder = tmp_path

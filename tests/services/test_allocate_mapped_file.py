@@ -1,4 +1,4 @@
-"""Complete segments are ready ahead of the writer; a full disk is reported and waited for; a stop removes unused segments."""
+"""Segments and their blocks are ready ahead of the writer; a full disk is reported and waited for; a stop removes unused segments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native import control as native
+from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.writer import GATHER_BYTES_MIN
 from pyengine.services import allocate_mapped_file
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService, PageWarmer
+from pyengine.storage.commit_log import reserve_ahead_bytes, reserve_step_bytes
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
 from pyengine.storage.message_store import MessageStore
@@ -29,6 +31,14 @@ SEGMENT = 65536
 
 def ready_end(owner):
     return native.load(owner.control.allocator, "ready_end")
+
+
+def reserved_end(owner):
+    return native.load(owner.control.allocator, "reserved_end")
+
+
+def allocated_bytes(owner, start):
+    return os.stat(StorePaths(owner.root).commit_log_segment(start)).st_blocks * 512
 
 
 def error_number(owner):
@@ -66,13 +76,80 @@ def test_one_segment_to_write_and_one_after_it(allocator):
     assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
     assert ready_end(owner) == 2 * SEGMENT
     assert latch.wait(10), "the writer is woken"
-    for name in segments(owner):
-        status = os.stat(StorePaths(owner.root).commit_log / name)
-        assert status.st_size == SEGMENT and status.st_blocks * 512 >= SEGMENT
+    assert [os.stat(StorePaths(owner.root).commit_log / name).st_size for name in segments(owner)] == [SEGMENT, SEGMENT]
+    assert [allocated_bytes(owner, start) for start in (0, SEGMENT)] == [SEGMENT, 0] and reserved_end(owner) == SEGMENT
+    native.store_position(owner.control.wrote, 1)
+    settle(service)
+    assert allocated_bytes(owner, SEGMENT) == SEGMENT and reserved_end(owner) == 2 * SEGMENT
     native.store_position(owner.control.wrote, SEGMENT)
     settle(service)
-    assert ready_end(owner) == 3 * SEGMENT
+    assert ready_end(owner) == 3 * SEGMENT and allocated_bytes(owner, 2 * SEGMENT) == 0
     assert reported == []
+
+
+@pytest.mark.parametrize("begin", [0, 5000])
+@pytest.mark.parametrize("size", [64 << 20, 40 << 20])
+def test_blocks_follow_the_writer(make_owner, size, begin):
+    """At first between one and two steps are reserved ahead of it, later half of the log; a segment has its length before that."""
+    owner = make_owner(mode=native.MODE_SYNC, segment_bytes=size)
+    owner.position(begin, ready_end=0)
+    owner.publish()
+    service = AllocateMappedFileService(owner.context(EngineConfig()))
+    step, page = reserve_step_bytes(size), 4096
+    settle(service)
+    assert allocated_bytes(owner, size) == 0
+    for wrote in range(begin, 2 * size, 5 << 20):
+        native.store_position(owner.control.wrote, wrote)
+        settle(service)
+        ahead = reserve_ahead_bytes(size, wrote)
+        assert ahead // 2 <= reserved_end(owner) - wrote <= ahead and reserved_end(owner) % size % step == 0
+        for start in range(0, ready_end(owner), size):
+            first = begin - begin % page if start == 0 else 0
+            assert allocated_bytes(owner, start) == min(max(0, reserved_end(owner) - start), size) - first
+    service.close()
+
+
+def test_in_a_large_log_the_blocks_of_the_next_file_are_reserved_not_those_of_the_one_that_is_written(make_owner):
+    size = 8 << 20
+    owner = make_owner("large", mode=native.MODE_SYNC, segment_bytes=size)
+    owner.position(3 * size + 1000, ready_end=3 * size)
+    owner.publish()
+    service = AllocateMappedFileService(owner.context(EngineConfig()))
+    for wrote, end in ((3 * size + 1000, 4 * size), (3 * size + size // 2 - 1, 4 * size), (3 * size + size // 2 + 1, 5 * size)):
+        native.store_position(owner.control.wrote, wrote)
+        settle(service)
+        assert reserved_end(owner) == end
+    service.close()
+
+
+@pytest.mark.root
+def test_a_step_for_which_the_disk_has_no_room_is_made_smaller(make_small_disk):
+    disk = make_small_disk("48m")
+    owner = Owner(disk / "store", mode=native.MODE_SYNC, segment_bytes=64 << 20)
+    try:
+        owner.position(0)
+        owner.publish()
+        service = AllocateMappedFileService(owner.context(EngineConfig()))
+        settle(service)
+        assert reserved_end(owner) == 32 << 20 and not service.blocked_reason
+        native.store_position(owner.control.wrote, 30 << 20)
+        native.store_position(owner.control.reput_from, 30 << 20)
+        settle(service)
+        assert (40 << 20) <= reserved_end(owner) < 48 << 20 and reserved_end(owner) % FOLIO_BYTES_MAX == 0
+        assert error_number(owner) == errno.ENOSPC and "for its queues and index" in service.blocked_reason
+        service.close()
+    finally:
+        owner.close()
+
+
+def test_a_segment_of_another_length_is_not_made_longer(allocator):
+    owner, service, reported = allocator
+    settle(service)
+    path = StorePaths(owner.root).commit_log_segment(SEGMENT)
+    os.truncate(path, 1000)
+    native.store_position(owner.control.wrote, 1)
+    settle(service)
+    assert reserved_end(owner) == SEGMENT and path.stat().st_size == 1000 and "has 1000 bytes" in reported[0]
 
 
 def test_as_many_as_the_writer_wants(allocator):
@@ -80,6 +157,7 @@ def test_as_many_as_the_writer_wants(allocator):
     native.store(owner.control.writer, "wanted_end", 5 * SEGMENT + 1)
     settle(service)
     assert ready_end(owner) == 6 * SEGMENT and len(segments(owner)) == 6
+    assert reserved_end(owner) == 6 * SEGMENT and allocated_bytes(owner, 5 * SEGMENT) == SEGMENT
 
 
 def test_a_segment_that_a_dead_allocator_made_is_taken_over(allocator):
@@ -105,18 +183,18 @@ def test_a_full_disk_is_reported_tried_again_and_got_over(allocator, monkeypatch
     full = True
     real = allocate_mapped_file.create_file
 
-    def create(folder, name, size_bytes):
+    def create(folder, name, size_bytes, **how):
         if full:
             raise DiskFullError("no room", errno=errno.ENOSPC, path=name)
-        return real(folder, name, size_bytes)
+        return real(folder, name, size_bytes, **how)
 
     monkeypatch.setattr(allocate_mapped_file, "create_file", create)
     monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 1_000_000)
     native.store(owner.control.writer, "wanted_end", 3 * SEGMENT)
     latch = owner.memory.latch(native.WRITER)
     latch.arm()
-    assert not service.work()
-    assert error_number(owner) == errno.ENOSPC and ready_end(owner) == 2 * SEGMENT
+    settle(service)
+    assert error_number(owner) == errno.ENOSPC and ready_end(owner) == reserved_end(owner) == 2 * SEGMENT
     assert latch.wait(10), "the writer is woken, to answer CREATE_MAPEDFILE_FAILED"
     assert 0 < service.pause_s() <= 0.5
     eventually(lambda: service.work() or native.load(owner.control.allocator, "error_count") >= 3, "tried again")
@@ -124,7 +202,7 @@ def test_a_full_disk_is_reported_tried_again_and_got_over(allocator, monkeypatch
     full = False
     eventually(lambda: service.work() or ready_end(owner) == 3 * SEGMENT, "made at last")
     assert error_number(owner) == 0
-    assert reported[1] == "segments can be made again"
+    assert reported[1] == "the log has space again"
 
 
 def test_unused_segments_go_at_an_orderly_stop_and_used_ones_stay(allocator):
@@ -140,7 +218,7 @@ def test_unused_segments_go_at_an_orderly_stop_and_used_ones_stay(allocator):
     native.store(owner.control.state, "refuse_puts", native.REFUSE_STOPPING)
     assert not service.drain()
     assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
-    assert ready_end(owner) == 2 * SEGMENT
+    assert ready_end(owner) == reserved_end(owner) == 2 * SEGMENT
 
 
 def test_a_writer_that_starts_while_unused_segments_go_has_none_of_them_open(make_parts, monkeypatch):
@@ -188,7 +266,6 @@ def test_the_one_segment_of_an_empty_log_that_begins_later_stays_at_stop(make_ow
     owner = make_owner("slave", pool_buffers=0)
     owner.position(3 * SEGMENT)
     native.store_position(owner.control.min_offset, 3 * SEGMENT)
-    native.store(owner.control.allocator, "ready_end", 3 * SEGMENT)
     owner.publish()
     service = AllocateMappedFileService(owner.context(EngineConfig()))
     settle(service)
@@ -209,7 +286,7 @@ def test_a_frozen_store_is_left_as_it_is(allocator):
 
 
 def test_pages_are_brought_in_ahead_and_only_in_mapped_mode(make_owner):
-    for mode, populated in ((native.MODE_MAPPED, 2 * SEGMENT), (native.MODE_SYNC, 0), (native.MODE_POOL, 0)):
+    for mode, populated in ((native.MODE_MAPPED, SEGMENT), (native.MODE_SYNC, 0), (native.MODE_POOL, 0)):
         owner = make_owner(f"store-{mode}", mode=mode, pool_buffers=0)
         owner.position(0)
         owner.publish()
@@ -290,11 +367,10 @@ def test_a_really_full_disk_and_room_again(make_small_disk, monkeypatch):
         service = AllocateMappedFileService(owner.context(EngineConfig()))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk is full")
-        reached = ready_end(owner)
-        assert 0 < reached < 50 * SEGMENT
-        assert segments(owner) == [segment_name(start) for start in range(0, reached, SEGMENT)], "nothing half made"
+        assert 0 < reserved_end(owner) < 50 * SEGMENT
+        eventually(lambda: service.work() or ready_end(owner) == 50 * SEGMENT, "lengths take no room")
         resize(disk, "8m")
-        eventually(lambda: service.work() or ready_end(owner) == 50 * SEGMENT, "room again")
+        eventually(lambda: service.work() or reserved_end(owner) == 50 * SEGMENT, "room again")
         assert error_number(owner) == 0
         service.close()
     finally:
@@ -312,10 +388,11 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
         service = AllocateMappedFileService(owner.context(EngineConfig(), report=reported))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk counts as full")
-        reached = ready_end(owner)
+        reached = reserved_end(owner)
         assert free_bytes(disk) >= derived_room_bytes(reached) > SEGMENT
         assert "for its queues and index" in reported[0]
-        service._create(reached - SEGMENT)  # one that is there needs no room
+        native.store(owner.control.allocator, "reserved_end", 0)  # as for the next engine: what is allocated needs no room
+        eventually(lambda: service.work() or reserved_end(owner) == reached, "all of it is reserved again")
         service.close()
     finally:
         owner.close()
@@ -328,11 +405,12 @@ def test_a_disk_that_cannot_be_measured_is_reported_and_tried_again(allocator, m
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "statvfs", refuse)
-    assert not service.work() and error_number(owner) == errno.EIO and "Input/output error" in reported[0]
-    monkeypatch.undo()
-    monkeypatch.setattr(service, "_retry_ns", 0)
     settle(service)
-    assert ready_end(owner) == 2 * SEGMENT and not service.blocked_reason
+    assert error_number(owner) == errno.EIO and "Input/output error" in reported[0] and reserved_end(owner) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(service, "_retry_ns", {})
+    settle(service)
+    assert reserved_end(owner) == SEGMENT and not service.blocked_reason
 
 
 def test_a_segment_that_cannot_be_mapped_is_only_not_populated(make_owner, monkeypatch):
@@ -384,7 +462,7 @@ def test_no_page_is_brought_in_ahead_of_large_passes(make_owner, monkeypatch):
     assert populated_after(10, GATHER_BYTES_MIN - 1, 0) == window - 10 * (GATHER_BYTES_MIN - 1), "a window, each of whose steps is large"
     assert populated_after(5000, GATHER_BYTES_MIN, 0) == 0, "the writer writes"
     assert populated_after(5, GATHER_BYTES_MIN, allocate_mapped_file.BUSY_NS) == allocate_mapped_file.PIECE_BYTES, "it is over for now"
-    assert populated_after(5, 1000, 0) == window, "it is over"
+    assert populated_after(5, 1000, 0) == min(window, reserved_end(owner) - wrote) > window // 2, "it is over"
     service.close()
 
 

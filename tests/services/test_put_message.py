@@ -125,6 +125,39 @@ def test_a_dead_writers_pass_is_undone_before_anything_is_appended(make_parts, m
         dead.close()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_puts_are_taken_up_to_the_reserved_end_and_again_once_there_is_more(make_parts, mode):
+    parts = make_parts(**MODES[mode])
+    allocator = parts.control.allocator
+    with parts.producer() as producer:
+        assert producer.put("T", b"").ok
+        eventually(lambda: native.load(allocator, "reserved_end") == 2 * 65536, "two steps")
+        parts.kill(native.ALLOCATOR)
+        native.store(allocator, "error_number", errno.ENOSPC)  # as it said before it died
+        while (result := producer.put("T", b"x" * 1000)).ok:
+            pass
+        assert result.status is PutStatus.CREATE_MAPEDFILE_FAILED
+        assert 0 <= 2 * 65536 - native.load_position(parts.control.wrote) < 1200
+        parts.start(native.ALLOCATOR)
+        eventually(lambda: producer.put("T", b"x" * 1000).ok, "the next allocator reserves more")
+        assert native.load(allocator, "error_number") == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_allocator_is_woken_when_less_than_a_step_is_reserved_ahead(make_parts, mode):
+    """In sync and pool mode none but the writer wakes it."""
+    parts = make_parts(**MODES[mode])
+    latch = parts.owner.memory.latch(native.ALLOCATOR)
+    with parts.producer() as producer:
+        eventually(lambda: native.load(parts.control.allocator, "reserved_end") == 65536, "a step")
+        parts.kill(native.ALLOCATOR)
+        latch.arm()
+        assert producer.put("T", b"x").ok and latch.wait(30)
+        native.store(parts.control.allocator, "error_number", errno.ENOSPC)
+        latch.arm()
+        assert producer.put("T", b"x").ok and not latch.wait(0), "it tries again by itself"
+
+
 def test_a_pass_that_a_dead_writer_committed_is_announced(make_parts):
     parts = make_parts()
     for kind in parts.workers:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,7 +35,6 @@ from pyengine.storage.check.queues import check_extensions, check_index, check_q
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_marker, read_rebuild_marker, read_sync_failure
-from pyengine.storage.commit_log import shown
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
@@ -97,8 +95,6 @@ def check(
     if not is_running:
         _check_notes(store.root, findings, reading.damage, was_stopped)
         _check_checkpoint(store.root, facts, findings, was_stopped)
-    if checked.is_ours:
-        _check_blocks(store.root, log, findings)
     log.close()
     if not is_running:
         report.findings = _with_limits(store, report.findings, checked.is_ours)
@@ -188,15 +184,6 @@ def _check_checkpoint(root: Path, facts: LogFacts, findings: Findings, was_stopp
                          f"{name} is {time_ms}, later than the newest message ({last_ms})")
     if checkpoint.index_msg_timestamp_ms and not list_index_files(root):
         findings.warning("checkpoint", "checkpoint", 16, "it speaks of an index, but there is none")
-
-
-def _check_blocks(root: Path, log: LogSegments, findings: Findings) -> None:
-    """Check that all segments of an engine have their blocks, so that a full disk cannot kill the writer; a copy may lack them."""
-    for segment in log.segments:
-        status = os.stat(segment.path)
-        if status.st_blocks * 512 < status.st_size:
-            findings.info("blocks", shown(segment.path, root), None,
-                          f"only {status.st_blocks * 512} of {status.st_size} bytes have blocks on the disk")
 
 
 _FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset": int | None, "body_sha256": str}

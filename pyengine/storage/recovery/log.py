@@ -30,7 +30,8 @@ from pyengine.native.scan import walk
 from pyengine.storage.checkpoint import write_watermark
 from pyengine.storage.commit_log import new_segment_folder
 from pyengine.storage.durable_file import DurableRecord
-from pyengine.storage.durable_writes import create_file, rewrite, sync_file, sync_folder, write_at
+from pyengine.storage.durable_writes import create_file, free_end, rewrite, sync_file, sync_folder, write_at
+from pyengine.storage.file_system import free_bytes
 from pyengine.storage.log_scan import LogScan, LogView, Owner, scan_log
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, mapped, used_end
 from pyengine.storage.message_store import MessageStore
@@ -219,13 +220,21 @@ class LogChange:
         self._durable_end, self._has_failed_sync = durable_end, has_failed_sync
 
     def remove_spares(self) -> None:
-        """Remove segments of zeros after the end: on a full disk that frees space for the other steps."""
+        """Remove segments of zeros after the end; on a disk without space for a segment also free the blocks of the zeros that follow it.
+
+        The other steps need that space if the disk is full.
+        """
         for segment, kind in reversed(self._plan.extra):
             if kind is Extra.SPARE:
                 self._work.on_step("delete spare segment")
                 self._log.forget(segment.path)
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
+        holder = self._log.index_of(self._plan.end_offset)
+        if holder is not None and not self._has_failed_sync:  # after a failed sync zeros may be in memory only
+            last = self._log.segments[holder]
+            if free_bytes(last.path.parent) < self._log.size_bytes:
+                free_end(last.path, self._plan.end_offset - last.start_offset + self._plan.tail_bytes)
 
     def apply(self) -> None:
         """Quarantine, truncate, drain, clear and sync, in an order in which a crash loses no message."""
@@ -331,7 +340,7 @@ class LogChange:
         path = self._work.store.commit_log_segment(base)
         if not path.exists():
             path = new_segment_folder(self._work.store, base, self._log.size_bytes) / path.name
-            os.close(create_file(path.parent, path.name, self._log.size_bytes))
+            os.close(create_file(path.parent, path.name, self._log.size_bytes, allocate="none"))
         return path
 
 

@@ -46,6 +46,7 @@ from pyengine.formats.record import (
     encode_blank,
 )
 from pyengine.formats.record_case import CaseLabel
+from pyengine.native.flush import allocate
 from pyengine.native.scan import classify, walk
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor
 from pyengine.storage.mapped_file import mapped, used_end
@@ -398,7 +399,7 @@ class SalvagedLog:
             self._close_segment()
         self._segment += self._size_bytes
         self._at = self._pending_at = self._segment
-        self._descriptor = create_file(self._folder, segment_name(self._segment), self._size_bytes)
+        self._descriptor = create_file(self._folder, segment_name(self._segment), self._size_bytes, allocate="none")
 
     def _close_segment(self) -> None:
         if self._descriptor < 0:
@@ -411,6 +412,8 @@ class SalvagedLog:
             self._descriptor = -1
 
     def _flush(self) -> None:
+        if self._pending:
+            allocate(self._descriptor, self._pending_at - self._segment, len(self._pending), str(self._path))
         pwrite_all(self._descriptor, memoryview(self._pending), self._pending_at - self._segment, self._path)
         self._pending_at += len(self._pending)
         self._pending = bytearray()
