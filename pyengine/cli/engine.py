@@ -6,23 +6,15 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
 
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, with_broker_conf
-from pyengine.cli.output import NumberRange, byte_bar, size_text, store_command
-from pyengine.errors import DiskFullError, ExitCode, UsageError
-from pyengine.formats.paths import StorePaths
-from pyengine.native.dispatch import WINDOW_BYTES
+from pyengine.cli.output import NumberRange, byte_bar, store_command
+from pyengine.errors import ExitCode, UsageError
 from pyengine.storage.config import existing_store, load_config, set_arguments
-from pyengine.storage.file_system import free_bytes
-
-if TYPE_CHECKING:
-    from pyengine.storage.config import EngineConfig
-
-SEGMENTS_AHEAD = 2
 
 
 @click.command()
@@ -45,8 +37,9 @@ def start(
     differ from theirs, and then restarts workers of another build of pyengine one by one. The
     engine's log is STORE/engine.log.
 
-    Space: the engine allocates two segments ahead, an index file with the first key, and 64 KiB
-    for each queue. For small stores choose smaller files, as below.
+    Space: a new store takes up to 64 MiB for its log, 24 MiB for its index with the first key, and
+    64 KiB for each queue. Its files have their full lengths, and get blocks as they fill. For small
+    stores choose smaller files, as below. A disk with too little space for the first messages is refused.
 
     --broker-conf uses a RocketMQ broker's delay levels, retention, role, flush mode, sizes and store host for this
     run, and names on stderr what it does not use or what differs from the store (`config explain --broker-conf` lists all).
@@ -65,6 +58,7 @@ def start(
     from pyengine.engine.embedded import end_supervisor, start_engine
     from pyengine.ipc.control_block import read_run_settings
     from pyengine.ipc.shared_objects import find_folder
+    from pyengine.storage.message_store import NewStoreSpace
 
     if foreground and as_json:
         raise UsageError("--foreground prints the engine's log and has no JSON document: leave --json out")
@@ -72,7 +66,6 @@ def start(
     for note in notes:
         print(f"note: {output.printable(note)}", file=sys.stderr)
     config = load_config(store, settings)
-    check_space(store, config)
     if take_over:
         end_supervisor(store, config)
     if foreground:
@@ -81,7 +74,7 @@ def start(
         ready = start_engine(store, settings, progress=show, timeout_s=timeout_s)
     if as_json:
         config = read_run_settings(find_folder(store))
-        output.write_json({"store": str(store), "space": needed_space(config), **ready})
+        output.write_json({"store": str(store), "space": NewStoreSpace.of(config)._asdict(), **ready})
     else:
         print(f"{ready['state']} (pid {ready['pid']}, {ready['mode']}): {ready.get('recovery') or ready.get('reason') or ''}"
               f"{'living workers were taken over' if ready.get('adopted') else ''}")
@@ -151,35 +144,3 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
         print(f"stopped in {seconds:.1f} s")
     else:
         print("was not running" + ("; it was not stopped in order before: the next start recovers it" if unclean else ""))
-
-
-def needed_space(config: EngineConfig) -> dict[str, int]:
-    """Return bytes by purpose: at the start, with the first key, for each queue, in shared memory."""
-    return {
-        "segments_bytes": SEGMENTS_AHEAD * config.mapped_file_size_commit_log_bytes,
-        "index_file_bytes": config.geometry.index_layout.size_bytes if config.message_index_enable else 0,
-        "per_queue_bytes": WINDOW_BYTES,
-        "pool_bytes": config.pool_bytes,
-    }
-
-
-def check_space(root: Path, config: EngineConfig) -> None:
-    """Raise DiskFullError, with numbers and a remedy, if there is no room for a new store's first files.
-
-    A store with segments is not checked: it needs its next segment only when the last one is full.
-    """
-    folders = StorePaths(root).commit_log_folders
-    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders.all):
-        return
-    first = folders.writable[0].absolute()
-    folder = next(path for path in (first, *first.parents) if path.is_dir())
-    free = free_bytes(folder)
-    space = needed_space(config)
-    needed = space["segments_bytes"] + space["index_file_bytes"]
-    if needed > free:
-        raise DiskFullError(
-            f"a new store needs {size_text(needed)} on {folder} ({SEGMENTS_AHEAD} segments of "
-            f"{size_text(config.mapped_file_size_commit_log_bytes)} and an index file of "
-            f"{size_text(space['index_file_bytes'])}), "
-            f"{size_text(free)} are free: make smaller files, as with --set mapped_file_size_commit_log_bytes=64MiB "
-            f"--set max_index_num=100000 --set max_hash_slot_num=25000", path=str(folder))

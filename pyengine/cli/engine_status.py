@@ -85,6 +85,7 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
         document["replication"] |= {"term": noted.term if noted else 0, "fenced_by": noted.fenced_by if noted else 0}
     now = now_ms()
     return document | {
+        "space": store.space(),
         "verified": _verified(state.watermark.watermark, document["positions"]["min"]),
         "log_holds": [{"name": hold.name, "owner": hold.owner, "offset": hold.offset, "expires_ms": hold.expires_ms,
                        "active": hold.is_active(now), "damage": hold.damage} for hold in state.log_holds]}

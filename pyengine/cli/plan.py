@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.engine import SEGMENTS_AHEAD
 from pyengine.cli.output import NumberRange, json_option, set_option, span_s
 from pyengine.engine_config import EngineConfig, delete_hours
 from pyengine.errors import ConfigError, UsageError
@@ -26,8 +25,10 @@ from pyengine.formats.record import Message, encode_message, record_size
 from pyengine.native import scan
 from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.native.session import session_bytes
+from pyengine.storage.commit_log import SEGMENTS_AHEAD, reserve_ahead_bytes
 from pyengine.storage.config import SETTINGS, load_config
 from pyengine.storage.log_scan import CLEAN_VERIFY_BYTES_MAX, NORMAL_SEGMENTS
+from pyengine.storage.message_store import NewStoreSpace
 
 HOUR_S = 3600
 BLOCK_BYTES = 4096                 # of the file system
@@ -65,8 +66,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Upper bounds. `kept_s` is the age of the oldest message, `disk_bytes` the size of the store, `file_system_bytes` the
-    size that its file system needs so that messages are deleted by age alone."""
+    """Upper bounds. `kept_s` is the age of the oldest message, `first_bytes` what a new store takes on the disk with its first
+    messages, `disk_bytes` what it takes later, `length_bytes` the lengths of its files together, which are not full, and
+    `file_system_bytes` the size that its file system needs so that messages are deleted by age alone."""
 
     record_bytes: int
     log_bytes_per_day: int
@@ -75,7 +77,9 @@ class Plan:
     log_bytes: int
     queue_bytes: int
     index_bytes: int
+    first_bytes: int
     disk_bytes: int
+    length_bytes: int
     file_system_bytes: int
     shared_memory_bytes: int
     process_bytes: int
@@ -100,7 +104,10 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
     if config.log_retention_bytes and config.log_retention_bytes < live:
         live = float(config.log_retention_bytes)
         kept_s = live / load.bytes_per_s
-    log = (math.ceil(live / segment) + 1 + SEGMENTS_AHEAD) * segment
+    first = NewStoreSpace.of(config)
+    # The log is at most a segment larger than what is live: whole segments are deleted.
+    ahead = SEGMENTS_AHEAD * segment if live >= segment else max(first.log_bytes, reserve_ahead_bytes(segment, math.ceil(live) + segment))
+    log = (math.ceil(live / segment) + 1) * segment + ahead
     messages = math.ceil(live / load.record_bytes)
     entries_more = config.mapped_file_size_consume_queue_bytes + WINDOW_BYTES
     queue = messages * CQ_ENTRY_BYTES + load.queues * entries_more
@@ -109,6 +116,7 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
         index = (math.ceil(messages * load.keys / config.max_index_num) + 1) * (
             -(-config.geometry.index_layout.size_bytes // BLOCK_BYTES) * BLOCK_BYTES)
     disk = log + queue + index
+    length = disk - ahead + SEGMENTS_AHEAD * segment + load.queues * config.mapped_file_size_consume_queue_bytes
     # Recovery leaves a log that the next start can read, so it reads as many segments as that one will, too.
     read_by_start = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // segment)) * segment
     reread = min(log, max(segment + math.ceil(load.bytes_per_s * CHECKPOINT_S), read_by_start))
@@ -116,11 +124,13 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
     connections, connections_bytes = (config.gateway_connections_max, config.gateway_memory_max_bytes) if config.gateway_enable else (0, 0)
     return Plan(
         record_bytes=load.record_bytes, log_bytes_per_day=math.ceil(per_day), kept_s=kept_s, messages=messages, log_bytes=log,
-        queue_bytes=queue, index_bytes=index, disk_bytes=disk,
+        queue_bytes=queue, index_bytes=index,
+        first_bytes=first.log_bytes + load.queues * first.per_queue_bytes + (first.index_bytes if index else 0),
+        disk_bytes=disk, length_bytes=length,
         file_system_bytes=math.ceil(disk / (config.disk_max_used_space_ratio / 100)),
         shared_memory_bytes=shared_memory_bytes(config, load.producers, load.queues),
         process_bytes=(PROCESSES + config.pool_enabled + config.replicates + config.gateway_enable) * PROCESS_BYTES + connections_bytes,
-        page_cache_bytes=math.ceil(load.bytes_per_s * load.lag_s) + SEGMENTS_AHEAD * segment,
+        page_cache_bytes=math.ceil(load.bytes_per_s * load.lag_s) + first.log_bytes,
         descriptors=DESCRIPTORS + load.queues + max(load.producers + pool_buffers, connections),
         recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s),
         recovery_s=RECOVERY_START_S + reread / read_bytes_per_s)
@@ -214,16 +224,18 @@ def write_plan(made: Plan, load: Load, config: EngineConfig) -> None:
                f"{size(made.log_bytes_per_day)} a day; a message is kept for up to {made.kept_s / HOUR_S:,.0f} h.\n")
     segment = size(config.mapped_file_size_commit_log_bytes)
     output.write_table(("what", "at most", "made of"), [
-        ("log", size(made.log_bytes), f"{made.messages:,} messages, in segments of {segment}; {1 + SEGMENTS_AHEAD} more"),
+        ("log", size(made.log_bytes), f"{made.messages:,} messages, in segments of {segment}; one more, and space ahead"),
         ("queues", size(made.queue_bytes), f"{CQ_ENTRY_BYTES} bytes a message; a file more for each of {load.queues:,} queues"),
         ("index", size(made.index_bytes), f"files of {size(config.geometry.index_layout.size_bytes)} for {config.max_index_num:,} keys"),
         ("disk", size(made.disk_bytes), "the three together"),
+        ("disk at first", size(made.first_bytes), "of a new store, with its first messages"),
+        ("file lengths", size(made.length_bytes), "of all files, which get blocks as they fill"),
         ("file system", size(made.file_system_bytes), f"so that it is never fuller than {config.disk_max_used_space_ratio} % "
                                                       "(disk_max_used_space_ratio)"),
         ("shared memory", size(made.shared_memory_bytes), f"{load.producers} rings of {size(config.session_ring_bytes)}"
                                                           f"{', the pool' if config.pool_enabled else ''}, the engine's objects"),
         ("processes", size(made.process_bytes), "their own memory"),
-        ("page cache", size(made.page_cache_bytes), f"wanted for consumers that lag {load.lag_s:,.0f} s, and {SEGMENTS_AHEAD} segments"),
+        ("page cache", size(made.page_cache_bytes), f"wanted for consumers that lag {load.lag_s:,.0f} s, and what is reserved ahead"),
         ("open files", f"{made.descriptors:,}", "`ulimit -n`, LimitNOFILE; more queues than that are opened in turns"),
         ("recovery", f"{made.recovery_s:.1f} s", f"after a kill: {size(made.recovery_read_bytes)} read again, at "
                                                  f"{size(made.recovery_read_bytes_per_s)}/s from memory"),

@@ -21,7 +21,6 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, with_broker_conf
-from pyengine.cli.engine import check_space
 from pyengine.cli.metrics import PORT, address_option, host_and_port
 from pyengine.cli.output import store_command
 from pyengine.cli.plan import shared_memory_bytes
@@ -76,7 +75,6 @@ def serve(
     config = load_config(store, settings)
     if "gateway_enable" not in config.origins:  # clients outside of the container cannot use shared memory
         settings, config = {**settings, "gateway_enable": "true"}, replace(config, gateway_enable=True)
-    check_space(store, config)
     directory, of_memory = shm_directory(store, config)
     notes += of_memory
     if as_json:

@@ -47,6 +47,9 @@ def _print(document: dict[str, Any]) -> None:
     verified = document.get("verified")
     if verified is not None and not verified["whole"]:
         facts += [("read and whole", f"{verified['from']:,} to {verified['to']:,}; what is below was there before this engine")]
+    space = document["space"]
+    facts += [("log and index", f"{output.size_text(space['disk_bytes'])} on the disk, {output.size_text(space['length_bytes'])} when "
+                                "their files are full")]
     if "epoch" in document:
         facts += [("sessions", document["sessions"]),
                   ("last message", output.time_text(document["last_store_timestamp_ms"])),

@@ -56,7 +56,7 @@ from pyengine.storage.durable_writes import create_file, make_folders
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.log_scan import LogView
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, require_space
 from pyengine.storage.recovery.dispatch import queues_between
 from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
@@ -109,13 +109,14 @@ def prepare_root(root: Path) -> None:
 def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None) -> StartedEngine:
     """Recover the store and publish its engine's memory. The caller holds the lock exclusively; afterwards the lock is shared.
 
-    Raises what recovery raises, and DiskFullError when shared memory has no room. A store
+    Raises what recovery raises, and DiskFullError when shared memory, or the disk of a new store, has no room. A store
     that recovery finds damaged below its watermark comes up degraded: read-only, without
     workers.
     """
     began_s = time.monotonic()
     check_role(root, config)
     check_secret(root, config)
+    require_space(root, config)
     store = MessageStore(root, config.geometry)
     store.list_complete_log()
     record_sizes(root, config)  # before there is a store: a consumer that waits for it must not read it with other sizes

@@ -46,6 +46,7 @@ from pyengine.native import control as native
 from pyengine.storage.commit_log import list_complete_log
 from pyengine.storage.config import check_keywords, load_config, set_arguments
 from pyengine.storage.file_system import HeldStore, refuse_shared
+from pyengine.storage.message_store import require_space
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
@@ -75,7 +76,8 @@ class Engine:
     `path` is the store, which is created if it does not exist; `settings` are its settings (docs/configuration.md).
     `state` is "stopped", "running" or "degraded" (read-only), and `reason` says why it is degraded. The engine stops in order
     when the process that embeds it ends, even if that is killed. ConfigError for an unknown setting or value; start() raises
-    StoreBusyError when another engine or a broker has the store open, CorruptionError when the store is too damaged to open.
+    StoreBusyError when another engine or a broker has the store open, CorruptionError when the store is too damaged to open,
+    DiskFullError when the disk has no space for the first messages of a new store.
     """
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
@@ -308,8 +310,9 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     refuse_shared(root)
     require_descriptors()
     require_startable(root)
-    prepare_root(root)
     config = load_config(root, settings)
+    require_space(root, config)
+    prepare_root(root)
     if read_holder(root).kind == "none":
         list_complete_log(root, config.mapped_file_size_commit_log_bytes)
     if native.SUPERVISOR in living_kinds(root, 1):

@@ -3,6 +3,8 @@
 It has no descriptor and no content: each method reads the current files. It is small and can be
 pickled, so that Spark sends it to its executors. A function that takes a root also accepts a MessageStore.
 
+It also computes the space that a new store needs, and how much the files of a store take.
+
 This module also derives the sizes of a store's files: RocketMQ has these numbers only in its broker's
 configuration. A store of this engine has them in config/engine.toml; for others they are derived from the files:
 segment sizes from file lengths and name differences, the index layout from the only pair of slots and entries with
@@ -24,13 +26,23 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.engine_config import Geometry
+from pyengine.engine_config import EngineConfig, Geometry
+from pyengine.errors import DiskFullError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, parse_segment_name
 from pyengine.formats.small_file import Checkpoint
+from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
-from pyengine.storage.commit_log import CommitLog, list_complete_log, list_log
-from pyengine.storage.index_file import find_layout
+from pyengine.storage.commit_log import (
+    SEGMENTS_AHEAD,
+    CommitLog,
+    list_complete_log,
+    list_log,
+    reserve_ahead_bytes,
+    reserve_step_bytes,
+)
+from pyengine.storage.file_system import derived_room_bytes, free_bytes
+from pyengine.storage.index_file import find_layout, first_bytes
 from pyengine.storage.log_holds import LogHold, read_log_holds
 from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_plain_file, queue_folders
 from pyengine.storage.replication_state import ReadState, ReplicationStateFile
@@ -43,6 +55,48 @@ class StateFiles(NamedTuple):
     watermark: WatermarkReading
     replication: ReadState
     log_holds: list[LogHold]
+
+
+class NewStoreSpace(NamedTuple):
+    """The space of a new store: what it takes on the disk with its first messages, and the lengths of those files, which fill later."""
+
+    log_bytes: int
+    index_bytes: int
+    log_length_bytes: int
+    index_length_bytes: int
+    per_queue_bytes: int
+    pool_bytes: int
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> NewStoreSpace:
+        """Compute it from the settings of a store."""
+        segment_bytes, layout = config.mapped_file_size_commit_log_bytes, config.geometry.index_layout
+        has_index, is_warm = config.message_index_enable, config.warm_mapped_file_enable and config.mode == "async"
+        length_bytes = SEGMENTS_AHEAD * segment_bytes
+        return cls(length_bytes if is_warm else reserve_ahead_bytes(segment_bytes, 0), first_bytes(layout) if has_index else 0,
+                   length_bytes, layout.size_bytes if has_index else 0, WINDOW_BYTES, config.pool_bytes)
+
+
+def require_space(root: str | os.PathLike[str], config: EngineConfig) -> None:
+    """Raise DiskFullError, with numbers and a remedy, if there is no space for the first messages of a new store.
+
+    A store with segments is not checked: its engine refuses puts while the disk is full.
+    """
+    folders = StorePaths(root).commit_log_folders
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders.all):
+        return
+    step_bytes, index_bytes = reserve_step_bytes(config.mapped_file_size_commit_log_bytes), NewStoreSpace.of(config).index_bytes
+    needed: dict[int, tuple[Path, int]] = {}
+    for place, place_bytes in ((Path(root), index_bytes), (folders.writable[0], step_bytes + derived_room_bytes(step_bytes))):
+        folder = next(path for path in (place.absolute(), *place.absolute().parents) if path.is_dir())
+        disk = folder.stat().st_dev
+        needed[disk] = folder, place_bytes + needed.get(disk, (folder, 0))[1]
+    for folder, needed_bytes in needed.values():
+        if needed_bytes > (free := free_bytes(folder)):
+            raise DiskFullError(
+                f"a new store needs {needed_bytes:,} bytes on {folder} for its first messages ({step_bytes:,} of its log, {index_bytes:,} "
+                f"of an index file, and space for queues), {free:,} are free: make smaller files, as with the settings "
+                "mapped_file_size_commit_log_bytes=16MiB, max_index_num=100000, max_hash_slot_num=25000", path=str(folder))
 
 
 class MessageStore(StorePaths):
@@ -112,6 +166,17 @@ class MessageStore(StorePaths):
     def abort_exists(self) -> bool:
         """Whether the file `abort` exists: the store is open, or there was a crash."""
         return abort_file_exists(self.root)
+
+    def space(self) -> dict[str, int]:
+        """Return how many bytes the files of log and index take on the disk, and their lengths, which they take when they are full."""
+        disk_bytes = length_bytes = 0
+        for folder in (*self.commit_log_folders.all, self.index):
+            with contextlib.suppress(OSError):  # the folder does not exist
+                for file in folder.iterdir():
+                    with contextlib.suppress(FileNotFoundError):  # the cleaner has deleted it
+                        status = file.stat()
+                        disk_bytes, length_bytes = disk_bytes + status.st_blocks * 512, length_bytes + status.st_size
+        return {"disk_bytes": disk_bytes, "length_bytes": length_bytes}
 
     def read_state(self) -> StateFiles:
         """Read the state files; DiskError when one cannot be read."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import pyengine
 from fix_cli import run
+from fix_engine import EACH_MODE
+from fix_small_disk import resize
+from pyengine.errors import DiskFullError
+from pyengine.results import PutStatus
 from waiting import eventually
 
 SETTINGS = {"mapped_file_size_commit_log_bytes": 4 << 20, "mapped_file_size_consume_queue_bytes": 600_000}
@@ -41,7 +46,42 @@ def test_an_ingest_meets_a_full_disk(small_disk, make_engine, tmp_path):
 
 
 @pytest.mark.root
-def test_start_on_a_disk_without_room_makes_nothing(small_disk):
-    ran = run("start", small_disk / "store", "--set", "mapped_file_size_commit_log_bytes=64MiB")
-    assert ran.code == 1 and "2 segments of 64.0 MiB" in ran.stderr
-    assert list(small_disk.iterdir()) == []
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_a_segment_may_be_larger_than_its_disk(make_small_disk, make_engine, mode):
+    """Puts are taken while there is space for their bytes, and no process is killed by a store into a hole."""
+    disk = make_small_disk("44m")
+    one = make_engine(mode, mapped_file_size_commit_log_bytes=64 << 20, disk_space_warning_level_ratio=100)
+    one.root = disk / "store"
+    one.start()
+    incarnations = {kind: one.incarnation(kind) for kind in one.pids()}
+    bodies = {}
+    with pyengine.connect(one.root, refusals="return") as producer:
+        while (result := producer.put("t", bytes([len(bodies) % 256]) * 100_000, keys=f"k{len(bodies)}")).ok:
+            bodies[result.queue_offset] = len(bodies) % 256
+        assert result.status is PutStatus.CREATE_MAPEDFILE_FAILED and len(bodies) * 100_000 >= 32 << 20
+        document = run("status", one.root, "--json").document
+        assert document["state"] == "running" and document["space"]["disk_bytes"] < 44 << 20 < document["space"]["length_bytes"]
+        resize(disk, "160m")
+        eventually(lambda: producer.put("t", b"more").ok, "it resumes by itself")
+    with pyengine.open_store(one.root) as reader:
+        eventually(lambda: reader.queue_range("t", 0)[1] == len(bodies) + 1, "all that was acknowledged is in its queue")
+        for offset, byte in bodies.items():
+            (message,) = reader.get_message("t", 0, offset, 1).messages
+            assert message.body == bytes([byte]) * 100_000
+        assert [message.queue_offset for message in reader.query_message("t", "k3")] == [3]
+    assert {kind: one.incarnation(kind) for kind in one.pids()} == incarnations
+    assert one.stop()
+    assert run("check", one.root, "--json").document["findings"] == []
+
+
+@pytest.mark.root
+def test_a_disk_without_space_for_a_new_store_is_refused_alike_by_all_that_start_one(make_small_disk):
+    root = make_small_disk("48m") / "store"
+    with pytest.raises(DiskFullError, match=r"a new store needs [\d,]+ bytes on .*max_index_num=100000") as raised:
+        pyengine.Engine(root).start()
+    refused = run("start", root)
+    assert (refused.code, refused.stderr) == (1, f"error: {raised.value}\n")
+    assert not root.exists()
+    small = {"mapped_file_size_commit_log_bytes": "16MiB", "max_index_num": 100000, "max_hash_slot_num": 25000}
+    with pyengine.Engine(root, **small) as engine, engine.connect() as producer:
+        assert producer.put("t", b"x", keys="k").ok, "as the sentence says"

@@ -34,6 +34,8 @@ def test_a_rate_and_a_size_are_a_log_of_so_much_a_day():
     assert made.messages == 1000 * made.kept_s
     segment = 1 << 30
     assert made.log_bytes == (-(-made.messages * 1024 // segment) + 3) * segment
+    assert made.length_bytes == made.disk_bytes + 4 * 6_000_000
+    assert made.first_bytes == (64 << 20) + 4 * 65536
     assert made.queue_bytes == made.messages * 20 + 4 * (6_000_000 + 65536) and made.index_bytes == 0
     assert made.file_system_bytes == -(-made.disk_bytes * 100 // 75)
 
@@ -43,7 +45,8 @@ def test_a_limit_in_bytes_counts_where_it_is_reached_first():
     config = EngineConfig(log_retention_bytes=10 << 30)
     made = make_plan(load, config, READ)
     assert made.log_bytes == 13 << 30 and made.kept_s == pytest.approx((10 << 30) / load.bytes_per_s)
-    assert make_plan(replace(load, rate=0.1), config, READ).kept_s == 96 * 3600
+    small = make_plan(replace(load, rate=0.1), config, READ)
+    assert small.kept_s == 96 * 3600 and small.log_bytes < small.length_bytes - (1 << 30)
 
 
 @pytest.mark.parametrize(("hours", "longest"), [("04", 24), ("04;16", 12), ("00;01;02", 22), ("3;12", 15)])
@@ -58,6 +61,8 @@ def test_keys_take_whole_index_files_and_none_without_an_index():
     one = -(-config.geometry.index_layout.size_bytes // 4096) * 4096
     assert make_plan(load, config, READ).index_bytes == (-(-messages * 2 // 4000) + 1) * one
     assert make_plan(load, replace(config, message_index_enable=False), READ).index_bytes == 0
+    full_size = make_plan(load, EngineConfig(), READ)
+    assert full_size.first_bytes == (64 + 20 << 20) + 4 * 65536 < 120_000_000
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pyengine
-from fix_engine import SMALL
+from fix_engine import EACH_MODE, MODES, SMALL
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import Engine, supervisor_pid
 from pyengine.engine.kinds import kinds_for
@@ -53,6 +53,20 @@ def test_an_embedded_engine_runs_inside_its_block(root):
     with engine:
         assert engine.state == "running"
     assert bodies(root) == [b"one"]
+
+
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_a_new_store_of_full_size_files_takes_little_of_the_disk(make_engine, mode):
+    """Log, queues and index with keys; in pool mode the segments are smaller, because buffers of their size take memory."""
+    root = make_engine().root
+    settings = {**MODES[mode], **({"mapped_file_size_commit_log_bytes": 256 << 20} if mode == "pool" else {})}
+    with pyengine.Engine(root, **settings) as engine, engine.connect() as producer:
+        for number in range(6):
+            assert producer.put(f"T{number}", b"x", keys=f"k{number}").ok
+        with engine.open_store() as store:
+            eventually(lambda: store.query_message("T5", "k5", 1), "the index has the last key")
+        files = [file.stat() for file in root.rglob("*")]
+        assert sum(one.st_blocks for one in files) * 512 <= 120_000_000 < 2 * (256 << 20) < sum(one.st_size for one in files)
 
 
 def test_the_engine_stops_in_order_when_the_block_raises(root):
