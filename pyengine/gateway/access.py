@@ -2,8 +2,9 @@
 
 The list is a `plain_acl.yml` as RocketMQ 4.9.8 reads it. A request to the broker needs the access key of an account and a
 signature with its secret (HMAC-SHA1 over the header's fields in order and the body), or comes from an address in the
-list; the account's rights must cover its topic and its group. The name server needs no key, as in RocketMQ. Without TLS an
-overheard request can be replayed.
+list; the account's rights must cover its topic and its group. The name server needs no key, as in RocketMQ, except for changes.
+The signature covers neither the code nor the names of the fields: without TLS whoever overhears a request can send another one
+with it, so an account may be for TLS only.
 
 The file is checked every second; a new one applies to later requests. Docs: docs/gateway.md, docs/security.md.
 """
@@ -24,9 +25,9 @@ from pyengine.events import Event, Report
 from pyengine.formats.small_file import file_stamp, open_private
 from pyengine.gateway import acl_file, codes
 from pyengine.gateway.acl_file import LIST_BYTES_MAX, NOTHING, PUB, SUB, AccessError, Account, Rules, change_list, read_rules
-from pyengine.gateway.connections import Answer, Handler, Handlers, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, Handler, Handlers, Request, Rights, TurnExecutor
 from pyengine.gateway.names import RETRY_PREFIX, TRACE_TOPIC, Address
-from pyengine.gateway.wire import Frame, WireError, read_json, write_json
+from pyengine.gateway.wire import Frame, WireError, read_json, read_object, write_json
 from pyengine.storage.config_table import exclusive
 from pyengine.storage.durable_writes import LOCK_MODE, write_config
 
@@ -35,9 +36,15 @@ UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 _LIST_CODES = frozenset((codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CONFIG, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG))
 _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CONFIG, codes.DELETE_TOPIC_IN_BROKER,
                           codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP)) | _LIST_CODES
+# Changes at the name server, whose other requests need no key.
+NAME_SERVER_CODES = frozenset((codes.WIPE_WRITE_PERM_OF_BROKER, codes.ADD_WRITE_PERM_OF_BROKER, codes.PUT_KV_CONFIG,
+                               codes.DELETE_KV_CONFIG, codes.UPDATE_NAMESRV_CONFIG))
 _REPLY_CODES = frozenset((codes.SEND_REPLY_MESSAGE, codes.SEND_REPLY_MESSAGE_V2))
 _SEND_CODES = frozenset((codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE)) | _REPLY_CODES
-REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"  # of a cluster's topic for replies
+# Group by the code of the request that names it in its header.
+_GROUP_FIELDS = {codes.CONSUMER_SEND_MSG_BACK: "group", codes.UNREGISTER_CLIENT: "consumerGroup",
+                 codes.GET_CONSUMER_LIST_BY_GROUP: "consumerGroup", codes.INVOKE_BROKER_TO_RESET_OFFSET: "group",
+                 codes.CLONE_GROUP_OFFSET: "destGroup"}
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
 
@@ -48,6 +55,7 @@ class AccessList:
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self._path = Path(root) / config.gateway_acl_file
+        self._reply_topic = f"{config.broker_cluster_name}_REPLY_TOPIC"
         self._rules = Rules()
         self._stamp: tuple[int, ...] = ()
         self._fault: AccessError | None = None
@@ -86,7 +94,7 @@ class AccessList:
         """Return a handler that checks each request, and calls the given one for those that are allowed."""
         def guarded(request: Request) -> Any:
             host = request.connection.host
-            fault = self.fault(request.frame, host)
+            fault = self.fault(request.frame, host, request.connection.is_secure)
             if fault:
                 report(host, f"request {request.frame.code} is refused: {fault}")
                 return Answer(codes.SYSTEM_ERROR, _EXCEPTION + fault)
@@ -94,7 +102,22 @@ class AccessList:
 
         return guarded
 
-    def fault(self, frame: Frame, host: str) -> str:
+    def rights(self, report: Callable[[str, str], None]) -> Rights:
+        """Return a function that checks the rights of a request that is allowed otherwise, for a topic that its header does not name."""
+        def refusal(request: Request, topic: str, right: int) -> Answer | None:
+            host, rules = request.connection.host, self._rules
+            account = rules.accounts.get(request.frame.fields.get("AccessKey", ""))
+            if account is None or account.white.match(host) or any(addresses.match(host) for addresses in rules.white):
+                return None
+            fault = _missing_right(account, request.frame.code, {topic: right})
+            if not fault:
+                return None
+            report(host, f"request {request.frame.code} is refused: {fault}")
+            return Answer(codes.SYSTEM_ERROR, _EXCEPTION + fault)
+
+        return refusal
+
+    def fault(self, frame: Frame, host: str, is_secure: bool = False) -> str:
         """Return RocketMQ's sentence why a request from this address is refused, "" if it is allowed."""
         rules = self._rules
         for addresses in rules.white:
@@ -106,17 +129,57 @@ class AccessList:
         account = rules.accounts.get(key)
         if account is None:
             return f"No acl config for {key}"
+        if account.tls_only and not is_secure:
+            return f"accessKey={key} is for connections with TLS only"
         if account.white.match(host) and (account.is_admin or frame.code not in _LIST_CODES):
             return ""
         if not _is_signed(frame, account.secret):
             return f"Check signature failed for accessKey={key}"
         try:
-            needed = _needed(frame)
+            needed = self._needed(frame)
         except WireError as error:
             return str(error)
         if needed.get(TRACE_TOPIC) == PUB:
             return ""
         return _missing_right(account, frame.code, needed)
+
+    def _needed(self, frame: Frame) -> dict[str, int]:
+        """Return the rights that a request needs, by topic and by retry topic for a group.
+
+        As RocketMQ's PlainAccessValidator, but a batch needs the right of its topic like a single message, a message to a retry
+        topic needs that of the group, a reply needs the right of its topic, unless that is the cluster's topic for replies, and
+        locks and offsets of a group need that of the group."""
+        code, fields = frame.code, frame.fields
+        needed: dict[str, int] = {}
+
+        def needs(topic: object, right: int) -> None:
+            if isinstance(topic, str) and topic:
+                needed[topic] = right
+
+        def needs_group(group: object) -> None:
+            if isinstance(group, str) and group:
+                needed[RETRY_PREFIX + group] = SUB
+
+        if code in _SEND_CODES:
+            topic = fields.get("topic" if code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else "b", "")
+            if code not in _REPLY_CODES or topic != self._reply_topic:
+                needs(topic, SUB if topic.startswith(RETRY_PREFIX) else PUB)
+        elif code in (codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
+            needs(fields.get("topic"), SUB)
+            needs_group(fields.get("consumerGroup"))
+        elif code == codes.QUERY_MESSAGE:
+            needs(fields.get("topic"), SUB)
+        elif code in _GROUP_FIELDS:
+            needs_group(fields.get(_GROUP_FIELDS[code]))
+        elif code in (codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ):
+            needs_group(read_object(frame.body).get("consumerGroup"))
+        elif code == codes.HEART_BEAT:
+            document = read_json(frame.body)
+            for consumer in _rows(document, "consumerDataSet"):
+                needs_group(consumer.get("groupName"))
+                for subscription in _rows(consumer, "subscriptionDataSet"):
+                    needs(subscription.get("topic"), SUB)
+        return needed
 
     def change(self, edit: Callable[[dict[str, Any]], None]) -> str:
         """Change the file durably and apply it before this returns; return reload()'s sentence. `edit` changes the document.
@@ -207,47 +270,9 @@ def signature(values: list[str], body: bytes, secret: bytes) -> bytes:
     return base64.b64encode(hmac.digest(secret, "".join(values).encode("utf-8", "replace") + body, "sha1"))
 
 
-def _needed(frame: Frame) -> dict[str, int]:
-    """Return the rights that a request needs, by topic and by retry topic for a group.
-
-    As RocketMQ's PlainAccessValidator, but a batch needs the right of its topic like a single message, a message to a retry
-    topic needs that of the group, and a reply needs the right of its topic, unless that is a cluster's topic for replies."""
-    code, fields = frame.code, frame.fields
-    needed: dict[str, int] = {}
-
-    def needs(topic: object, right: int) -> None:
-        if isinstance(topic, str) and topic:
-            needed[topic] = right
-
-    def needs_group(group: object) -> None:
-        if isinstance(group, str) and group:
-            needed[RETRY_PREFIX + group] = SUB
-
-    if code in _SEND_CODES:
-        topic = fields.get("topic" if code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else "b", "")
-        if code not in _REPLY_CODES or not topic.endswith(REPLY_TOPIC_SUFFIX):
-            needs(topic, SUB if topic.startswith(RETRY_PREFIX) else PUB)
-    elif code == codes.CONSUMER_SEND_MSG_BACK:
-        needs_group(fields.get("group"))
-    elif code in (codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
-        needs(fields.get("topic"), SUB)
-        needs_group(fields.get("consumerGroup"))
-    elif code == codes.QUERY_MESSAGE:
-        needs(fields.get("topic"), SUB)
-    elif code in (codes.UNREGISTER_CLIENT, codes.GET_CONSUMER_LIST_BY_GROUP):
-        needs_group(fields.get("consumerGroup"))
-    elif code == codes.HEART_BEAT:
-        document = read_json(frame.body)
-        for consumer in _rows(document, "consumerDataSet"):
-            needs_group(consumer.get("groupName"))
-            for subscription in _rows(consumer, "subscriptionDataSet"):
-                needs(subscription.get("topic"), SUB)
-    return needed
-
-
 def _missing_right(account: Account, code: int, needed: Mapping[str, int]) -> str:
     """Return RocketMQ's sentence about the first missing right, "" if the account has all."""
-    if code in _ADMIN_CODES and not account.is_admin:
+    if code in _ADMIN_CODES | NAME_SERVER_CODES and not account.is_admin:
         return f"Need admin permission for request code={code}, but accessKey={account.access_key} is not"
     if account.is_admin and not account.rights:
         return ""

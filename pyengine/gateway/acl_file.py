@@ -118,6 +118,7 @@ class Account:
     group_rights: int
     rights: Mapping[str, int]   # by topic, and by retry topic for a group
     white: Addresses
+    tls_only: bool = False      # this gateway's own: RocketMQ ignores the field
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +179,22 @@ def _read_account(row: Mapping[str, object]) -> Account:
     key, secret = (_text(row.get(name), name) if row.get(name) is not None else "" for name in ("accessKey", "secretKey"))
     if len(key) < KEY_CHARS_MIN or len(secret) < KEY_CHARS_MIN:
         raise AccessError(f"accessKey and secretKey need {KEY_CHARS_MIN} characters or more")
-    admin = row.get("admin") or False
-    if isinstance(admin, str) and admin.lower() in ("true", "false"):
-        admin = admin.lower() == "true"
-    if not isinstance(admin, bool):
-        raise AccessError(f"admin of {key} is neither true nor false")
+    admin, tls_only = (_flag(row, name, key) for name in ("admin", "tlsOnly"))
     rights = {RETRY_PREFIX + name: right for name, right in _rights(row, "groupPerms")}
     rights.update(_rights(row, "topicPerms"))
     topic_rights, group_rights = (_RIGHTS.get(str(row.get(name)).strip(), 0) for name in ("defaultTopicPerm", "defaultGroupPerm"))
     white = row.get("whiteRemoteAddress")
     return Account(key, secret.encode(), admin, topic_rights, group_rights, rights,
-                    Addresses(None if white is None else _text(white, "whiteRemoteAddress")))
+                    Addresses(None if white is None else _text(white, "whiteRemoteAddress")), tls_only)
+
+
+def _flag(row: Mapping[str, object], name: str, key: str) -> bool:
+    found = row.get(name) or False
+    if isinstance(found, str) and found.lower() in ("true", "false"):
+        found = found.lower() == "true"
+    if not isinstance(found, bool):
+        raise AccessError(f"{name} of {key} is neither true nor false")
+    return found
 
 
 def _rights(row: Mapping[str, object], name: str) -> list[tuple[str, int]]:

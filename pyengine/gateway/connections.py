@@ -108,6 +108,10 @@ class Request:
         """Return a field of the header as a Java boolean."""
         return self.frame.fields.get(name, "").lower() == "true"
 
+    def refusal(self, topic: str, right: int) -> Answer | None:
+        """Return the access list's answer if the client lacks a right (acl_file) for a topic that the header does not name."""
+        return self.connection.rights(self, topic, right)
+
     def reply(self, answer: Answer) -> None:
         """Send the answer, unless the request is one-way."""
         if self._is_open:
@@ -117,6 +121,7 @@ class Request:
 
 Handler = Callable[[Request], "Answer | Awaitable[Answer | None] | None"]
 Handlers = dict[int, Handler]  # by request code
+Rights = Callable[[Request, str, int], "Answer | None"]  # Request.refusal() of all connections
 # Serves requests at a position of a connection's bytes, without a Request for each; returns the bytes and requests it served.
 TakeFirst = Callable[["Connection", bytearray, int], tuple[int, int]]
 
@@ -136,6 +141,7 @@ class Connections:
         self._turn_s = 0.0          # spent in this pass of the loop
         self._is_turn_due = False
         self.when_closed: list[Callable[[Connection], None]] = []
+        self.rights: Rights = lambda request, topic, right: None  # those of the access list, if there is one
         self.tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
@@ -525,6 +531,15 @@ class Connection(asyncio.Protocol):
         """Close it once its output is sent."""
         if self._transport is not None:
             self._transport.close()
+
+    @property
+    def rights(self) -> Rights:
+        return self._owner.rights
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether it uses TLS."""
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     def report(self, sentence: str) -> None:
         """Report a sentence about this client, one of the few a minute that the log takes."""

@@ -21,7 +21,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, HostLines, Report
 from pyengine.gateway import codes
-from pyengine.gateway.access import AccessList, printable, without_list
+from pyengine.gateway.access import NAME_SERVER_CODES, AccessList, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TurnExecutor
 from pyengine.gateway.members import Members, Relays
@@ -136,7 +136,10 @@ class Gateway:
             broker.update(access.handlers(address, executor, self._report))
             refusals = self._lines_of(Event.CLIENT_REFUSED)
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
+            self.connections.rights = access.rights(refusals)
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
+        if access is not None:
+            name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES})
         self.connections.when_closed += [members.closed, pulls.closed]
         logger = logging.getLogger("asyncio")
         logger.addHandler(self._asyncio_log)

@@ -18,6 +18,7 @@ from typing import Any
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.record import decode_message_id, string_hash
 from pyengine.gateway import codes
+from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
 from pyengine.gateway.names import (
     FLAG_UNIT_SUB,
@@ -380,6 +381,8 @@ class Relays:
         except FormatError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         message = await self._executor.run(self._reader.message_at, offset, LEVEL)
+        if message is not None and (refused := request.refusal(message.topic, SUB)):
+            return refused
         body = b"" if message is None else self._positions.record(message)
         if not body:
             return Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")

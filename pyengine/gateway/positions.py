@@ -16,6 +16,7 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
+from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, Names, group_fault, topic_fault
 from pyengine.ipc.live_reader import LiveStoreReader
@@ -263,6 +264,8 @@ class Positions:
         """Return the message at a physical offset, which its id contains."""
         offset = request.integer("offset", bits=64)
         message = self._reader.message_at(offset, LEVEL)
+        if message is not None and (refused := request.refusal(message.topic, SUB)):
+            return refused
         body = b"" if message is None else self.record(message)
         return Answer(body=body) if body else Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
 

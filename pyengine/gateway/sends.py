@@ -32,6 +32,7 @@ from pyengine.formats.constants import (
     PROPERTY_DELAY,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_PUSH_REPLY_TIME,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRANSACTION_CHECK_TIMES,
@@ -59,6 +60,7 @@ from pyengine.formats.record import (
     is_wait_store_ok,
 )
 from pyengine.gateway import codes
+from pyengine.gateway.acl_file import PUB, SUB
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, group_fault, topic_fault
@@ -322,6 +324,8 @@ class Sends:
             message = await self._executor.run(self._reader.message_at, offset, LEVEL)
             if message is None:
                 return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+            if refused := request.refusal(message.topic, SUB):
+                return refused
             topic, raw, note = sent_back(message, group, delay_level=level, max_reconsume_times=most,
                                          retry_queue_nums=config.retry_queue_nums)
             known = self._names.topic(topic.topic) or await self._names.create(topic)
@@ -616,6 +620,8 @@ class Ends:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
         if half is None:
             return Answer(codes.SYSTEM_ERROR, "Find prepared transaction message failed")
+        if refused := request.refusal(half.properties.get(PROPERTY_REAL_TOPIC, ""), PUB):
+            return refused
         return await self._executor.run(self._end, _OUTCOMES[kind], group, queue_offset, half)
 
     def _end(self, outcome: str, group: str, queue_offset: int, half: Message) -> Answer:
