@@ -10,7 +10,7 @@ import runpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FRONT = ("module", "result", "lock", "session", "pending", "producer_front", "message", "read_queue")
+FRONT = ("module", "result", "lock", "session", "pending", "turn", "producer_front", "message", "read_queue")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 sanitize = SANITIZE if os.environ.get("PYENGINE_SANITIZE") == "address" else []
 

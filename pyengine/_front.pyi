@@ -78,6 +78,14 @@ class SessionFront:
     def take_answers(self) -> None: ...
     def forget(self) -> None: ...
 
+class Turn:
+    """The queues of a topic in turn: `queues` of them, a number that is read again at `until_ns`."""
+
+    queues: int
+    next: int
+    until_ns: int
+    def take(self) -> int: ...
+
 class SubmitterFront:
     """The base of Submitter: the session that is put to now."""
 
@@ -97,6 +105,8 @@ class ProducerFront:
     def _puts(self) -> Submitter: ...
     @property
     def _prefixes(self) -> dict[tuple[str, int, str | None, int], bytes]: ...
+    @property
+    def _turns(self) -> dict[str, Turn]: ...
 
 def use_message(message: type[Message], decode_host: Callable[[bytes], str], /) -> None:
     """Set the class of the messages that read_queue returns, and the function that decodes their hosts."""

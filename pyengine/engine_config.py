@@ -110,8 +110,8 @@ class EngineConfig:
         10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
         high=DAY_MS, live=PRODUCERS, group="writing")
     default_topic_queue_nums: int = setting(
-        8, "Queues of a new topic: in its entry in topics.json, and for puts that name no queue.", key="defaultTopicQueueNums",
-        low=1, high=65_536, group="writing")
+        0, "Queues of a new topic. 0: 1 for a topic that a put makes, 8 as in RocketMQ for one that its clients make through the gateway.",
+        key="defaultTopicQueueNums", low=0, high=65_536, group="writing")
     transaction_timeout_ms: int = setting(
         6000, "A producer is asked about its undecided transaction after this time.", key="transactionTimeOut", unit="ms",
         low=0, high=DAY_MS, group="writing")
@@ -511,6 +511,16 @@ class EngineConfig:
         if self.flush_disk_type == "SYNC_FLUSH":
             return "sync"
         return "pool" if self.pool_enabled else "async"
+
+    @property
+    def put_topic_queue_nums(self) -> int:
+        """Queues of a topic that a put makes."""
+        return self.default_topic_queue_nums or 1
+
+    @property
+    def client_topic_queue_nums(self) -> int:
+        """Queues of a topic that a client of RocketMQ makes, unless it asks for fewer."""
+        return self.default_topic_queue_nums or 8
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

@@ -95,6 +95,20 @@ int wait_acked(struct session_object *session, uint64_t sequence, int64_t slice_
 /* Let Python's thread of answers resolve it from now on; -1 with an exception. */
 int pending_hand_over(struct pending_object *pending);
 
+/* ---- turn.c: the queues of a topic in turn, for puts that name none. */
+struct turn_object {
+    PyObject_HEAD
+    unsigned long long next;
+    long long queues;
+    long long until_ns;
+};
+extern PyTypeObject *turn_type;
+int turn_init(PyObject *module);
+/* Return whether the number of queues need not be read again yet. */
+int turn_is_current(const struct turn_object *turn);
+/* Return the next queue of a turn with queues. */
+long long turn_take(struct turn_object *turn);
+
 /* ---- producer_front.c: ProducerFront, the base of pyengine.client.producer.Producer. */
 int producer_init(PyObject *module);
 

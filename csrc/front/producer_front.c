@@ -37,9 +37,11 @@ struct front_object {
     PyObject_HEAD
     PyObject *puts;              /* the Submitter */
     PyObject *prefixes;          /* dict: (topic, queue_id, tags, flag) -> bytes */
+    PyObject *turns;             /* dict: topic -> Turn */
     /* The arguments of the last put, since most programs repeat them. */
     PyObject *topic, *queue, *tags, *prefix;
     long long queue_id;
+    PyObject *turn_topic, *turn; /* of the last put without a queue */
 };
 
 static PyTypeObject *submitter_type;
@@ -48,6 +50,7 @@ static PyObject *name_queue_id, *name_tags, *name_put_any, *name_async_any, *nam
 struct request {
     PyObject *topic, *body, *queue, *tags;
     PyObject *prefix;            /* a reference of its own, on the fast path */
+    struct turn_object *turn;    /* one too, if the queue is of its topic's turn */
     long long queue_id;
     char *bytes;                 /* of one body */
     Py_ssize_t body_bytes;
@@ -58,16 +61,73 @@ static struct submitter_object *submitter_of(const struct front_object *front)
     return (struct submitter_object *)front->puts;
 }
 
+static void release_request(struct request *request)
+{
+    Py_CLEAR(request->prefix);
+    Py_CLEAR(request->turn);
+}
+
+/* Release a request that the slow path handles; it takes the queue of the turn again. */
+static void leave_request(struct request *request)
+{
+    if (request->turn != NULL)
+        request->turn->next--;
+    release_request(request);
+}
+
+/* Take the topic's next queue: 1; 0 if Python must, which reads how many queues there are; -1 with an exception. */
+static int take_queue(struct front_object *front, struct request *request)
+{
+    if (request->topic != front->turn_topic) {
+        if (!PyUnicode_CheckExact(request->topic))
+            return 0;
+        PyObject *turn = PyDict_GetItemWithError(front->turns, request->topic);
+        if (turn == NULL || Py_TYPE(turn) != turn_type)
+            return PyErr_Occurred() ? -1 : 0;
+        replace(&front->turn, Py_NewRef(turn));
+        replace(&front->turn_topic, Py_NewRef(request->topic));
+    }
+    struct turn_object *turn = (struct turn_object *)front->turn;
+    if (!turn_is_current(turn))
+        return 0;
+    request->turn = (struct turn_object *)Py_NewRef(front->turn);
+    request->queue_id = turn_take(turn);
+    return 1;
+}
+
+/* Find the prefix of a topic, queue and tags that are not those of the last put; result as of read_request. */
+static int find_prefix(struct front_object *front, const struct request *request)
+{
+    if ((request->turn == NULL && !PyLong_CheckExact(request->queue)) || !PyUnicode_CheckExact(request->topic) ||
+        !(request->tags == Py_None || PyUnicode_CheckExact(request->tags)))
+        return 0;
+    PyObject *queue = request->turn == NULL ? Py_NewRef(request->queue) : PyLong_FromLongLong(request->queue_id);
+    PyObject *key = queue == NULL ? NULL : PyTuple_Pack(4, request->topic, queue, request->tags, zero);
+    PyObject *prefix = key == NULL ? NULL : PyDict_GetItemWithError(front->prefixes, key);
+    Py_XDECREF(key);
+    if (prefix == NULL) {
+        Py_XDECREF(queue);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    front->queue_id = PyLong_AsLongLong(queue); /* cannot fail: a put had this queue before */
+    replace(&front->prefix, Py_NewRef(prefix));
+    replace(&front->topic, Py_NewRef(request->topic));
+    replace(&front->queue, queue);
+    replace(&front->tags, Py_NewRef(request->tags));
+    return 1;
+}
+
 /* Read the arguments: 1 for the fast path, 0 for any other put, -1 with an exception. */
 static int read_request(struct front_object *front, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
                         struct request *request)
 {
     request->prefix = NULL;
+    request->turn = NULL;
     if (count != 2 || front->puts == NULL || submitter_of(front)->session == Py_None)
         return 0;
     request->topic = arguments[0];
     request->body = arguments[1];
-    request->queue = zero;
+    request->queue = Py_None;
     request->tags = Py_None;
     Py_ssize_t named = names != NULL ? PyTuple_Size(names) : 0;
     for (Py_ssize_t i = 0; i < named; i++) {
@@ -79,22 +139,15 @@ static int read_request(struct front_object *front, PyObject *const *arguments, 
         else
             return 0;
     }
-    if (request->topic != front->topic || request->queue != front->queue || request->tags != front->tags) {
-        if (!PyLong_CheckExact(request->queue) || !PyUnicode_CheckExact(request->topic) ||
-            !(request->tags == Py_None || PyUnicode_CheckExact(request->tags)))
-            return 0;
-        PyObject *key = PyTuple_Pack(4, request->topic, request->queue, request->tags, zero);
-        if (key == NULL)
-            return -1;
-        PyObject *prefix = PyDict_GetItemWithError(front->prefixes, key);
-        Py_DECREF(key);
-        if (prefix == NULL)
-            return PyErr_Occurred() ? -1 : 0;
-        front->queue_id = PyLong_AsLongLong(request->queue); /* cannot fail: a put had this queue before */
-        replace(&front->prefix, Py_NewRef(prefix));
-        replace(&front->topic, Py_NewRef(request->topic));
-        replace(&front->queue, Py_NewRef(request->queue));
-        replace(&front->tags, Py_NewRef(request->tags));
+    int found = 1;
+    if (request->queue == Py_None && (found = take_queue(front, request)) <= 0)
+        return found;
+    const int is_last_queue = request->turn != NULL ? request->queue_id == front->queue_id : request->queue == front->queue;
+    if (!is_last_queue || request->topic != front->topic || request->tags != front->tags)
+        found = find_prefix(front, request);
+    if (found <= 0) {
+        leave_request(request);
+        return found;
     }
     request->prefix = Py_NewRef(front->prefix);
     request->queue_id = front->queue_id;
@@ -108,7 +161,7 @@ static int read_put(struct front_object *front, PyObject *const *arguments, Py_s
     if (found > 0 && (!PyBytes_CheckExact(request->body) ||
                       PyBytes_AsStringAndSize(request->body, &request->bytes, &request->body_bytes) != 0 ||
                       request->body_bytes > submitter_of(front)->body_bytes_max)) {
-        Py_CLEAR(request->prefix);
+        leave_request(request);
         return 0;
     }
     return found;
@@ -239,7 +292,7 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
     PyObject *lock, *result = NULL;
     struct session_object *session;
     if (take_session(puts, 1, &lock, &session) < 0) {
-        Py_DECREF(request.prefix);
+        release_request(&request);
         return NULL;
     }
     int how = puts->how, is_submitted = submit_put(puts, session, &request) == 0;
@@ -252,9 +305,11 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
             result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", code, request.topic, request.queue_id, how);
     }
     release_session(lock, session);
-    Py_DECREF(request.prefix);
-    if (is_submitted && result != Py_None)
+    if (is_submitted && result != Py_None) {
+        release_request(&request);
         return waited_for(puts, result);
+    }
+    leave_request(&request);
     Py_XDECREF(result);
     return slow_path(object, name_put_any, arguments, count, names); /* nothing was submitted: it waits for room or a session */
 }
@@ -291,7 +346,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
         return NULL;
     struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
     if (found == 0 || PySequence_Size(puts->queued) > 0) {
-        Py_XDECREF(request.prefix);
+        leave_request(&request);
         return slow_path(object, name_async_any, arguments, count, names);
     }
     PyObject *refused = NULL;
@@ -314,9 +369,11 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
             release_session(lock, session);
         }
     }
-    Py_DECREF(request.prefix);
-    if (code == 0)
+    if (code == 0) {
+        release_request(&request);
         return (PyObject *)pending;
+    }
+    leave_request(&request);
     Py_XDECREF((PyObject *)pending);
     return code == FAILED ? refused : slow_path(object, name_async_any, arguments, count, names);
 }
@@ -405,7 +462,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
     if (found && (PyList_CheckExact(request.body) || PyTuple_CheckExact(request.body)))
         pieces = read_bodies(request.body, &bodies, &sum);
     if (pieces == NULL) {
-        Py_XDECREF(request.prefix);
+        leave_request(&request);
         return slow_path(object, name_many_any, arguments, count, names);
     }
     PyObject *lock, *result = NULL;
@@ -417,14 +474,16 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
     for (Py_ssize_t i = 0; i < bodies; i++)
         Py_DECREF(pieces[i].owner);
     free(pieces);
-    Py_DECREF(request.prefix);
-    if (result != Py_None)
+    if (result != Py_None) {
+        release_request(&request);
         return waited_for(puts, result);
+    }
+    leave_request(&request);
     Py_DECREF(result);
     return slow_path(object, name_many_any, arguments, count, names);
 }
 
-#define OPTIONS "queue_id=0, tags=None, keys=None, properties=None, flag=0"
+#define OPTIONS "queue_id=None, tags=None, keys=None, properties=None, flag=0"
 #define MORE ", delay_level=0, unique_key=None, wait=True, timeout_s=None, deliver_at=None, sharding_key=None)\n--\n\n"
 static PyMethodDef methods[] = {
     {"put", (PyCFunction)(void (*)(void))front_put, METH_FASTCALL | METH_KEYWORDS,
@@ -441,6 +500,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"_puts", T_OBJECT_EX, offsetof(struct front_object, puts), READONLY, NULL},
     {"_prefixes", T_OBJECT_EX, offsetof(struct front_object, prefixes), READONLY, NULL},
+    {"_turns", T_OBJECT_EX, offsetof(struct front_object, turns), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -455,10 +515,14 @@ static int front_init(PyObject *object, PyObject *arguments, PyObject *names)
         PyErr_SetString(PyExc_TypeError, "a producer is made once"); /* a put may be in progress in another thread */
         return -1;
     }
-    PyObject *prefixes = PyDict_New();
-    if (prefixes == NULL)
+    PyObject *prefixes = PyDict_New(), *turns = PyDict_New();
+    if (prefixes == NULL || turns == NULL) {
+        Py_XDECREF(prefixes);
+        Py_XDECREF(turns);
         return -1;
+    }
     replace(&front->prefixes, prefixes);
+    replace(&front->turns, turns);
     replace(&front->puts, Py_NewRef(puts));
     return 0;
 }
@@ -469,6 +533,7 @@ static int front_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(front->puts);
     Py_VISIT(front->prefixes);
+    Py_VISIT(front->turns);
     return 0;
 }
 
@@ -484,6 +549,9 @@ static void front_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     Py_CLEAR(front->puts);
     Py_CLEAR(front->prefixes);
+    Py_CLEAR(front->turns);
+    Py_CLEAR(front->turn);
+    Py_CLEAR(front->turn_topic);
     Py_CLEAR(front->topic);
     Py_CLEAR(front->queue);
     Py_CLEAR(front->tags);

@@ -438,6 +438,7 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     with contextlib.ExitStack() as stack:
         acked = stack.enter_context(AckedList(job.acked)) if job.acked else None
         producer = stack.enter_context(connect(job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, refusals="return", **job.settings))
+        _enter_topic(job)
         work = _Work(producer, job, tally, report, acked)
         for name, first_line, lines in _inputs(job):
             if job.format == "lines":
@@ -445,6 +446,17 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
             else:
                 work.put_objects(name, first_line, lines)
     return tally
+
+
+def _enter_topic(job: Job) -> None:
+    """Enter a new topic with the queues that the job uses; a name that no topic can have is refused with the first put."""
+    from pyengine.client.outgoing import RefusedError, topic_bytes
+    from pyengine.storage.config_table import TopicConfig, TopicConfigs
+
+    if job.queues > 1:
+        with contextlib.suppress(RefusedError):
+            topic_bytes(job.topic)
+            TopicConfigs(job.store).ensure(TopicConfig(job.topic, job.queues, job.queues))
 
 
 def _inputs(job: Job) -> Iterator[tuple[str, int | None, Iterator[bytes]]]:

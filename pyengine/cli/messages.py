@@ -233,8 +233,7 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.command()
 @store_command
 @topic_option
-@click.option("--queue-id", type=click.IntRange(min=0), default=None, help="The queue's number. Default: 0.")
-@click.option("--spread", is_flag=True, help="Choose one of the topic's write queues at random.")
+@click.option("--queue-id", type=click.IntRange(min=0), default=None, help="The queue's number. Default: the topic's queues in turn.")
 @click.option("--sharding-key", default=None, metavar="KEY",
               help="Choose the queue by this key: messages with one key stay in order.")
 @click.option("--tags", default=None, help="The message's tag.")
@@ -251,10 +250,9 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
               help="Longest wait for the engine, and for its answer, in seconds. Default: 10, and put_timeout_ms.")
 @click.argument("body")
 def put(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int | None, spread: bool,
-    sharding_key: str | None, tags: str | None, keys: str | None,
-    properties: dict[str, str] | None, flag: int, delay_level: int, deliver_at: datetime | None, no_wait: bool,
-    timeout_s: float | None, body: str,
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int | None,
+    sharding_key: str | None, tags: str | None, keys: str | None, properties: dict[str, str] | None, flag: int, delay_level: int,
+    deliver_at: datetime | None, no_wait: bool, timeout_s: float | None, body: str,
 ) -> int:
     """Put one message. BODY is its text; - reads it from standard input as it is.
 
@@ -271,13 +269,13 @@ def put(
     from pyengine.client.producer import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 
-    if (queue_id is not None) + spread + (sharding_key is not None) > 1:
-        raise click.UsageError("give one of --queue-id, --spread and --sharding-key: each chooses the queue")
+    if queue_id is not None and sharding_key is not None:
+        raise click.UsageError("give one of --queue-id and --sharding-key: each chooses the queue")
     data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     wait_s = timeout_s or CONNECT_TIMEOUT_S
     until_ready(lambda left_s: existing_store(store), wait_s)
     with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **settings) as producer:
-        result = producer.put(topic, data, queue_id=None if spread else queue_id or 0, sharding_key=sharding_key, tags=tags, keys=keys,
+        result = producer.put(topic, data, queue_id=queue_id, sharding_key=sharding_key, tags=tags, keys=keys,
                               properties=properties, flag=flag, delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait,
                               timeout_s=timeout_s)
     if as_json:

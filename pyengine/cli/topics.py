@@ -191,8 +191,11 @@ def groups(
         of_topic = "" if topic is None else f" on {output.printable(topic)}"
         print(f"note: {'no group' if group is None else f'group {output.printable(group)}'} has committed "
               f"{'an' if group is None else 'no'} offset{of_topic}", file=sys.stderr)
+    lacking = [state.note for state in states if state.note]
+    for note in lacking:
+        print(f"note: {output.printable(note)}", file=sys.stderr)
     if as_json:
-        output.write_json({"groups": [_group_document(state, action) for state in states], "notes": found.notes()})
+        output.write_json({"groups": [_group_document(state, action) for state in states], "notes": [*found.notes(), *lacking]})
     elif action == "lag":
         _write_lag(states)
     else:

@@ -27,7 +27,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from pyengine import arguments
-from pyengine.client.consumer_groups import PLACE, QueueLag, Start, check_offset, check_start, is_offset, queue_lags, start_offset
+from pyengine.client.consumer_groups import (
+    PLACE,
+    QueueLag,
+    Start,
+    check_offset,
+    check_start,
+    is_offset,
+    lack_of_queues,
+    queue_lags,
+    start_offset,
+)
 from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.errors import StoreBusyError, UsageError, passing
@@ -173,6 +183,7 @@ class Consumer:
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
+        self._has_warned = False  # that the group has more members than queues
         self._background_error: BaseException | None = None
         self._commit_due_s = time.monotonic() + options.commit_interval_s
         self._closing = threading.Event()
@@ -675,6 +686,8 @@ class Consumer:
             self._take_all(queue_ids if self._options.queues is None else self._options.queues)
             return
         wanted = set(self._session.share(queue_ids))
+        if not wanted and not self._has_warned and self._retry_topic is not None:
+            self._warn_of_idleness(self._session.members, len(queue_ids))
         with self._state:
             for held in list(self._held.values()):
                 if not self._group_session.holds(held.grant):
@@ -693,6 +706,13 @@ class Consumer:
             self._give_back(leaving)
         if missing:
             self._take(missing)
+
+    def _warn_of_idleness(self, members: int, queues: int) -> None:
+        sentence = lack_of_queues(self._reader.root, self.topic, self.group or "", members, queues)
+        if sentence:
+            self._has_warned = True
+            self._note(sentence)
+            warnings.warn(sentence, stacklevel=2)
 
     def _take(self, queue_ids: Iterable[int]) -> None:
         for queue_id, (claim, stored) in self._group_session.take(queue_ids).items():

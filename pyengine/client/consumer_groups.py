@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeGuard
 
 from pyengine import arguments
-from pyengine.errors import DiskError, UsageError, did_you_mean
+from pyengine.errors import DiskError, UsageError, command, did_you_mean
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import ReadLevel
 from pyengine.storage.config import check_keywords
+from pyengine.storage.config_table import GROUP_TOPIC_PREFIXES, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ class GroupState:
     members: tuple[int, ...]
     queues: dict[int, QueueLag]
     holders: dict[int, int]
+    note: str = ""
+    """If it has more members than the topic has queues: that, and the command that makes more queues."""
 
     @property
     def lag(self) -> int:
@@ -102,7 +106,7 @@ class ConsumerGroups:
 
     def forget(self, topic: str, group: str) -> bool:
         """Remove the group's offsets of a topic; return whether there were any. UsageError while it has living members."""
-        members, _ = self._members(topic, group, ())
+        members, _, _ = self._members(topic, group, ())
         if members:
             raise UsageError(f"{group} has living members on {topic} (pids {', '.join(map(str, members))}): stop them first")
         removed: list[object] = []
@@ -118,21 +122,21 @@ class ConsumerGroups:
 
     def _state(self, reader: LiveStoreReader, topic: str, group: str, offsets: Mapping[int, int]) -> GroupState:
         queues = queue_lags(reader, topic, offsets)
-        members, holders = self._members(topic, group, tuple(queues))
-        return GroupState(topic, group, members, queues, holders)
+        members, holders, sharing = self._members(topic, group, tuple(queues))
+        return GroupState(topic, group, members, queues, holders, lack_of_queues(self._root, topic, group, sharing, len(queues)))
 
-    def _members(self, topic: str, group: str, queues: Sequence[int]) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Return (pids of the living members, queue id -> pid of its holder)."""
+    def _members(self, topic: str, group: str, queues: Sequence[int]) -> tuple[tuple[int, ...], dict[int, int], int]:
+        """Return (pids of the living members, queue id -> pid of its holder, the number of members that get a share)."""
         try:
             found = GroupMembers(self._root, topic, group, may_create=False)
         except (FileNotFoundError, UsageError, DiskError):  # the group never had a member here, or its file is another user's
-            return (), {}
+            return (), {}, 0
         try:
             living = found.members().values()
             pids = {one.incarnation: one.pid for one in living}
             records = {queue_id: found.record(queue_id).incarnation for queue_id in queues}
             holders = {queue_id: pids[incarnation] for queue_id, incarnation in records.items() if incarnation in pids}
-            return tuple(sorted(one.pid for one in living)), holders
+            return tuple(sorted(one.pid for one in living)), holders, len(found.sharing())
         finally:
             found.close()
 
@@ -146,6 +150,26 @@ class ConsumerGroups:
                 members.fence_off(queue_id)
         finally:
             members.close()
+
+
+# ---- more members than queues ----------------------------------------------------
+
+
+def lack_of_queues(root: Path, topic: str, group: str, members: int, queues: int) -> str:
+    """Return a sentence if so many members of a group share fewer queues, with the command that makes more; otherwise "".
+
+    `queues` have messages; those that topics.json has beside them will have some.
+    """
+    if not 0 < queues < members or topic.startswith(GROUP_TOPIC_PREFIXES):
+        return ""
+    with suppress(DiskError):
+        row = TopicConfigs(root).read().rows.get(topic)
+        queues = max(queues, row.write_queue_nums if row else 0)
+    if queues >= members:
+        return ""
+    has = "1 queue" if queues == 1 else f"{queues} queues"
+    return (f"the group {group} has {members} members on {topic}, which has {has}, so {members - queues} of them get no messages: "
+            f"{command('topics', root, 'update', topic, '--queues', members)} makes more queues")
 
 
 # ---- lag -------------------------------------------------------------------------

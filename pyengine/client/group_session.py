@@ -53,6 +53,7 @@ class GroupSession:
         self._clock = clock
         self._heartbeat_s = float("-inf")
         self._liveness = LivenessTracker(session_timeout_s, clock)
+        self.members = 1  # those that shared the queues in the last share()
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
         self._offsets = ConsumerOffsets(root, while_waiting=self.heartbeat)
         self.epoch = read_epoch(root)  # before any offset is read
@@ -97,6 +98,7 @@ class GroupSession:
             return list(self._only)
         self._silent.clear()
         living = [slot for slot in self._members.sharing() if slot == self._slot or not self._is_silent(slot)]
+        self.members = len(living)
         return allocate_averagely(sorted(queue_ids), living, self._slot)
 
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None]]:

@@ -6,23 +6,23 @@ change. Messages that RocketMQ 4.9 accepts and then loses are refused too (docs/
 The writer repeats the checks that protect the store.
 
 A put without a queue id goes to the topic's next queue, or to the queue of its sharding key.
-config/topics.json has the number of write queues of a topic. A topic that is missing there is entered with
-default_topic_queue_nums queues, as RocketMQ's broker does when a client first sends to it.
+config/topics.json has the number of write queues of a topic. A topic that is missing there has as many as
+the checkpointer enters for it after its first message.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from pyengine import arguments
+from pyengine._front import Turn
 from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
@@ -70,7 +70,7 @@ class OutgoingMessage:
 
     topic: str
     body: bytes
-    queue_id: int | None = 0
+    queue_id: int | None = None
     tags: str | None = None
     keys: str | Iterable[str] | None = None
     properties: Mapping[str, str] | None = None
@@ -271,48 +271,73 @@ def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tu
     return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces[name] for name in hash_map_order(pieces))
 
 
-RELOAD_INTERVAL_S = 5.0  # interval at which topics.json is read again for a topic
+RELOAD_INTERVAL_NS = 5_000_000_000  # between two looks at topics.json
 
 
 class QueueChoice:
     """Chooses the queues of one producer's puts. Thread-safe: at worst several threads read the file at once.
 
-    Where a put may not wait, a topic that is missing in topics.json is not entered: the checkpointer does it after the message.
-    Nothing is entered either after the store was moved, removed or replaced.
+    `queue_nums` is the number of queues of a topic without an entry in topics.json. If the producer was given a number of its own
+    (`is_own`), it enters the topic, unless the put may not wait: the checkpointer would enter it with the engine's number.
+    Nothing is entered after the store was moved, removed or replaced.
     """
 
-    def __init__(self, root: Path, default_queue_nums: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, root: Path, queue_nums: int, turns: dict[str, Turn] | None = None, *, is_own: bool = False,
+                 clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._store: HeldStore | None = None
         self._topics = TopicConfigs(root)
-        with contextlib.suppress(OSError):  # the store was moved or removed: the engine refuses the put and says so
+        with suppress(OSError):  # the store was moved or removed: the engine refuses the put and says so
             self._store = HeldStore(root)
             self._store.watch()
             self._topics = TopicConfigs(self._store.root)
-        self._default_queue_nums = default_queue_nums
-        self._clock = clock
-        self._turns: dict[str, Iterator[int]] = {}
-        self._known: dict[str, tuple[int, float]] = {}  # topic -> (write queues, when to read the file again)
+        self._queue_nums = queue_nums
+        self._is_own = is_own
+        self._clock_ns = clock_ns
+        self._turns: dict[str, Turn] = {} if turns is None else turns  # C takes turns too
+        self._others: dict[str, int] = {}  # the topics of the file with another number of write queues
+        self._entered: set[str] = set()    # its other topics, if this producer enters those that are missing
+        self._stamp = -1
+        self._until_ns = 0
 
     def next_queue(self, topic: str, *, may_wait: bool = True) -> int:
         """Return the topic's queues in turn, starting at a random one, so that many short programs also use all of them."""
-        queues = self._queue_nums(topic, may_wait)
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = self._turns.setdefault(topic, itertools.count(random.randrange(queues)))
-        return next(turn) % queues
+        return self._turn(topic, may_wait).take()
 
     def queue_of(self, topic: str, sharding_key: str, *, may_wait: bool = True) -> int:
         """Return the key's queue, the same while the topic has the same number of queues. RocketMQ: SelectMessageQueueByHash."""
-        return abs(string_hash(sharding_key)) % self._queue_nums(topic, may_wait)
+        return abs(string_hash(sharding_key)) % self._turn(topic, may_wait).queues
 
-    def _queue_nums(self, topic: str, may_wait: bool) -> int:
-        queues, until_s = self._known.get(topic, (0, 0.0))
-        if not queues or self._clock() >= until_s:
-            new = TopicConfig(topic, self._default_queue_nums, self._default_queue_nums)
-            may_wait = may_wait and self._store is not None and self._store.loss() is None
-            try:
-                queues = (self._topics.ensure(new) if may_wait else self._topics.read().rows.get(topic, new)).write_queue_nums
-            except (DiskError, StoreBusyError):  # the topic cannot be entered now, but the put works without an entry
-                queues = queues or self._default_queue_nums
-            self._known[topic] = max(1, queues), self._clock() + RELOAD_INTERVAL_S
-        return max(1, queues)
+    def _turn(self, topic: str, may_wait: bool) -> Turn:
+        """Return the topic's turn, with the number of queues that the file had at the last look."""
+        turn = self._turns.get(topic)
+        if turn is not None and self._clock_ns() < turn.until_ns:
+            return turn
+        if turn is None or self._clock_ns() >= self._until_ns:
+            self._read()
+        queues = self._others.get(topic, self._queue_nums)
+        if self._is_own and topic not in self._others and topic not in self._entered and may_wait:
+            queues = self._enter(topic)
+        if turn is None:
+            turn = Turn()
+            turn.next = random.randrange(queues)
+        turn.queues, turn.until_ns = queues, self._until_ns
+        return self._turns.setdefault(topic, turn)
+
+    def _read(self) -> None:
+        """Look at the file; if it has changed, read it."""
+        stamp = self._topics.stamp
+        if stamp != self._stamp:
+            with suppress(DiskError):  # what was read before remains
+                rows = self._topics.read().rows.values()
+                self._others = {row.topic: max(1, row.write_queue_nums) for row in rows if row.write_queue_nums != self._queue_nums}
+                if self._is_own:
+                    self._entered = {row.topic for row in rows} - self._others.keys()
+                self._stamp = stamp
+        self._until_ns = self._clock_ns() + RELOAD_INTERVAL_NS
+
+    def _enter(self, topic: str) -> int:
+        if self._store is None or self._store.loss() is not None:
+            return self._queue_nums
+        with suppress(DiskError, StoreBusyError):  # the topic cannot be entered now, but the put works without an entry
+            return max(1, self._topics.ensure(TopicConfig(topic, self._queue_nums, self._queue_nums)).write_queue_nums)
+        return self._queue_nums

@@ -72,7 +72,7 @@ from pyengine.formats.record import (
 )
 from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
-from pyengine.storage.config import EngineConfig, check_keywords, load_config
+from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywords, load_config
 from pyengine.storage.consumer_offset import SEPARATOR
 from pyengine.storage.engine_id import read_engine_id
 
@@ -147,7 +147,8 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
         return session
 
     return Producer(open_now, refusals=refusals, store_host=config.store_host,
-                    delays_ms=config.delay_levels_ms, default_topic_queue_nums=config.default_topic_queue_nums,
+                    delays_ms=config.delay_levels_ms, topic_queue_nums=config.put_topic_queue_nums,
+                    enters_topics=config.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET),
                     transaction_limits=TransactionLimits(
                         config.transaction_timeout_ms, config.transaction_check_max, config.transaction_check_interval_ms,
                         config.file_reserved_time_hours * 3_600_000))
@@ -183,12 +184,13 @@ class Producer(ProducerFront):
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "_choice",
-                 "_default_topic_queue_nums", "_transaction_limits", "_group_transactions", "__weakref__")
+                 "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, refusals: Refusals = "raise",
                  store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
-                 default_topic_queue_nums: int = 8, transaction_limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
+                 topic_queue_nums: int = 1, enters_topics: bool = False,
+                 transaction_limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
         # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
@@ -198,7 +200,8 @@ class Producer(ProducerFront):
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._transactions: Transactions | None = None
         self._choice: QueueChoice | None = None
-        self._default_topic_queue_nums = default_topic_queue_nums
+        self._topic_queue_nums = topic_queue_nums
+        self._enters_topics = enters_topics
         self._transaction_limits = transaction_limits
         self._group_transactions: GroupTransactions | None = None
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
@@ -234,15 +237,16 @@ class Producer(ProducerFront):
     # ---- puts -------------------------------------------------------------------
 
     if TYPE_CHECKING:  # implemented by the base class in C
-        def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
+        def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                 timeout_s: float | None = None, deliver_at: datetime | int | None = None,
                 sharding_key: str | None = None) -> PutResult:
             """Store one message and return where it is, once it is as durable as the flush mode promises.
 
-            `queue_id` None puts into the topic's queues in turn; `sharding_key` puts messages with the same key into the same
-            queue, which keeps their order; topics.json has the number of queues (docs/topics.md).
+            It goes to the topic's queues in turn, or to the queue `queue_id`. A topic that a put makes has one queue, which keeps
+            the order; `pyengine topics` makes more (docs/topics.md). `sharding_key` puts messages with the same key into the same
+            queue, which keeps their order.
             `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
             so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level),
             `deliver_at` at a time, a datetime with a zone or ms since 1970, up to 40 days ahead; never before it.
@@ -250,7 +254,7 @@ class Producer(ProducerFront):
             longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
             """
 
-        def put_async(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
+        def put_async(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                       timeout_s: float | None = None, deliver_at: datetime | int | None = None,
@@ -264,12 +268,12 @@ class Producer(ProducerFront):
             in a callback is refused after put_timeout_ms.
             """
 
-        def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
+        def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                      wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
             """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
 
-            They share tags, keys, properties and flag. `queue_id` None and `sharding_key` choose the queue as in put().
+            They share tags, keys, properties and flag. The queue is chosen as in put(), once for all.
             Together they may have up to 256 MiB and span segments; each body obeys max_message_size_bytes.
             """
 
@@ -277,12 +281,7 @@ class Producer(ProducerFront):
     def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, **options: Any) -> PutResult:
         """Handle a put() with any combination of arguments."""
         arguments.known_keywords("put", options, _PUT_KEYWORDS)
-        message = OutgoingMessage(topic, body, **options)
-        if message.queue_id is None and message.is_common and wait and timeout_s is None:
-            queue_id = self._checked(self._choose_queue, message)
-            if isinstance(queue_id, int):
-                return self.put(topic, body, queue_id=queue_id, tags=message.tags)  # in C, once it is remembered
-        return cast(PutResult, self._put(self._checked(self._entry, message, wait), timeout_s))
+        return cast(PutResult, self._put(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s))
 
     @_named("put_async")
     def _put_async_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None,
@@ -292,7 +291,7 @@ class Producer(ProducerFront):
         return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
 
     @_named("put_many", _PUT_MANY_KEYWORDS)
-    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
+    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
@@ -302,7 +301,7 @@ class Producer(ProducerFront):
     def _put(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
         return self._puts.give(self._puts.put_and_wait(entry, timeout_s))
 
-    def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
+    def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
                        flag: int = 0, wait: bool = True, timeout_s: float | None = None,
                        sharding_key: str | None = None) -> PutFuture:
@@ -310,7 +309,7 @@ class Producer(ProducerFront):
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
         return self._puts.submit(self._checked(self._many_entry, message, bodies, wait), timeout_s)
 
-    def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = 0,
+    def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = None,
                   properties: Mapping[str, str] | None = None, wait: bool = True,
                   timeout_s: float | None = None, sharding_key: str | None = None) -> PutResult:
         """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
@@ -425,7 +424,7 @@ class Producer(ProducerFront):
         return RawMessage(message.topic, body, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=message.flag,
                           born_timestamp_ms=time.time_ns() // 1_000_000)
 
-    def put_prepared(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
+    def put_prepared(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                      group: str = "pyengine", unique_key: str | None = None, wait: bool = True,
                      timeout_s: float | None = None) -> PutResult:
@@ -458,16 +457,16 @@ class Producer(ProducerFront):
 
     def _choose_queue(self, message: OutgoingMessage) -> int:
         """The message's queue, chosen and set where it names none or has a sharding key; RefusedError for an illegal topic."""
-        if message.sharding_key is None and message.queue_id is not None:
+        if message.queue_id is not None:
+            if message.sharding_key is not None:
+                raise UsageError("queue_id and sharding_key exclude each other")
             return message.queue_id
         self._topic_bytes(message.topic)
         if self._choice is None:
-            self._choice = QueueChoice(self._puts.root, self._default_topic_queue_nums)
+            self._choice = QueueChoice(self._puts.root, self._topic_queue_nums, self._turns, is_own=self._enters_topics)
         if message.sharding_key is None:
             message.queue_id = self._choice.next_queue(message.topic, may_wait=self._puts.may_wait())
             return message.queue_id
-        if message.queue_id:
-            raise UsageError("queue_id and sharding_key exclude each other")
         properties = {} if message.properties is None else arguments.mapping(message.properties, "properties")
         message.queue_id = self._choice.queue_of(
             message.topic, arguments.text(message.sharding_key, "sharding_key"), may_wait=self._puts.may_wait())

@@ -103,7 +103,7 @@ class Transaction:
         self.results: list[PutResult] = []
         """What the commits answered, in the order of the puts; after the block."""
 
-    def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
+    def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
             unique_key: str | None = None, sharding_key: str | None = None, timeout_s: float | None = None) -> PutResult:
         """Store one message that consumers do not see before the commit; arguments as of Producer.put.

@@ -553,6 +553,7 @@ class Admin:
         host, _, port = self._address.broker.rpartition(":")
         return {key: held for key, (held, _) in REFUSED_KEYS.items() if held} | {
             row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
+            "defaultTopicQueueNums": str(config.client_topic_queue_nums),
             "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerIP1": host, "listenPort": port,
             "storePathRootDir": str(self._reader.name), "filterServerNums": "0", "msgTraceTopicName": TRACE_TOPIC} | self._kept
 

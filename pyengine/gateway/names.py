@@ -179,7 +179,7 @@ class Names:
             TopicConfig(TRANSACTION_DISCARD_TOPIC, 1, 1), TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1),
         )}
         if config.auto_create_topic_enable:
-            number = config.default_topic_queue_nums
+            number = config.client_topic_queue_nums
             self._system[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, number, number, inherited)
         self._system_groups = {name: SubscriptionGroup(name) for name in SYSTEM_GROUPS}
 

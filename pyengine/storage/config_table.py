@@ -263,14 +263,14 @@ class TopicConfigs(ConfigTable[TopicConfig]):
             table.deleted[topic] = time.time_ns() // 1_000_000
         time.sleep(0.001)  # so that such a message has a later store time
 
-    def enter(self, queues: Iterable[tuple[str, int, int]], queue_nums: int = QUEUE_NUMS_NEW) -> set[str]:
+    def enter(self, queues: Iterable[tuple[str, int, int]], queue_nums: int = 1) -> set[str]:
         """Enter topics that have messages and no entry; return those that were deleted after their messages.
 
-        `queues`: (topic, queue id, store time of the newest message in ms); `queue_nums`: the least number of queues of a
-        new entry. If an entry has too few read queues, so that a broker would not serve that one, the number is raised; an
-        entry is not changed otherwise. Light queues, which have no entry, and a broker's own topics, which the broker enters,
-        are left out. The file is written once, and only for a change. DiskError, with the file unchanged, also if it cannot
-        be read.
+        `queues`: (topic, queue id, store time of the newest message in ms). A new entry has `queue_nums` queues to write, whichever
+        queues its first messages are in, so that it does not matter when this is called. If an entry has too few read queues, so
+        that a broker would not serve that one, the number is raised; an entry is not changed otherwise. Light queues, which have
+        no entry, and a broker's own topics, which the broker enters, are left out. The file is written once, and only for a
+        change. DiskError, with the file unchanged, also if it cannot be read.
         """
         wanted: dict[str, tuple[int, int]] = {}  # (number of queues, store time of the newest message)
         for topic, queue_id, time_ms in queues:
@@ -289,9 +289,8 @@ class TopicConfigs(ConfigTable[TopicConfig]):
                     if topic in table.rows:
                         table.rows[topic] = replace(table.rows[topic], read_queue_nums=count)
                         continue
-                    if not topic.startswith(GROUP_TOPIC_PREFIXES):
-                        count = max(queue_nums, count)
-                    table.rows[topic] = TopicConfig(topic, count, count)
+                    to_write = count if topic.startswith(GROUP_TOPIC_PREFIXES) else queue_nums
+                    table.rows[topic] = TopicConfig(topic, max(count, to_write), to_write)
         return wanted.keys() - table.rows.keys()
 
 

@@ -166,12 +166,12 @@ def test_a_put_with_a_time_waits_for_it(engine):
     assert run(*arguments, "--deliver-at", in_an_hour, "later").document["topic"] == "SCHEDULE_TOPIC_XXXX"
 
 
-def test_a_put_takes_a_queue_by_chance_or_by_key(engine):
+def test_a_put_takes_a_queue_in_turn_or_by_key(engine):
     one = engine()
     TopicConfigs(one.root).create(TopicConfig("shared", 2, 2))
     spread: set[int] = set()
     while len(spread) < 2:  # chance decides when
-        spread.add(run("put", one.root, "--topic", "shared", "--json", "--spread", "x").document["queue_id"])
+        spread.add(run("put", one.root, "--topic", "shared", "--json", "x").document["queue_id"])
     assert spread == {0, 1}
     keyed = [run("put", one.root, "--topic", "shared", "--json", "--sharding-key", key, "x").document["queue_id"] for key in "abca"]
     assert keyed == [1, 0, 1, 1], "by the key's hash"
@@ -205,8 +205,7 @@ WRONG_REQUESTS = (
     (["put", "STORE", "--topic", "t", "--deliver-at", "2999-01-01", "x"], 2, "more than 40 days ahead"),
     (["put", "STORE", "--topic", "t", "--deliver-at", "@1764340000", "x"], 2, "milliseconds since 1970"),
     (["put", "STORE", "--topic", "a@b", "x"], 1, "holds '@'"),
-    (["put", "STORE", "--topic", "t", "--queue-id", "0", "--spread", "x"], 2, "give one of"),
-    (["put", "STORE", "--topic", "t", "--sharding-key", "k", "--spread", "x"], 2, "give one of"),
+    (["put", "STORE", "--topic", "t", "--queue-id", "0", "--sharding-key", "k", "x"], 2, "give one of"),
     (["put", "STORE", "--topic", "t"], 2, "BODY"),
     (["ingest", "STORE", "--topic", "t", "/nonexistent"], 2, "does not exist"),
     (["ingest", "STORE", "--topic", "t", "--acked", "/nonexistent/list", "INPUT"], 2, "list of acknowledged"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 
@@ -119,6 +120,18 @@ def test_members_and_holders_are_shown_and_a_living_group_is_not_forgotten(store
         assert len(state["members"]) == 1
         assert {queue["holder_pid"] for queue in state["queues"]} == set(state["members"])
         assert groups(store, "forget", "--group", "billing", "--topic", "orders").code == 2
+
+
+def test_a_group_with_more_members_than_queues_is_noted(store):
+    options = {name: getattr(store.geometry, name) for name in store.geometry.__dataclass_fields__}
+    with contextlib.ExitStack() as stack, pytest.warns(UserWarning, match="billing has 4 members on orders, which has 3 queues"):
+        for _ in range(4):
+            stack.enter_context(pyengine.consume(store.root, "orders", group="billing", **options))
+        for action in ("list", "lag"):
+            note = f"1 of them get no messages: `pyengine topics {store.root} update orders --queues 4` makes more queues"
+            ran = groups(store, action, "--json")
+            assert note in ran.document["notes"][0] and note in ran.stderr and note in groups(store, action).stderr
+    assert groups(store, "--json").document["notes"] == []
 
 
 def test_tails_of_one_group_share_the_queues(make_engine):

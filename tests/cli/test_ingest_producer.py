@@ -50,8 +50,9 @@ class FakeProducer:
 
 
 @pytest.fixture
-def producer(monkeypatch):
+def producer(monkeypatch, tmp_path):
     fake = FakeProducer()
+    monkeypatch.chdir(tmp_path)  # the job's store
     monkeypatch.setitem(vars(pyengine), "connect", lambda store, **settings: fake)
     return fake
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import warnings
 from datetime import UTC, datetime
 
 import pytest
@@ -17,6 +18,7 @@ from fix_engine import EACH_MODE
 from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
@@ -463,6 +465,28 @@ def test_seek_moves_all_queues_or_none(builder, consume):
     assert consumer.positions == {0: 4, 1: 2}
     with pytest.raises(UsageError, match="not a place to start"):
         consumer.seek(0, "middle")
+
+
+def test_a_group_with_more_members_than_queues_says_so_once_with_the_way_out(builder, consume, caplog, monkeypatch):
+    fill(builder, 5, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        consume()
+        consume(queues=[0])
+    with pytest.warns(UserWarning, match=r"billing has 2 members on orders, which has 1 queue, so 1 of them get no messages: "
+                                         rf"`pyengine topics {builder.root} update orders --queues 2`") as warned:
+        idle = consume()
+        idle._housekeep()
+    assert len(warned) == 1 and idle.notes == [str(warned[0].message)] and idle.notes[0] in caplog.text
+    (state,) = pyengine.ConsumerGroups(builder.root, **settings(builder)).groups(group="billing")
+    assert (len(state.members), state.note) == (3, idle.notes[0])
+    TopicConfigs(builder.root).create(TopicConfig("orders", 2, 2))  # whose other queue gets the next messages
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        idle._has_warned = False
+        idle._housekeep()
+        (state,) = pyengine.ConsumerGroups(builder.root, **settings(builder)).groups(group="billing")
+    assert state.note == ""
 
 
 def test_paused_queues_give_nothing_and_stay_with_their_member(builder, consume):

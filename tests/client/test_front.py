@@ -35,6 +35,7 @@ from pyengine.formats.record import decode_record
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from waiting import eventually, scaled_timeout_s
 
 PLACES = 4096
@@ -724,6 +725,23 @@ def test_refusals_are_the_same_on_both_ways(parts, producer, state):
     for short, long in zip(*ways):
         assert (short.status, short.reason, short.indeterminate, short.count) == (long.status, long.reason, long.indeterminate, long.count)
         assert not short.ok and short.reason and not short.indeterminate
+
+
+@in_async_mode
+def test_puts_without_a_queue_are_put_in_c_too(parts, producer, monkeypatch):
+    TopicConfigs(parts.owner.root).create(TopicConfig("turns", 3, 3))
+    for topic in ("T", "turns", "turns", "turns"):
+        assert producer.put(topic, b"x").ok
+    for name in ("_put_any", "_put_async_any", "_put_many_any"):
+        monkeypatch.setattr(Producer, name, None)
+    ways = (lambda: producer.put("turns", b"x"), lambda: producer.put_async("turns", b"x").result(60),
+            lambda: producer.put_many("turns", [b"x"]))
+    queues = [way().queue_id for _ in range(4) for way in ways]
+    assert queues == [(queues[0] + number) % 3 for number in range(12)]
+    assert producer.put("T", b"x").queue_id == 0
+    producer._turns["T"].until_ns = 0
+    with pytest.raises(TypeError):  # Python must look at topics.json again
+        producer.put("T", b"x")
 
 
 @in_async_mode

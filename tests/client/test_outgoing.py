@@ -24,8 +24,8 @@ from waiting import eventually
 def choice(tmp_path):
     """Return the choice for a store whose topic `four` has four queues to write and eight to read."""
     TopicConfigs(tmp_path).create(TopicConfig("four", 8, 4))
-    now = [0.0]
-    made = QueueChoice(tmp_path, 8, clock=lambda: now[0])
+    now = [0]
+    made = QueueChoice(tmp_path, 8, clock_ns=lambda: now[0])
     made.now, made.topics = now, TopicConfigs(tmp_path)
     return made
 
@@ -40,6 +40,14 @@ def engine(tmp_path_factory):
 def producer(engine):
     with engine.connect() as producer:
         yield producer
+
+
+def raises(error):
+    """Return a function that raises it."""
+    def raising(*_):
+        raise error
+
+    return raising
 
 
 # --- the choice -----------------------------------------------------------------------------------
@@ -76,27 +84,39 @@ def test_a_sharding_key_chooses_as_rocketmqs_client_does(choice, key, queue):
     assert choice.queue_of("four", key) == queue
 
 
-def test_a_topic_that_is_not_there_is_entered_with_the_default(choice):
+def test_a_topic_that_is_not_there_has_the_number_that_it_will_be_entered_with(choice):
     assert {choice.next_queue("new") for _ in range(8)} == set(range(8))
-    entry = choice.topics.read().rows["new"]
-    assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (8, 8, 6)
+    assert "new" not in choice.topics.read().rows, "the checkpointer enters it, for all new topics at once"
+
+
+def test_a_producer_with_a_number_of_its_own_enters_the_topic(tmp_path, monkeypatch):
+    choice, topics = QueueChoice(tmp_path, 3, is_own=True), TopicConfigs(tmp_path)
+    assert {choice.next_queue("new") for _ in range(3)} == {0, 1, 2}
+    entry = topics.read().rows["new"]
+    assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (3, 3, 6)
+    assert choice.next_queue("in a loop", may_wait=False) in range(3)
+    assert "in a loop" not in topics.read().rows
+    monkeypatch.setattr(TopicConfigs, "ensure", raises(DiskError("cannot write")))
+    assert choice.next_queue("kept out") in range(3), "a file that cannot be written keeps no put back"
+
+
+def test_many_topics_cost_one_look_at_the_file(choice, monkeypatch):
+    reads = []
+    monkeypatch.setattr(choice._topics, "read", lambda: reads.append(1) or choice.topics.read())
+    for number in range(1000):
+        choice.next_queue(f"topic-{number}")
+    choice.now[0] = outgoing.RELOAD_INTERVAL_NS
+    for number in range(1000):
+        choice.next_queue(f"topic-{number}")
+    assert len(reads) == 1, "the file has not changed"
 
 
 def test_a_change_of_the_topic_is_seen_after_a_while(choice):
     assert choice.queue_of("four", "a") == 1
     choice.topics.update("four", write_queue_nums=1)
     assert choice.queue_of("four", "a") == 1
-    choice.now[0] = outgoing.RELOAD_INTERVAL_S
+    choice.now[0] = outgoing.RELOAD_INTERVAL_NS
     assert choice.queue_of("four", "a") == 0
-
-
-def test_a_file_that_cannot_be_written_keeps_no_put_back(choice, monkeypatch):
-    def refused(config):
-        raise DiskError("cannot write")
-
-    monkeypatch.setattr(choice._topics, "ensure", refused)
-    assert choice.next_queue("new") in range(8)
-    assert "new" not in choice.topics.read().rows
 
 
 # --- puts -----------------------------------------------------------------------------------------
@@ -109,8 +129,8 @@ def in_queues(engine, topic) -> dict[int, list[bytes]]:
 
 
 def test_puts_without_a_queue_are_spread(engine, producer):
-    results = [producer.put("spread", b"%d" % number, queue_id=None) for number in range(9)]
-    results += [producer.put("spread", b"x", queue_id=None, keys="k") for _ in range(3)]
+    results = [producer.put("spread", b"%d" % number) for number in range(9)]
+    results += [producer.put("spread", b"x", keys="k") for _ in range(3)]
     assert all(result.ok for result in results)
     assert Counter(result.queue_id for result in results) == {0: 4, 1: 4, 2: 4}
     assert [result.queue_offset for result in results[:9]] == [0] * 3 + [1] * 3 + [2] * 3
@@ -120,7 +140,7 @@ def test_a_put_in_an_event_loop_does_not_wait_for_the_topics_file(engine, produc
     """The checkpointer enters the topic after its first message."""
     async def put():
         began_s = time.monotonic()
-        future = producer.put_async("from-a-loop", b"x", queue_id=None)
+        future = producer.put_async("from-a-loop", b"x")
         took_s = time.monotonic() - began_s
         return took_s, await future
 
@@ -130,11 +150,56 @@ def test_a_put_in_an_event_loop_does_not_wait_for_the_topics_file(engine, produc
     eventually(lambda: "from-a-loop" in TopicConfigs(engine.path).read().rows, "the topic is entered")
 
 
-def test_a_put_without_more_still_goes_to_queue_0(engine, producer):
-    """Its topic is entered too, with as many queues, by the checkpointer."""
-    assert [producer.put("plain", b"x").queue_id for _ in range(3)] == [0, 0, 0]
+def test_a_topic_that_a_put_makes_has_the_engines_number_of_queues(engine, producer):
+    assert sorted(producer.put("plain", b"x").queue_id for _ in range(3)) == [0, 1, 2]
     entry = eventually(lambda: TopicConfigs(engine.path).read().rows.get("plain"), "the topic is entered")
     assert (entry.read_queue_nums, entry.write_queue_nums) == (3, 3)
+
+
+def test_a_put_that_names_a_queue_changes_no_turn(engine, producer):
+    """Whether it or the entry in topics.json comes first."""
+    for queue_id in (5, 0, 7):
+        assert producer.put("named", b"x", queue_id=queue_id).queue_id == queue_id
+    entry = eventually(lambda: TopicConfigs(engine.path).read().rows.get("named"), "the topic is entered")
+    assert (entry.read_queue_nums, entry.write_queue_nums) == (8, 3)
+    with engine.connect() as other:
+        assert sorted(other.put("named", b"x").queue_id for _ in range(6)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_turns_in_c_and_in_python_are_the_same_turns(engine, producer, rng: random.Random):
+    ways = (
+        lambda: producer.put("ways", b"x").queue_id, lambda: producer.put("ways", b"x", tags="t").queue_id,
+        lambda: producer.put("ways", b"x", keys="k").queue_id, lambda: producer.put("ways", bytearray(b"x")).queue_id,
+        lambda: producer.put_async("ways", b"x").result(30).queue_id, lambda: producer.put_many("ways", [b"x"]).queue_id,
+        lambda: producer.put_many("ways", (b"x" for _ in range(2))).queue_id, lambda: producer.put_batch("ways", [b"x"]).queue_id,
+        lambda: producer.put_prepared("ways", b"x").queue_id)
+    queues = [rng.choice(ways)() for _ in range(120)]
+    assert queues == [(queues[0] + number) % 3 for number in range(120)]
+
+
+def test_topics_with_turns_do_not_disturb_each_other(engine, producer):
+    queues = {topic: [] for topic in ("odd", "even")}
+    for number in range(60):
+        topic = ("odd", "even")[number % 2]
+        queues[topic].append(producer.put(topic, b"x").queue_id)
+    for of_topic in queues.values():
+        assert Counter(of_topic) == {0: 10, 1: 10, 2: 10}
+
+
+def test_a_topic_that_a_put_makes_has_one_queue_until_it_gets_more(tmp_path):
+    root = tmp_path / "store"
+    topics = TopicConfigs(root)
+    with pyengine.Engine(root, **SMALL) as engine, engine.connect() as first, engine.connect() as second:
+        for number in range(20):
+            producer = (first, second)[number % 2]
+            assert (producer.put("T", b"x") if number % 3 else producer.put_async("T", b"x").result(30)).queue_id == 0
+        entry = eventually(lambda: topics.read().rows.get("T"), "the topic is entered")
+        assert (entry.read_queue_nums, entry.write_queue_nums) == (1, 1)
+        topics.update("T", read_queue_nums=3, write_queue_nums=3)  # as `pyengine topics update --queues 3`
+        eventually(lambda: {first.put("T", b"x").queue_id for _ in range(3)} == {0, 1, 2}, "the producer sees it")
+        eventually(lambda: {second.put_many("T", [b"x"]).queue_id for _ in range(3)} == {0, 1, 2}, "and the other")
+    with pyengine.Engine(root) as engine, engine.connect() as producer:
+        assert {producer.put("T", b"x").queue_id for _ in range(3)} == {0, 1, 2}, "also after a restart"
 
 
 def test_messages_of_one_key_keep_their_order_in_one_queue(engine, producer, rng: random.Random):
@@ -165,15 +230,15 @@ def test_every_form_of_put_chooses_alike(engine, producer):
         producer.put_many_async("forms", [b"1"], sharding_key="a").result(30), producer.put_batch("forms", [b"1"], sharding_key="a")]
     assert all(result.ok and result.queue_id == queue for result in results)
     spread = [
-        [producer.put_async("forms", b"", queue_id=None).result(30) for _ in range(3)],
-        [producer.put_many("forms", [b"1", b"2"], queue_id=None) for _ in range(3)],
-        [producer.put_many_async("forms", [b"1"], queue_id=None).result(30) for _ in range(3)],
-        [producer.put_batch("forms", [b"1"], queue_id=None) for _ in range(3)]]
+        [producer.put_async("forms", b"").result(30) for _ in range(3)],
+        [producer.put_many("forms", [b"1", b"2"]) for _ in range(3)],
+        [producer.put_many_async("forms", [b"1"]).result(30) for _ in range(3)],
+        [producer.put_batch("forms", [b"1"]) for _ in range(3)]]
     for form in spread:
         assert sorted(result.queue_id for result in form) == [0, 1, 2]
 
     async def main():
-        return [(await producer.put_async("forms", b"", queue_id=None)).queue_id for _ in range(3)]
+        return [(await producer.put_async("forms", b"")).queue_id for _ in range(3)]
 
     assert sorted(asyncio.run(main())) == [0, 1, 2]
 
@@ -194,7 +259,7 @@ def test_a_delayed_message_is_delivered_to_the_chosen_queue(engine, producer):
     lambda producer, **options: producer.put_batch("T/x", [b""], **options),
 ], ids=["put", "put_async", "put_many", "put_many_async", "put_batch"])
 def test_a_topic_that_cannot_be_is_refused_and_not_entered(engine, producer, call):
-    for options in ({"queue_id": None}, {"sharding_key": "a"}):
+    for options in ({}, {"sharding_key": "a"}):
         with pytest.raises(PutRefusedError, match="MESSAGE_ILLEGAL.*folder") as raised:
             call(producer, **options)
         assert raised.value.result.topic == "T/x"
@@ -203,7 +268,7 @@ def test_a_topic_that_cannot_be_is_refused_and_not_entered(engine, producer, cal
 
 def test_a_queue_and_a_key_exclude_each_other(producer):
     with pytest.raises(UsageError, match="exclude"):
-        producer.put("T", b"", queue_id=2, sharding_key="a")
+        producer.put("T", b"", queue_id=0, sharding_key="a")
     with pytest.raises(TypeError, match="sharding_key"):
         producer.put("T", b"", sharding_key=7)
     with pytest.raises(PutRefusedError, match="empty"):  # readers would drop an empty property

@@ -115,7 +115,7 @@ def test_a_topic_put_without_the_gateway_gets_a_route_and_can_be_pulled(served):
     answer = eventually(lambda: (found := ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "only_in_the_log"})).body and found,
                         "the topic is entered")
     route = json.loads(answer.body)
-    assert route["queueDatas"][0]["readQueueNums"] == 8
+    assert route["queueDatas"][0]["readQueueNums"] == 3
     assert served.broker().ask(codes.PULL_MESSAGE, pull_fields("only_in_the_log", queue_id=2)).code == codes.SUCCESS
 
 

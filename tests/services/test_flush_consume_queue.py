@@ -291,7 +291,7 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     rig.writer.put(b"1", topic="orders", queue_id=9)
     rig.dispatch()
     rig.round()
-    assert topics.read().rows == {"orders": TopicConfig("orders", 10, 10)}
+    assert topics.read().rows == {"orders": TopicConfig("orders", 10, 1)}
     stamp = topics.stamp
     rig.writer.put(b"2", topic="orders", queue_id=3)
     rig.dispatch()
@@ -304,7 +304,7 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     rig.writer.put(b"3", topic="orders")
     rig.dispatch()
     rig.round()
-    assert topics.read().rows == {"orders": TopicConfig("orders")}
+    assert topics.read().rows == {"orders": TopicConfig("orders", 1, 1)}
 
 
 def test_a_topic_that_is_deleted_after_its_last_put_is_not_entered_again(rig):
@@ -322,7 +322,7 @@ def test_a_topic_that_is_deleted_after_its_last_put_is_not_entered_again(rig):
     rig.writer.put(b"3", topic="orders", queue_id=9)
     rig.dispatch()
     rig.round()
-    assert topics.read().rows["orders"] == TopicConfig("orders", 10, 10) and not topics.read().deleted
+    assert topics.read().rows["orders"] == TopicConfig("orders", 10, 1) and not topics.read().deleted
 
 
 def test_a_deletion_during_a_round_is_noticed_by_the_next_one(rig, monkeypatch):

@@ -193,15 +193,15 @@ def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeyp
     assert mine.ensure(TopicConfig("T", 1, 1)).read_queue_nums == 3
 
 
-def test_a_topic_with_messages_gets_the_entry_that_a_broker_would_make(tmp_path):
+def test_a_topic_with_messages_gets_an_entry_that_covers_its_queues(tmp_path):
     found = configs(tmp_path)
     found.enter(touched(orders=0, wide=11) + touched(**{"%RETRY%billing": 0}))
     assert found.read().rows == {
-        "orders": TopicConfig("orders", 8, 8, 6), "wide": TopicConfig("wide", 12, 12, 6),
+        "orders": TopicConfig("orders", 1, 1, 6), "wide": TopicConfig("wide", 12, 1, 6),
         "%RETRY%billing": TopicConfig("%RETRY%billing", 1, 1, 6)}
     assert written(tmp_path)["topicConfigTable"]["orders"] == {
-        "order": False, "perm": 6, "readQueueNums": 8, "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 0,
-        "writeQueueNums": 8}
+        "order": False, "perm": 6, "readQueueNums": 1, "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 0,
+        "writeQueueNums": 1}
 
 
 def test_an_entry_is_only_raised_where_a_broker_would_not_serve_a_queue(tmp_path):
