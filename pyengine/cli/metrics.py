@@ -7,16 +7,24 @@ labels for its kinds. docs/statistics.md says what each means.
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import click
-from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -44,7 +52,6 @@ from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import used_ratio
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 PORT = 9464
@@ -163,7 +170,13 @@ class Exposition:
         return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
+        """Yield the metrics of one scrape; the bytes of names that are not UTF-8 are escaped."""
+        for metric in self._collect():
+            metric.samples = [sample._replace(labels={name: _encodable(value) for name, value in sample.labels.items()})
+                              for sample in metric.samples]
+            yield metric
+
+    def _collect(self) -> Iterator[Metric]:
         live = live_status(self._root)
         yield GaugeMetricFamily("pyengine_up", "1 while an engine runs on the store and its counters can be read.",
                                 value=int(live is not None))
@@ -246,9 +259,109 @@ def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
     """Serve `/metrics`, `/healthz` and `/readyz` in threads; return the server (`server_port`, shutdown(), server_close()).
 
     OSError if it cannot listen there."""
-    server, _ = start_http_server(port, host, exposition.registry)
-    server.set_app(_application(exposition))
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    server_class: type[_Server] = type("_ServerOfFamily", (_Server,), {"address_family": family})
+    server = make_server(str(address[0]), port, _application(exposition), server_class, _Handler)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
+
+
+CONNECTIONS_MAX = 64         # each has a thread
+REQUEST_S, ANSWER_S = 5.0, 30.0  # how long a connection has for its request, and until it has its answer
+REQUEST_BYTES_MAX = 16 << 10
+
+
+@dataclass(slots=True)
+class _Open:
+    """One connection: when it was accepted, and whether its request has been read."""
+
+    since_s: float
+    has_asked: bool = False
+
+    def is_late(self, now_s: float) -> bool:
+        return now_s >= self.since_s + (ANSWER_S if self.has_asked else REQUEST_S)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers beside clients that are silent, slow or many: the oldest without a request makes room for a new one.
+
+    A connection is ended by a shutdown of its socket, with which the thread that reads or writes there ends.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._open: dict[socket.socket, _Open] = {}
+        self._lock = threading.Lock()
+        self._open_max = max(4, min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        super().__init__(*arguments, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= self._open_max:
+                self._end(min(self._open, key=lambda one: (self._open[one].has_asked, self._open[one].since_s)))
+            self._open[request] = _Open(time.monotonic())
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """End the connections that are late; serve_forever() calls it twice a second."""
+        now_s = time.monotonic()
+        with self._lock:
+            for request in [request for request, found in self._open.items() if found.is_late(now_s)]:
+                self._end(request)
+
+    def has_asked(self, request: socket.socket) -> None:
+        """Note that the connection's request has been read."""
+        with self._lock:
+            if request in self._open:
+                self._open[request].has_asked = True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that has gone is no error
+            super().handle_error(request, client_address)
+
+    def _end(self, request: socket.socket) -> None:
+        del self._open[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+
+class _Bounded:
+    """The bytes of a request, of which no more than REQUEST_BYTES_MAX are read."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self._left = REQUEST_BYTES_MAX
+
+    def readline(self, size: int = -1) -> bytes:
+        line = self._file.readline(self._left if size < 0 else min(size, self._left))
+        self._left -= len(line)
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Handler(WSGIRequestHandler):
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Bounded(self.rfile)  # type: ignore[assignment]  # only readline() and close() are used
+
+    def parse_request(self) -> bool:
+        is_whole = super().parse_request()
+        self.server.has_asked(self.request)
+        return is_whole
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 def _application(exposition: Exposition) -> WSGIApplication:
@@ -267,9 +380,14 @@ def _application(exposition: Exposition) -> WSGIApplication:
             good, text = checks[path]()
             status = "200 OK" if good else "503 Service Unavailable"
         start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [f"{text}\n".encode()]
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [f"{text}\n".encode(errors="backslashreplace")]
 
     return answer
+
+
+def _encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode: a byte of a name that was not UTF-8 becomes `\\udcXX`."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _sentence(document: dict[str, Any]) -> str:

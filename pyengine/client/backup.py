@@ -130,7 +130,7 @@ def backup_store(root: Path, dest: Destination, *, read_back: bool = False, prog
     backup in `dest` has: that backup stays as it is.
     """
     started_s = time.monotonic()
-    name = f"backup-{zlib.crc32(dest.where.encode()):08x}"  # the same name in each run: it renews the hold of a backup that was killed
+    name = f"backup-{zlib.crc32(os.fsencode(dest.where)):08x}"  # the same name in each run: it renews the hold of a backup that was killed
     with dest.locked(), open_store(root, **settings) as store:
         work = _Backup(root, store, dest, progress)
         with held_log(root, name, f"backup to {dest.where}", HOLD_MS) as hold:

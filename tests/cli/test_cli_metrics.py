@@ -9,10 +9,12 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -20,7 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyengine
 from fix_cli import command_line, environment, run
-from pyengine.cli.metrics import Exposition, _replication, _serve, serve
+from fix_engine import SMALL
+from pyengine.cli import metrics as metrics_module
+from pyengine.cli.metrics import CONNECTIONS_MAX, Exposition, _replication, _serve, serve
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
@@ -346,3 +350,94 @@ def test_a_program_that_serves_the_figures_has_its_signal_back(owner, monkeypatc
 def test_a_wrong_address_is_a_usage_error(owner, listen):
     ran = run("metrics", owner.root, "--listen", listen)
     assert ran.code == 2 and "HOST:PORT" in ran.stderr
+
+
+# ---- clients that are silent, slow or many ------------------------------------------
+
+
+def connect(url: str, data: bytes = b"") -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1].split("/")[0])), scaled_timeout_s(30))
+    made.sendall(data)
+    return made
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Whether the server has ended the connection, which is waited for."""
+    connection.settimeout(scaled_timeout_s(60))
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("data", [b"", b"G", b"GET /healthz HTTP/1.0\r\nHost: x\r\n", b"GET /" + b"x" * 200_000,
+                                  b"GET / HTTP/1.0\r\n" + b"a: b\r\n" * 40_000],
+                         ids=["nothing", "a byte", "half", "a long line", "headers"])
+def test_health_is_answered_beside_hundreds_of_connections_without_a_request(owner, data):
+    with serving(owner.root) as (child, url), contextlib.ExitStack() as stack:
+        for _ in range(400):
+            with contextlib.suppress(ConnectionError):
+                stack.enter_context(connect(url, data))
+        assert ask(url, "/healthz")[0] == 200 and ask(url, "/readyz")[0] in (200, 503)
+        assert value(families(get(url)), "pyengine_up") == 1
+        process = psutil.Process(child.pid)
+        assert process.num_threads() <= CONNECTIONS_MAX + 16 and process.num_fds() <= CONNECTIONS_MAX + 64
+        assert process.memory_info().rss < 200 << 20
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+        assert child.stderr.read() == ""
+
+
+def test_a_connection_has_some_seconds_for_its_request(owner, monkeypatch):
+    monkeypatch.setattr(metrics_module, "REQUEST_S", 0.2)
+    with answering(owner.root) as url, connect(url) as silent, connect(url, b"GET /healthz") as slow:
+        assert is_ended(silent) and is_ended(slow)
+        assert ask(url, "/healthz")[0] == 200
+
+
+def test_a_byte_now_and_then_does_not_keep_a_connection(owner, monkeypatch):
+    monkeypatch.setattr(metrics_module, "REQUEST_S", 0.5)
+    with answering(owner.root) as url, connect(url, b"GET /") as slow:
+        slow.settimeout(0.05)
+
+        def is_refused():
+            try:
+                slow.sendall(b"x")
+                return slow.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        eventually(is_refused, "its time is over, whatever it sends")
+
+
+def test_an_answer_that_is_not_read_ends_and_one_that_is_asked_for_is_not_cut_for_a_silent_client(owner, monkeypatch):
+    monkeypatch.setattr(metrics_module, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(metrics_module, "ANSWER_S", 0.5)
+    go_on = threading.Event()
+    monkeypatch.setattr(Exposition, "health", lambda self: (go_on.wait(scaled_timeout_s(60)), "late"))
+    with answering(owner.root) as url, contextlib.ExitStack() as stack:
+        monkeypatch.setattr(metrics_module, "ANSWER_S", 60.0)
+        asked = stack.enter_context(connect(url, b"GET /healthz HTTP/1.0\r\n\r\n"))
+        eventually(lambda: ask(url, "/none")[0] == 404, "the server works")
+        for _ in range(30):
+            stack.enter_context(connect(url))
+        assert ask(url, "/none")[0] == 404
+        go_on.set()
+        assert asked.recv(65536).startswith(b"HTTP/1.0 200 OK")
+        go_on.clear()
+        monkeypatch.setattr(metrics_module, "ANSWER_S", 0.5)
+        assert is_ended(stack.enter_context(connect(url, b"GET /healthz HTTP/1.0\r\n\r\n")))
+        go_on.set()
+
+
+def test_the_metrics_of_a_store_whose_path_is_not_utf_8_are_valid(tmp_path):
+    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/st\xff\xfe"))
+    with pyengine.Engine(root, **SMALL) as engine, engine.connect() as producer:
+        producer.put("T", b"x")
+        with answering(root) as url:
+            assert 'store="' in get(url) and ask(url, "/healthz")[0] == 200
+        assert run("metrics", root, "--once").code == 0

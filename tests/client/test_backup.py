@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -627,3 +628,12 @@ def test_a_segment_that_is_deleted_although_it_is_held_ends_the_backup(make_engi
         backup_store(engine.root, Folder(tmp_path / "dest"), progress=delete)
     assert backup_store(engine.root, Folder(tmp_path / "dest")).min_offset == 3 * SEGMENT
     assert restore_store(Folder(tmp_path / "dest"), tmp_path / "new").exit_code == 0
+
+
+def test_names_that_are_not_utf_8_are_backed_up_and_restored(make_engine, tmp_path):
+    store, dest, new = (Path(os.fsdecode(os.fsencode(tmp_path) + name)) for name in (b"/store\xff", b"/dest\xfe", b"/new\xfd"))
+    with pyengine.Engine(store, **SMALL | SIZES) as engine, engine.connect() as producer:
+        assert producer.put("T", b"x").ok
+    for command in (("backup", store, dest, "--check", "--json"), ("restore", dest, new, "--json"), ("check", new, "--json")):
+        done = run(*command)
+        assert done.code == 0 and done.stdout.encode()
