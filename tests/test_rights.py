@@ -476,6 +476,43 @@ def test_random_bytes_that_a_reader_writes_delete_no_segment(make_engine, rng):
         assert native.load(line, "incarnation") == 1
 
 
+# Holds a segment, truncates the object that it can write, and is gone.
+TRUNCATING = """
+import os, sys
+import pyengine
+with pyengine.open_store(sys.argv[1]) as store, store.hold(0) as held:
+    assert held
+    for name in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{name}") and os.path.basename(os.readlink(f"/proc/self/fd/{name}")) == "cleaning":
+            os.ftruncate(int(name), int(sys.argv[2]))
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("size_bytes", [0, 200])
+def test_a_reader_that_truncates_its_holds_costs_a_restart_of_the_cleaner(make_engine, size_bytes):
+    engine = make_engine(clean_resource_interval_ms=50)
+    engine.start()
+    before = engine.pids()
+    with pyengine.connect(engine.root) as producer, pyengine.open_store(engine.root) as reader, contextlib.ExitStack() as held:
+        assert producer.put("T", b"one").ok and held.enter_context(reader.hold(0))
+        assert subprocess.run([sys.executable, "-c", TRUNCATING, str(engine.root), str(size_bytes)]).returncode == 0
+        eventually(lambda: engine.incarnation("cleaner") == 2, "the cleaner is restarted")
+        held.close()  # of the object that is gone
+        eventually(lambda: engine_status(engine.root, {})["disk"], "there is another object")
+
+        def holds() -> bool:
+            with reader.hold(0) as is_held:
+                return is_held
+
+        eventually(holds, "the reader uses the other object")
+        assert producer.put("T", b"two").ok
+        assert engine_status(engine.root, {})["state"] == "running"
+        after = engine.pids()
+    assert {kind for kind in after if after[kind] != before[kind]} == {"cleaner"}
+    engine.stop()
+
+
 def test_with_a_narrow_umask_no_other_user_reads_the_store(make_engine):
     before = os.umask(0o077)
     try:

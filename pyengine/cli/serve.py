@@ -169,6 +169,7 @@ class Init:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # sigtimedwait() receives them, one at a time
         # Children inherit this, so these signals cannot end them before they install handlers.
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored, the kernel reaps
         try:
             if os.getpid() != 1:
                 waiting.adopt_orphans()  # this process reaps workers whose supervisor was killed

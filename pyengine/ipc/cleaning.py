@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pyengine.errors import EngineError, EngineUnavailableError, OtherLayoutError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.heartbeat import process_start_ms
 from pyengine.ipc.shared_objects import SharedFolder
@@ -28,10 +29,27 @@ if TYPE_CHECKING:
     from pyengine._native import ms_cleaning
 
 
-def create_cleaning(folder: SharedFolder, epoch: int) -> None:
+def create_cleaning(folder: SharedFolder, epoch: int, name: str = shared_objects.CLEANING) -> None:
     """Create the shared object; the supervisor calls it before it publishes the control block."""
-    with folder.create(shared_objects.CLEANING, native.CLEANING_BYTES) as shared:
+    with folder.create(name, native.CLEANING_BYTES) as shared:
         native.format_cleaning(native.view(shared.memory), epoch)
+
+
+def open_or_replace(folder: SharedFolder, epoch: int) -> Cleaning:
+    """Open the object for the cleaner; one that a reader has truncated or written over is replaced, without its holds.
+
+    EngineUnavailableError if it has no name any more, or the layout of another version.
+    """
+    try:
+        return Cleaning(folder)
+    except EngineUnavailableError as error:
+        if isinstance(error, OtherLayoutError) or shared_objects.CLEANING not in folder.names():
+            raise
+    new = f"{shared_objects.CLEANING}.new"
+    folder.unlink(new)
+    create_cleaning(folder, epoch, new)
+    os.rename(folder.path / new, folder.path / shared_objects.CLEANING)
+    return Cleaning(folder)
 
 
 class Cleaning:
@@ -56,6 +74,7 @@ class SegmentHolds:
     """The holds of this process. Threads may share it; nested holds on one segment take one slot."""
 
     def __init__(self, folder: SharedFolder) -> None:
+        self._folder = folder
         self._cleaning = Cleaning(folder)
         self._lock = threading.Lock()
         self._pid = 0
@@ -70,6 +89,8 @@ class SegmentHolds:
             if held is not None:
                 held[1] += 1
                 return True
+            if not self._is_whole() and not self._reopen():
+                return False
             slot = native.take(self._cleaning.block, self._owner, segment)
             if slot in (-errno.ENOENT, -errno.EAGAIN):
                 return False
@@ -86,16 +107,31 @@ class SegmentHolds:
             held[1] -= 1
             if held[1] == 0:
                 del self._slots[segment]
-                native.release(self._cleaning.block, held[0], self._owner)
+                if self._is_whole():
+                    native.release(self._cleaning.block, held[0], self._owner)
 
     def close(self) -> None:
         """Release all holds."""
         with self._lock:
-            if self._pid == os.getpid():
+            if self._pid == os.getpid() and self._is_whole():
                 for slot, _ in self._slots.values():
                     native.release(self._cleaning.block, slot, self._owner)
             self._slots.clear()
             self._cleaning.close()
+
+    def _is_whole(self) -> bool:
+        """Whether no other reader has truncated the object: a look at a page that is gone would end this process."""
+        return os.fstat(self._cleaning.shared.descriptor).st_size >= native.CLEANING_BYTES
+
+    def _reopen(self) -> bool:
+        """Open the object with which the cleaner has replaced a truncated one; False if there is none."""
+        try:
+            replacement = Cleaning(self._folder)
+        except EngineError:
+            return False
+        self._cleaning.close()
+        self._cleaning, self._slots = replacement, {}
+        return True
 
     def _become_this_process(self) -> None:
         """In a forked child forget the holds, which belong to the parent."""

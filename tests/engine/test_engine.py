@@ -313,7 +313,7 @@ from pyengine.native import control as native
 root, how, settings = sys.argv[1], sys.argv[2], dict(word.split("=") for word in sys.argv[3:])
 catchable = set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 if how == "ignored":
-    for number in catchable - {signal.SIGCHLD}:
+    for number in catchable:
         signal.signal(number, signal.SIG_IGN)
 before = {}
 
