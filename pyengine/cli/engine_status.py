@@ -51,7 +51,8 @@ from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import find_later_features
 from pyengine.storage.message_store import MessageStore, StateFiles
 from pyengine.storage.read_level import FilesWatermark
-from pyengine.storage.recovery.report import copy_note
+from pyengine.storage.recovery.recover import copied_note
+from pyengine.storage.recovery.report import RecoveryOptions
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_worker
@@ -256,8 +257,9 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
     noted = _noted_replication(files.replication)
     config, positions = _positions_from_files(store, settings, files.abort_exists, noted)
     watermark = files.watermark.watermark
-    if files.watermark.is_copied and watermark is not None:
-        reason = copy_note(positions["wrote"], watermark.flushed) + (f"; {reason}" if reason else "")
+    copied, _ = copied_note(MessageStore(store, config.geometry), files.watermark, RecoveryOptions.of(config))
+    if copied and state == "stopped":
+        reason = copied + (f"; {reason}" if reason else "")
     document = {
         "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False, "takes_puts": False,
         "build": build_id(),

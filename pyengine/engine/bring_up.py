@@ -297,6 +297,8 @@ def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> 
     control, size = memory.control, memory.identity.segment_bytes
     end = report.end_offset
     flushed = end if report.state is RecoveryState.RECOVERED or report.watermark is None else min(end, report.watermark)
+    if report.state is not RecoveryState.RECOVERED and report.is_copy:
+        flushed = max(0, report.min_offset)  # no engine has synced a byte of the copy
     # Recovery that had no record to read knows no time: the checkpoint has the newest then.
     time_ms = max(report.last_store_timestamp_ms, read_checkpoint(root).physic_msg_timestamp_ms, 0)
     segments = list_log(root, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 
@@ -11,6 +12,7 @@ import pytest
 
 import pyengine
 from damage import flip
+from fix_cli import run
 from fix_engine import EACH_MODE
 from fix_owner import eventually
 from pyengine.cli.engine_status import engine_status
@@ -142,6 +144,98 @@ def test_a_copy_that_was_damaged_later_is_degraded_as_its_original_would_be(make
     flip(segment, segment.read_bytes().index(b"30 30 30"))
     report = recover_offline(tmp_path / "copy", load_config(tmp_path / "copy", {}))
     assert report.state is RecoveryState.DEGRADED and report.watermark == read_watermark(engine.root).watermark.flushed
+
+
+def copy_with_a_hole(engine, to, segment_bytes: int) -> tuple[int, int]:
+    """As `cp -a` copies a log that is being written: its front, then, after more was put, the rest; then config/.
+
+    With small segments the rest is further segments. Returns (where the copied log is whole to, the copied watermark).
+    """
+    log = engine.root / "commitlog"
+    with pyengine.connect(engine.root) as producer, pyengine.open_store(engine.root) as store:
+        (to / "commitlog").mkdir(parents=True)
+        end = store.max_physical_offset("committed")
+        border = end + 100_000 - end % 4096  # what cp has read when more is put: the messages, and zeros after them
+        start = end - end % segment_bytes
+        for path in sorted(log.iterdir()):
+            if int(path.name) < start:
+                shutil.copy2(path, to / "commitlog")
+        with open(log / f"{start:020d}", "rb") as source, open(to / "commitlog" / f"{start:020d}", "wb") as target:
+            target.write(source.read(border - start))
+            assert producer.put_many("later", [b"x" * 1000] * 400).ok
+            source.seek(target.tell())
+            target.write(source.read())
+        for path in sorted(log.iterdir()):
+            if int(path.name) > start:
+                shutil.copy2(path, to / "commitlog")
+    eventually(lambda: (found := read_watermark(engine.root).watermark) and found.flushed > border, "the watermark moves on")
+    for path in engine.root.iterdir():
+        if path.is_dir() and path.name != "commitlog":
+            shutil.copytree(path, to / path.name)
+        elif path.is_file():
+            shutil.copy2(path, to)
+    return end, read_watermark(to).watermark.flushed
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_copy_with_a_hole_is_said_to_be_a_copy_by_every_command_and_goes_on_with_one(make_engine, tmp_path, mode):
+    engine, copy = make_engine(mode), make_engine(mode, "copy")
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 300)
+    end, named = copy_with_a_hole(engine, copy.root, 1 << 20)
+    engine.stop()
+    said = f"This is a copy: its log ends at {end}, and the watermark that came with it names {named}: it was copied while its engine wrote"
+    lost = re.compile(r"`recover --accept-loss` puts ([0-9,]+) bytes after the end into quarantine")
+
+    status = run("status", copy.root, "--json").document
+    assert said in status["reason"] and lost.search(status["reason"]) and status["positions"]["wrote"] == end
+    assert status["positions"]["flushed"] <= end
+    found = run("check", copy.root, "--json")
+    assert found.code == ExitCode.CORRUPTION
+    row, = (one for one in found.document["findings"] if said in one["text"])
+    assert lost.search(row["text"]) and row["severity"] == "error" and "--accept-loss" in found.stdout
+    dry, refused = run("recover", copy.root, "--dry-run"), run("recover", copy.root)
+    assert dry.code == refused.code == ExitCode.CORRUPTION
+    started = run("start", copy.root)
+    assert started.code == ExitCode.DEGRADED
+    for text in (dry, refused, started):
+        assert said in text.stdout + text.stderr and lost.search(text.stdout + text.stderr), text
+    status = run("status", copy.root, "--json").document
+    assert said in status["reason"] and lost.search(status["reason"]) and status["read_only"]
+    assert status["positions"]["flushed"] == 0, "no engine has synced the copy"
+    assert run("stop", copy.root).code != ExitCode.USAGE
+    texts = (row["text"], status["reason"], *(ran.stdout + ran.stderr for ran in (dry, refused, started)))
+    counts = {lost.search(text)[1] for text in texts}
+    assert len(counts) == 1, "all say the same"
+
+    accepted = run("recover", copy.root, "--accept-loss", "--json")
+    assert accepted.code == ExitCode.REPAIRED
+    assert accepted.document["end_offset"] == end and f"{accepted.document['stranded_bytes']:,}" in counts
+    assert sum(piece["size_bytes"] for piece in accepted.document["quarantined"]) == accepted.document["stranded_bytes"]
+    assert copy.start()["state"] == "running" and copy.positions()["wrote"] == end
+    copy.stop()
+    report = check(MessageStore(copy.root, load_config(copy.root, {}).geometry), acked=tmp_path / "acked")
+    assert (report.findings, report.acked_missing, report.messages) == ([], 0, 300)
+
+
+def test_segments_that_were_copied_later_go_to_quarantine_and_every_command_says_so(make_engine, tmp_path):
+    engine, copy = (make_engine("async", name, mapped_file_size_commit_log_bytes=64 << 10) for name in ("store", "copy"))
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 300)
+    end, named = copy_with_a_hole(engine, copy.root, 64 << 10)
+    engine.stop()
+    stranded = sum(path.stat().st_size for path in (copy.root / "commitlog").iterdir() if int(path.name) > end and any(path.read_bytes()))
+    said = (f"This is a copy: its log ends at {end}, and the watermark that came with it names {named}; the {named - end:,} bytes between "
+            f"were not copied whole; {stranded:,} bytes after the end go to quarantine")
+    found = run("check", copy.root, "--json")
+    assert said in run("status", copy.root, "--json").document["reason"] and any(said in one["text"] for one in found.document["findings"])
+    assert said in run("recover", copy.root, "--dry-run").stdout
+    started = run("start", copy.root)
+    assert started.code == ExitCode.OK and said in started.stdout
+    assert said in run("status", copy.root, "--json").document["reason"] and copy.positions()["wrote"] == end
+    copy.stop()
+    report = check(MessageStore(copy.root, load_config(copy.root, {}).geometry), acked=tmp_path / "acked")
+    assert (report.findings, report.acked_missing, report.messages) == ([], 0, 300)
 
 
 def test_a_store_whose_device_has_another_number_is_no_copy(make_engine, tmp_path):

@@ -42,8 +42,8 @@ from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import read_cut
 from pyengine.storage.recovery.queues import QueueState, list_queues
-from pyengine.storage.recovery.recover import lost_messages, refuse_no_store, would_refuse
-from pyengine.storage.recovery.report import RecoveryOptions, copy_note
+from pyengine.storage.recovery.recover import copied_note, lost_messages, refuse_no_store, would_refuse
+from pyengine.storage.recovery.report import RecoveryOptions
 
 
 def check(
@@ -84,8 +84,11 @@ def check(
     if beside:
         findings.info("broker", "lock", None, f"{beside} has the store open: this check covers the log up to {log.end:,}, with its "
                                               "queues and keys, that its checkpoint has flushed; later records are not checked")
-    if reading.is_copied and reading.watermark is not None:
-        findings.info("copy", "config/watermark", None, copy_note(log.end, reading.watermark.flushed))
+    copied, is_refused = copied_note(store, reading, options)
+    if is_refused:
+        findings.error("copy", "config/watermark", None, copied)
+    elif copied:
+        findings.info("copy", "config/watermark", None, copied)
     checked = StoreUnderCheck(
         store, log, work or CheckWork(), findings, report, own_watermark(reading, 0), was_stopped, is_running)
     facts = _check_files(checked, end, queues, index_files, options or RecoveryOptions(), progress or (lambda done, total: None))
@@ -135,7 +138,8 @@ def _check_files(
 
 def _with_limits(store: MessageStore, findings: list[Finding], is_ours: bool) -> list[Finding]:
     """Return the findings, with what `recover` and `rebuild` would not repair."""
-    is_damaged = bool({finding.kind for finding in findings} & REFUSED_BY_RECOVER)
+    is_damaged = any(finding.kind in REFUSED_BY_RECOVER or finding.kind == "copy" and finding.severity is Severity.ERROR
+                     for finding in findings)
     recover_is_refused = is_damaged and would_refuse(store)
     lacking = {finding.file for finding in findings if finding.kind == "log gap"}  # queues with holes in the log
     return [

@@ -81,7 +81,7 @@ KINDS = {
     **_rows("config",                                                                          _R, _R, RESTORE_CONFIG),
     **_rows("config lost",                                                                     _L, _L, GIVE_UP_CONFIG),
     **_rows("watermark",                                                                       _R, _N, STOP),
-    **_rows("copy",                                                                            _R, _N, RECOVER),
+    **_rows("copy",                                                                            _L, _N, RECOVER),
     **_rows("later format",                                                                    _N, _N, LATER_FORMAT),
     **_rows("config backup, broker",                                                           _N, _N),
 }

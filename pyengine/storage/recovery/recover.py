@@ -164,6 +164,17 @@ def would_refuse(store: MessageStore) -> bool:
     return recovery.is_degraded(plan)
 
 
+def copied_note(store: MessageStore, reading: WatermarkReading, options: RecoveryOptions | None = None) -> tuple[str, bool]:
+    """Return (what `recover` says about a copied store, whether it refuses to go on); ("", False) for any other store. Reads only."""
+    if not reading.is_copied:
+        return "", False
+    try:
+        found = preview(store, options=options)
+    except EngineError as error:
+        return f"This is a copy, and its recovery would fail: {error}", True
+    return found.copy_note, found.state is RecoveryState.DEGRADED
+
+
 def preview(
     store: MessageStore, *, progress: Progress | None = None, accept_loss: bool = False, shared: SharedState | None = None,
     options: RecoveryOptions | None = None,
@@ -350,7 +361,8 @@ class _Recovery:
         """Whether bytes are damaged that had been synced.
 
         In a copy, a segment that was copied while it was written ends with zeros or inside a record, perhaps inside
-        its head, where the bytes do not show that they are one. If complete records follow, the damage is of a later time.
+        its head, where the bytes do not show that they are one. If records follow in that segment, they were copied later, or the
+        damage is of a later time.
         """
         if self._copied is None:
             return plan.files.watermark is not None and plan.log.end_offset < plan.files.watermark
@@ -502,6 +514,10 @@ class _Recovery:
 
     def _report(self, plan: _Plan, queues: list[QueueState], state: RecoveryState, changed: bool) -> RecoveryReport:
         log, end, damage_offset = plan.log, plan.log.end_offset, None
+        stranded = self._quarantine
+        if state is RecoveryState.DEGRADED:
+            stranded = Quarantine(self._store, dry_run=True)
+            LogChange(replace(self._work, quarantine=stranded), plan.files, log, None, has_failed_sync=False).preview()
         if state is RecoveryState.DEGRADED:  # the log continues after the damage, and nothing of the plan is done
             damage_offset, end = end, find_end(self._store, plan.files).end_offset
             log = replace(log, drains=(), extra=(), cut_bytes=0)
@@ -528,6 +544,7 @@ class _Recovery:
             damage_offset=damage_offset,
             watermark=plan.files.watermark if self._copied is None else self._copied.flushed,
             is_copy=self._copied is not None,
+            stranded_bytes=sum(piece.size_bytes for piece in stranded.pieces),
             shared_state=log.shared_state,
             queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in queues},
             index_files_removed=len(plan.index.deleted),

@@ -55,12 +55,6 @@ class GrowingProgress:
             self._report(self._total, self._total)
 
 
-def copy_note(end_offset: int, named: int) -> str:
-    """Return the sentence about a copied store: the end of its log, and the original's watermark."""
-    said = f"This is a copy: its log ends at {end_offset}, and the watermark that came with it names {named}"
-    return said + (f"; the {named - end_offset:,} bytes between were not copied whole" if end_offset < named else "")
-
-
 class RecoveryState(enum.StrEnum):
     """The state of the store after recovery."""
 
@@ -127,6 +121,7 @@ class RecoveryReport:
     damage_offset: int | None = None    # degraded: where the damage is
     watermark: int | None = None        # the value of config/watermark at the start
     is_copy: bool = False               # that watermark is the original's, in a copied store
+    stranded_bytes: int = 0             # after the end or the damage: in quarantine, or put there with --accept-loss
     shared_state: str = "none"          # none, used, or why it was ignored
     queue_ends: Mapping[tuple[str, int], int] = field(default_factory=dict)
     index_files_removed: int = 0
@@ -149,13 +144,15 @@ class RecoveryReport:
     @property
     def sentence(self) -> str:
         """The outcome for a person, one sentence."""
+        if self.state is RecoveryState.DEGRADED and self.is_copy:
+            return f"{self.copy_note}. Nothing was changed."
         if self.state is RecoveryState.DEGRADED:
             return (
                 f"The log is damaged at offset {self.damage_offset} ({self.stop_reason}), below {self.watermark}, "
                 "up to which every byte had been synced. Nothing was changed; restore the segment from a copy, carve "
                 "out what is valid with `salvage`, or give up what follows with `recover --accept-loss`."
             )
-        is_dry = self.is_dry_run
+        is_dry, copied = self.is_dry_run, f" {self.copy_note}." if self.copy_note else ""
         did = [f"{'keep' if is_dry else 'kept'} {self.kept_bytes} bytes up to offset {self.end_offset}"]
         if self.drained_bytes:
             did.append(f"{'drain' if is_dry else 'drained'} {self.drained_bytes} from the pool")
@@ -167,17 +164,27 @@ class RecoveryReport:
         if is_dry and not self.changed:
             return f"A recovery would change nothing: the log ends at {self.end_offset}, and queues and index fit it."
         if is_dry:
-            return f"A recovery would go the {self.path} path: {', '.join(did)}. Nothing was changed."
+            return f"A recovery would go the {self.path} path: {', '.join(did)}. Nothing was changed.{copied}"
         if len(did) == 1 and not self.end_offset:
             return "The store is empty; there was nothing to recover."
-        return f"Recovered by the {self.path} path: {', '.join(did)}.{f' {self.copy_note}.' if self.copy_note else ''}"
+        return f"Recovered by the {self.path} path: {', '.join(did)}.{copied}"
 
     @property
     def copy_note(self) -> str:
-        """The sentence about the end of a copied store's log, for the first recovery of the copy; else ""."""
+        """The sentence about the end of a copied store's log, for the first recovery of the copy; else "".
+
+        Its first 255 bytes, which are all that shared memory holds, say what to do.
+        """
         if not self.is_copy:
             return ""
-        return copy_note(self.end_offset, self.watermark or 0)
+        named, end = self.watermark or 0, self.end_offset if self.damage_offset is None else self.damage_offset
+        said = f"This is a copy: its log ends at {end}, and the watermark that came with it names {named}"
+        if self.state is RecoveryState.DEGRADED:
+            return (f"{said}: it was copied while its engine wrote, or damaged. Copy it again, or `recover --accept-loss` puts "
+                    f"{self.stranded_bytes:,} bytes after the end into quarantine")
+        if end < named:
+            said += f"; the {named - end:,} bytes between were not copied whole"
+        return said + (f"; {self.stranded_bytes:,} bytes after the end go to quarantine" if self.stranded_bytes else "")
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values; queue ends as a list of {topic, queueId, end}."""
