@@ -367,8 +367,6 @@ def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]
 def find_folder(root: str | os.PathLike[str], engine_id: EngineId | None = None) -> SharedFolder:
     """Return the folder of the engine that runs, or ran last, on this store; EngineUnavailableError if none ever did."""
     engine_id = engine_id or read_engine_id(root)
-    if engine_id is None and not os.path.isdir(root):
-        raise EngineUnavailableError(f"there is no folder {root}: the store was moved or removed, or the path is wrong")
     if engine_id is None:
         lost = "" if os.path.isdir(root) else ", which does not exist: check the path, or"
         raise passing(EngineUnavailableError(f"no engine has ever run on {root}{lost or ':'} start it with {command('start', root)}"))

@@ -60,7 +60,7 @@ def test_what_was_acknowledged_is_in_the_moved_store_and_the_engine_ends_in_orde
         reason = put_until_refused(producer, bodies)
         assert "moved" in reason, reason
         wait_ended(supervisor)
-        assert "moved or removed" in producer.put("T", b"y", timeout_s=5).reason
+        assert f"{root}, which does not exist" in producer.put("T", b"y", timeout_s=1).reason
     assert len(bodies) * 100 > SEGMENT, "segments were made after the move"
     assert not root.exists() and not (engine.root / "abort").exists()
     log = engine.log()
