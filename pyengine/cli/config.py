@@ -27,7 +27,9 @@ from pyengine.storage.config import (
     changing_engine,
     config_path,
     existing_store,
+    fold,
     load_config,
+    nearest_name,
     set_durably,
     setting_name,
     settings_to_set,
@@ -55,12 +57,16 @@ def config() -> None:
 
 @config.command()
 @click.argument("store", type=GivenPath(path_type=Path), metavar="[STORE]", required=False)
+@click.argument("names", nargs=-1, metavar="[SETTING]...")
 @set_option
 @json_option
 @broker_conf_option
 @click.option("--changed", is_flag=True, help="Show only the settings that differ from the default.")
-def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_conf: Path | None, changed: bool) -> None:
+def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str], as_json: bool, broker_conf: Path | None,
+            changed: bool) -> None:
     """Show every setting with its value and default. The command also shows the value's source, and when a change takes effect.
+
+    With the names of settings, pyengine's or RocketMQ's, it explains only these, each with its meaning and its range.
 
     Sources, of which a later one wins: STORE/config/engine.toml, environment variables
     PYENGINE_NAME, a broker's file, --set. For a store without engine.toml the command derives the
@@ -73,9 +79,13 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
     \b
     Examples:
       pyengine config explain STORE --changed
+      pyengine config explain ha_peers flushDiskType
       pyengine config explain STORE --changed --broker-conf conf/broker.conf
       PYENGINE_FLUSH_DISK_TYPE=SYNC_FLUSH pyengine config explain --set syncFlushTimeout=2s
     """
+    if store is not None and _is_setting(store):
+        store, names = None, (str(store), *names)
+    chosen = [setting_name(name, "config explain") for name in names]
     if store is not None:
         _check_store(store)
     conf = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
@@ -83,7 +93,8 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
     loaded = running or load_config(store, settings if conf is None else conf.settings)
     of_broker = set() if conf is None else conf.settings.keys() - settings.keys()
     rows = [(name, value, default, conf.name if conf is not None and name in of_broker else origin)
-            for name, value, default, origin in loaded.explain() if not changed or value != default]
+            for name, value, default, origin in loaded.explain()
+            if (not changed or value != default) and (not chosen or name in chosen)]
     if as_json:
         output.write_json({
             "store": str(store) if store else None, "mode": loaded.mode, "running": running is not None, "settings": [
@@ -96,8 +107,29 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
     if conf is not None:
         output.write_table((f"in {conf.name}", "value", "here"), [(row.key, row.value, row.outcome) for row in conf.rows])
         print()
+    if chosen:
+        for at, (name, value, default, origin) in enumerate(rows):
+            row = SETTINGS[name]
+            output.write_facts([("meaning", row.meaning), ("value", value or '""'), ("default", default or '""'),
+                                ("allowed", row.allowed()), ("from", origin), ("a change takes effect", _takes_effect(row)), ("RocketMQ's name", row.key or "none"),
+                                *([("without effect because", row.inert)] if row.inert else [])], ("\n" if at else "") + name)
+        return
     output.write_table(("setting", "value", "default", "from", "a change takes effect"),
                        [(*row, _takes_effect(SETTINGS[row[0]])) for row in rows])
+
+
+def _is_setting(word: Path) -> bool:
+    """Whether a word in the place of STORE names a setting; ConfigError for one that is nearly the name of a setting, and no path."""
+    text = str(word)
+    if word.exists() or "/" in text:
+        return False
+    try:
+        setting_name(text, "config explain")
+    except ConfigError:
+        if nearest_name(fold(text), cutoff=0.8) or text in REFUSED_KEYS:
+            raise
+        return False
+    return True
 
 
 def _check_store(store: Path) -> None:

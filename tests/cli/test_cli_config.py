@@ -58,6 +58,21 @@ def test_a_wrong_setting_is_a_usage_error_with_a_sentence(tmp_path):
         assert ran.code == 2 and ran.stdout == "" and sentence in ran.stderr
 
 
+def test_explain_takes_names_of_settings_with_and_without_a_store(stopped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = run("config", "explain", "ha_peers", "flushDiskType")
+    assert (shown.code, shown.stderr) == (0, "")
+    assert SETTINGS["ha_peers"].meaning in shown.stdout and "ASYNC_FLUSH or SYNC_FLUSH" in shown.stdout
+    document = run("config", "explain", stopped, "ha_peers", "--json").document
+    assert document["store"] == str(stopped) and [row["name"] for row in document["settings"]] == ["ha_peers"]
+    for words, says in ((["ha_pers"], "did you mean ha_peers?"), ([stopped, "ha_pers"], "did you mean ha_peers?"),
+                        (["duplicationEnable"], "no duplication mode")):
+        ran = run("config", "explain", *words)
+        assert ran.code == 2 and says in ran.stderr and ran.stdout == ""
+    (tmp_path / "ha_peers").mkdir()  # a store may have any name
+    assert "holds no store" in run("config", "explain", "ha_peers").stderr
+
+
 def test_explain_refuses_a_file_and_notes_that_a_missing_store_is_none(tmp_path, stopped):
     (tmp_path / "file").write_text("hello")
     for wrong, sentence in ((tmp_path / "file", "is a file; STORE is the store's root directory"), ("", "STORE is empty")):
