@@ -13,16 +13,51 @@ checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 note() { printf '%s\n' "$*" >&2; }
 give_up() { note "${0##*/}: $*"; exit 1; }
 
-# Prints the first Python of version 3.11 or later that can make environments.
+# What a Python lacks to make environments and to build the C module, as packages of Debian and Ubuntu; fails before 3.11.
+lacks='import os, sys, sysconfig
+sys.exit(1) if sys.version_info < (3, 11) else None
+name = "python%d.%d" % sys.version_info[:2]
+try:
+    import venv, ensurepip
+except ImportError:
+    print("its module venv with ensurepip (%s-venv)" % name)
+if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    print("its headers, Python.h (%s-dev)" % name)'
+
+# Sets `base` to the first Python of version 3.11 or later that lacks nothing, else `missing_python` to a sentence.
 find_python() {
-  local candidate wanted='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
+  local candidate lacking
+  base='' missing_python=''
   for candidate in ${PYENGINE_PYTHON:+"$PYENGINE_PYTHON"} python3.11 python3.12 python3.13 python3.14 python3 python; do
-    if "$candidate" -c "$wanted" >/dev/null 2>&1; then
-      "$candidate" -c 'import sys; print(sys.executable)'
-      return 0
+    lacking=$("$candidate" -c "$lacks" 2>/dev/null) || continue
+    if [ -z "$lacking" ]; then
+      base=$("$candidate" -c 'import sys; print(sys.executable)')
+      return
     fi
+    missing_python=${missing_python:-"$candidate lacks ${lacking//$'\n'/ and }: install what is in brackets (on Debian and Ubuntu), \
+or name another Python with PYENGINE_PYTHON=/path/to/python3"}
   done
-  return 1
+  missing_python=${missing_python:-"no Python 3.11 or later with the venv module was found: install one (on Debian and Ubuntu: \
+python3.11 python3.11-venv python3.11-dev), or name it with PYENGINE_PYTHON=/path/to/python3"}
+}
+
+# Ends, before anything is made, with a sentence for each thing that the machine lacks. $1: the Python of the environment, if there is one.
+require_tools() {
+  local missing=() lacking
+  if [ -n "$1" ]; then
+    lacking=$("$1" -c "$lacks")
+    case $lacking in
+      *headers*) missing+=("$1 lacks its headers${lacking##*its headers}: install what is in brackets (on Debian and Ubuntu)") ;;
+    esac
+  else
+    find_python
+    [ -n "$base" ] || missing+=("$missing_python")
+  fi
+  command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
+    missing+=("no C compiler was found: install one (on Debian and Ubuntu: gcc libc6-dev), or name it with CC=/path/to/compiler")
+  [ ${#missing[@]} -eq 0 ] && return
+  printf "${0##*/}: %s\n" "${missing[@]}" >&2
+  exit 1
 }
 
 packages_digest() { (cd "$checkout" && { cat pyproject.toml; ls -d */__init__.py; } | sha256sum | cut -c1-32); }
@@ -73,25 +108,19 @@ compile_python() {
 }
 
 use_environment() {
-  local base extras
+  local base='' missing_python extras has_python=''
   extras=$(IFS=,; echo "$*")
   VIRTUAL_ENV=${PYENGINE_VENV:-$checkout/.venv}
   case $VIRTUAL_ENV in /*) ;; *) VIRTUAL_ENV=$PWD/$VIRTUAL_ENV ;; esac
   PYTHON=$VIRTUAL_ENV/bin/python
-  if ! "$PYTHON" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
-    base=$(find_python) || give_up "no Python 3.11 or later with the venv module was found: install one \
-(on Debian and Ubuntu: python3.11 python3.11-venv python3.11-dev), or name it with PYENGINE_PYTHON=/path/to/python3"
+  if "$PYTHON" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then has_python=$PYTHON; fi
+  require_tools "$has_python"
+  if [ -z "$has_python" ]; then
     note "making an environment in $VIRTUAL_ENV with $base ..."
     rm -f "$VIRTUAL_ENV"/pyengine-*.stamp
     "$base" -m venv --clear "$VIRTUAL_ENV" ||
       give_up "cannot make an environment in $VIRTUAL_ENV: name another place with PYENGINE_VENV"
   fi
-  command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
-    give_up "no C compiler was found: install one (on Debian and Ubuntu: gcc libc6-dev), or name it with CC=/path/to/compiler"
-  "$PYTHON" -c 'import os, sys, sysconfig as s
-sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' ||
-    give_up "Python.h is missing: install the headers of \
-$("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])') (on Debian and Ubuntu: its -dev package)"
   export VIRTUAL_ENV PYTHON PATH=$VIRTUAL_ENV/bin:$PATH
   if command -v flock >/dev/null 2>&1; then # two scripts at once: the second waits for the first
     exec 9>"$VIRTUAL_ENV/pyengine-setup.lock"

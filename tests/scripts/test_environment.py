@@ -34,11 +34,39 @@ def test_a_missing_python_is_reported_with_the_version_to_install(tmp_path, tool
     assert "no Python 3.11 or later with the venv module was found: install one" in done.stderr
 
 
-@pytest.mark.ci
-def test_a_missing_compiler_is_reported(tmp_path):
+def test_a_missing_compiler_is_reported_before_an_environment_is_made(tmp_path):
     done = use_environment(tmp_path, {}, PYENGINE_PYTHON=sys.executable)
     assert done.returncode == 1
-    assert "no C compiler was found: install one" in done.stderr
+    assert "no C compiler was found: install one" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "an env").exists()
+
+
+def python_without(tmp_path: Path, *modules: str, headers: bool) -> str:
+    """A Python whose import of these modules fails, and whose headers are or are not there."""
+    code = tmp_path / "site" / "sitecustomize.py"
+    code.parent.mkdir(exist_ok=True)
+    code.write_text("import sys, sysconfig\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in modules)
+                    + ("" if headers else "sysconfig.get_path = lambda name: '/nonexistent'\n"))
+    return f'PYTHONPATH="{code.parent}" exec "{sys.executable}" "$@"'
+
+
+@pytest.mark.parametrize(("modules", "headers", "says"), [
+    (("ensurepip",), True, "lacks its module venv with ensurepip (python{0}-venv): install what is in brackets"),
+    (("venv",), True, "lacks its module venv with ensurepip (python{0}-venv): install"),
+    ((), False, "lacks its headers, Python.h (python{0}-dev): install"),
+    (("ensurepip",), False, "lacks its module venv with ensurepip (python{0}-venv) and its headers, Python.h (python{0}-dev): install"),
+])
+def test_what_a_python_lacks_is_named_with_its_package_before_anything_is_made(tmp_path, modules, headers, says):
+    done = use_environment(tmp_path, {"python3": python_without(tmp_path, *modules, headers=headers)})
+    assert done.returncode == 1 and not (tmp_path / "an env").exists()
+    assert "python3 " + says.format("%d.%d" % sys.version_info[:2]) in done.stderr
+    assert "no C compiler was found" in done.stderr and done.stderr.count("\n") == 2  # all at once
+
+
+def test_a_python_that_lacks_nothing_is_taken_before_one_that_does(tmp_path):
+    done = use_environment(tmp_path, {"python3.11": python_without(tmp_path, "ensurepip", headers=True),
+                                      "python3": f'exec "{sys.executable}" "$@"'})
+    assert "lacks" not in done.stderr and "no C compiler was found" in done.stderr
 
 
 def test_a_failed_installation_shows_its_log(tmp_path):
