@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -36,9 +37,10 @@ from pyengine.cli.output import (
 )
 from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start, start_offset
+from pyengine.client.outgoing import OutgoingMessage, RefusedError, check
 from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
-from pyengine.results import GetResult, GetStatus
+from pyengine.results import GetResult, GetStatus, PutResult
 from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
@@ -266,18 +268,11 @@ def put(
       pyengine put STORE --topic photos - < photo.jpg
       pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
     """
-    from pyengine.client.producer import connect
-    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
-
     if queue_id is not None and sharding_key is not None:
         raise click.UsageError("give one of --queue-id and --sharding-key: each chooses the queue")
     data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
-    wait_s = timeout_s or CONNECT_TIMEOUT_S
-    until_ready(lambda left_s: existing_store(store), wait_s)
-    with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **settings) as producer:
-        result = producer.put(topic, data, queue_id=queue_id, sharding_key=sharding_key, tags=tags, keys=keys,
-                              properties=properties, flag=flag, delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait,
-                              timeout_s=timeout_s)
+    result = _put(store, settings, timeout_s, not no_wait, OutgoingMessage(
+        topic, data, queue_id, tags, keys, properties, flag, delay_level, deliver_at=deliver_at, sharding_key=sharding_key))
     if as_json:
         output.write_json({
             "status": result.status.name, "msg_id": result.msg_id, "queue_offset": result.queue_offset,
@@ -290,6 +285,21 @@ def put(
         print(f"error: {result.status.name}: {output.printable(result.reason)}", file=sys.stderr)
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: bool, message: OutgoingMessage) -> PutResult:
+    """Return the result of a put; what no engine accepts is refused before one is waited for."""
+    from pyengine.client.producer import connect
+    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
+
+    try:
+        check(message)
+    except RefusedError as refused:
+        return PutResult(refused.status, topic=message.topic, queue_id=message.queue_id or 0, reason=refused.reason)
+    wait_s = timeout_s or CONNECT_TIMEOUT_S
+    until_ready(lambda left_s: existing_store(store), wait_s)
+    with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **settings) as producer:
+        return producer.put(**{each.name: getattr(message, each.name) for each in fields(message)}, wait=wait, timeout_s=timeout_s)
 
 
 POLL_INTERVAL_S = 0.5  # also the time until a new queue is seen

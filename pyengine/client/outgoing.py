@@ -46,6 +46,7 @@ from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, timed_properti
 from pyengine.formats.record import Message, encode_properties, hash_map_order, string_hash
 from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.consumer_offset import SEPARATOR
 from pyengine.storage.file_system import HeldStore
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
@@ -170,6 +171,23 @@ def topic_bytes(topic: str) -> bytes:
     if any(mark in topic for mark in _FORBIDDEN):
         raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a character 0, 1 or 2: leave it out")
     return data
+
+
+def put_topic_bytes(topic: str) -> bytes:
+    """Like topic_bytes(), for a put of a program: RefusedError also for a topic that no group could consume."""
+    data = topic_bytes(topic)
+    if SEPARATOR in topic:
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} holds '{SEPARATOR}', which separates topic and group in the "
+                                                      "file of offsets, so no group could consume it: leave it out")
+    return data
+
+
+def check(message: OutgoingMessage) -> None:
+    """Raise RefusedError, UsageError or TypeError for a message that no engine accepts, before one is asked."""
+    put_topic_bytes(message.topic)
+    properties_bytes(properties_text(message.tags, message.keys, message.properties, message.unique_key))
+    if message.deliver_at is not None:
+        deliver_at_ms(message.deliver_at, time.time_ns() // 1_000_000)
 
 
 def body_bytes(body: bytes | bytearray | memoryview) -> bytes:

@@ -73,7 +73,6 @@ from pyengine.formats.record import (
 from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywords, load_config
-from pyengine.storage.consumer_offset import SEPARATOR
 from pyengine.storage.engine_id import read_engine_id
 
 if TYPE_CHECKING:
@@ -641,10 +640,7 @@ class Producer(ProducerFront):
     def _topic_bytes(self, topic: str) -> bytes:
         name = self._topics.get(topic) if isinstance(topic, str) else None
         if name is None:
-            name = outgoing.topic_bytes(topic)
-            if SEPARATOR in topic:
-                raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} holds '{SEPARATOR}', which separates topic and "
-                                                              "group in the file of offsets, so no group could consume it: leave it out")
+            name = outgoing.put_topic_bytes(topic)
             _remember(self._topics, topic, name)
         return name
 

@@ -251,6 +251,17 @@ def test_without_an_engine_puts_say_how_to_start_one(golden):
     assert changes(before, picture(store.root)) == []
 
 
+@pytest.mark.parametrize(("arguments", "code", "says"), [
+    (("put", "STORE", "--topic", "a/b", "x"), 1, "MESSAGE_ILLEGAL: the topic 'a/b'"),
+    (("put", "STORE", "--topic", "t", "--property", "KEYS=x", "x"), 1, "MESSAGE_ILLEGAL: the property name KEYS is reserved"),
+    (("put", "STORE", "--topic", "t", "--deliver-at", "2999-01-01", "x"), 2, "more than 40 days ahead"),
+])
+def test_what_no_engine_accepts_is_said_before_one_is_waited_for(golden, arguments, code, says):
+    store = golden("basic")
+    ran = run(*(store.root if word == "STORE" else word for word in arguments))
+    assert ran.code == code and says in ran.stderr and "pyengine start" not in ran.stderr
+
+
 def test_stop_of_an_engine_that_does_not_run_is_no_error(golden):
     store = golden("abnormal")
     before = picture(store.root)
