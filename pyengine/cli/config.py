@@ -110,9 +110,11 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
     if chosen:
         for at, (name, value, default, origin) in enumerate(rows):
             row = SETTINGS[name]
-            output.write_facts([("meaning", row.meaning), ("value", value or '""'), ("default", default or '""'),
-                                ("allowed", row.allowed()), ("from", origin), ("a change takes effect", _takes_effect(row)), ("RocketMQ's name", row.key or "none"),
-                                *([("without effect because", row.inert)] if row.inert else [])], ("\n" if at else "") + name)
+            facts = {"meaning": row.meaning, "value": value or '""', "default": default or '""', "allowed": row.allowed(), "from": origin,
+                     "a change takes effect": _takes_effect(row), "RocketMQ's name": row.key or "none"}
+            if row.inert:
+                facts["without effect because"] = row.inert
+            output.write_facts(facts.items(), ("\n" if at else "") + name)
         return
     output.write_table(("setting", "value", "default", "from", "a change takes effect"),
                        [(*row, _takes_effect(SETTINGS[row[0]])) for row in rows])

@@ -424,7 +424,7 @@ class Consumer:
     def __repr__(self) -> str:
         group = f"group {self.group!r}" if self.group is not None else "no group"
         return (f"Consumer({self.topic!r}, {group}, {'closed' if self._is_closed else f'queues {self.assignment}'}, "
-                f"{str(self._reader.root)!r})")
+                f"{str(self._reader.name)!r})")
 
     def __enter__(self) -> Self:
         self._require_open()

@@ -368,8 +368,10 @@ def find_folder(root: str | os.PathLike[str], engine_id: EngineId | None = None)
     """Return the folder of the engine that runs, or ran last, on this store; EngineUnavailableError if none ever did."""
     engine_id = engine_id or read_engine_id(root)
     if engine_id is None:
-        lost = "" if os.path.isdir(root) else ", which does not exist: check the path, or"
-        raise passing(EngineUnavailableError(f"no engine has ever run on {root}{lost or ':'} start it with {command('start', root)}"))
+        start = command("start", root)
+        how = f": start it with {start}" if os.path.isdir(root) else (
+            f", which does not exist: it was moved or removed, or the path is wrong; {start} makes a new store")
+        raise passing(EngineUnavailableError(f"no engine has ever run on {root}{how}"))
     directory = DEFAULT_SHM_DIRECTORY
     with contextlib.suppress(OSError, *PARSE_ERRORS):
         directory = str(json.loads(read_small_file(engine_run_path(root)))["shm_directory"])

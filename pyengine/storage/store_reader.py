@@ -88,8 +88,13 @@ class StoreReader:
         self.config = config
         self.getter = MessageGetter(self.commit_log, config)
 
+    @property
+    def name(self) -> Path:
+        """The path of the store, for people."""
+        return self.root
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.root)!r}{'' if self._is_open else ', closed'})"
+        return f"{type(self).__name__}({str(self.name)!r}{'' if self._is_open else ', closed'})"
 
     @property
     def default_level(self) -> ReadLevel:
