@@ -541,7 +541,7 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
     """Return the arguments of a put from one line of JSON; UsageError names the line and what is wrong."""
     try:
         document = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not a JSON object: {error}") from error
     if not isinstance(document, dict) or ("body" in document) == ("body_base64" in document):
         raise UsageError(f"{where}: give an object with body (text) or body_base64")

@@ -8,11 +8,11 @@ blank records; tests and scripts/replay_manifest.sh depend on that.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from pyengine.cli.output import GivenPath, json_option, set_option
 from pyengine.client.outgoing import RawMessage
 from pyengine.errors import ExitCode, FormatError, UsageError
 from pyengine.formats.record import BatchMember, decode_batch, encode_batch
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.results import PutResult
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def load_manifest(path: Path) -> Manifest:
     try:
         raw = path.read_bytes()
         document = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         why = error.strerror or error if isinstance(error, OSError) else error  # BadGzipFile is an OSError without a number
         raise UsageError(f"{path} cannot be read as a manifest: {why}") from error
     if not isinstance(document, dict) or not isinstance(document.get("puts"), list) or "config" not in document:
@@ -86,7 +87,7 @@ def load_manifest(path: Path) -> Manifest:
     for number, row in enumerate(document["puts"]):
         try:
             puts.append(decode_put(number, row))
-        except (KeyError, TypeError, binascii.Error, ValueError) as error:
+        except PARSE_ERRORS as error:
             raise UsageError(f"{path}: put {number} cannot be decoded: {type(error).__name__}: {error}") from error
     return Manifest(path, document["config"], tuple(puts), document)
 

@@ -367,8 +367,13 @@ class PreparedCheck:
                 if not found.messages or found.messages[0].queue_offset != offset:
                     offset = max(offset + 1, found.next_begin_offset)  # deleted, or damaged
                     continue
-                if not self._resolve_half(found.messages[0], start_ms, ended, can_ask, asked):
-                    break
+                try:
+                    if not self._resolve_half(found.messages[0], start_ms, ended, can_ask, asked):
+                        break
+                except PutError as error:
+                    if not error.result.status.is_lasting:
+                        raise
+                    self._give_up(found.messages[0], error)
                 offset += 1
         finally:
             op_end = op_begin
@@ -380,6 +385,22 @@ class PreparedCheck:
                 reached.offsets[TRANSACTION_HALF_TOPIC, queue_id] = offset
             if op_end != op_begin:
                 reached.offsets[TRANSACTION_OP_TOPIC, queue_id] = op_end
+
+    def _give_up(self, half: Message, error: PutError) -> None:
+        """Move a half message that can never be put back out of the way of those after it. PutError if that is refused for now.
+
+        The properties of a check may not fit into its own, for example.
+        """
+        try:
+            self._halves.discard(half)
+        except PutError as refused:
+            if not refused.result.status.is_lasting:
+                raise
+            _LOG.error("half message %s can neither be put back nor moved to %s: it is never committed (%s)", half.msg_id,
+                       TRANSACTION_DISCARD_TOPIC, refused)
+        else:
+            _LOG.error("half message %s can never be put back, so its producer is not asked, and it is moved to %s (%s)", half.msg_id,
+                       TRANSACTION_DISCARD_TOPIC, error)
 
     def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
                       asked: list[Message]) -> bool:

@@ -43,7 +43,7 @@ from pyengine.formats.constants import (
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, timed_properties, wait_level
-from pyengine.formats.record import Message, encode_properties, hash_map_order, string_hash
+from pyengine.formats.record import Message, encode_host, encode_properties, hash_map_order, string_hash
 from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import SEPARATOR
@@ -117,10 +117,21 @@ class RawMessage:
 
 
 def raw_of(message: Message, properties: Mapping[str, str]) -> RawMessage:
-    """Return a stored message to be put again, with these properties in the order of the broker's map."""
+    """Return a stored message to be put again, with these properties in the order of the broker's map.
+
+    A host that the log can have and no put, with a negative port, is replaced: otherwise the message would be refused each time.
+    """
     return RawMessage(
         message.topic, message.body, message.queue_id, map_text(properties), message.flag, message.sys_flag,
-        message.born_timestamp_ms, message.born_host, message.store_host, message.reconsume_times)
+        message.born_timestamp_ms, _host(message.born_host), _host(message.store_host), message.reconsume_times)
+
+
+def _host(text: str) -> str:
+    try:
+        encode_host(text)
+    except UsageError:
+        return "127.0.0.1:0"
+    return text
 
 
 def timed(message: RawMessage, deliver_at_ms: int, now_ms: int, delays_ms: Sequence[int]) -> RawMessage:

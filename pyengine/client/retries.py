@@ -42,7 +42,7 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
-from pyengine.results import PutError, PutResult, PutStatus
+from pyengine.results import PutError, PutResult
 from pyengine.storage.config import check_keywords, load_config
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -187,10 +187,7 @@ class Retries:
             if self._producer is None:
                 self._producer = connect_with(self._root, load_config(self._root, self._settings))  # without an engine, it fails at once
             producer = self._producer
-        try:
-            result = producer.put_raw(raw, timeout_s=timeout_s)
-        except UsageError as error:  # a field of the log that no put can have, for example a host with a negative port
-            result = PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error))
+        result = producer.put_raw(raw, timeout_s=timeout_s)
         return result if result.stored else result.raise_for_status()
 
     def close(self) -> None:

@@ -285,7 +285,7 @@ def _remove_torn(log: Path) -> None:
         try:
             for line in max(commits).read_text().splitlines() or [""]:
                 json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             torn.append(max(commits))
     if checkpoints := list(log.glob("*.checkpoint*.parquet")):
         try:
@@ -296,7 +296,7 @@ def _remove_torn(log: Path) -> None:
         json.loads((log / "_last_checkpoint").read_text())
     except FileNotFoundError:
         pass
-    except ValueError:
+    except (ValueError, RecursionError):
         torn.append(log / "_last_checkpoint")
     for path in torn:
         path.unlink(missing_ok=True)

@@ -342,10 +342,7 @@ class Sends:
                                           f"letter, and counts as done: {result.reason}")
             request.reply(Answer() if result or is_given_up else Answer(codes.SYSTEM_ERROR, f"{result.status.name}: {result.reason}"))
 
-        try:
-            self._puts.submit(raw, answer)
-        except UsageError as error:  # a field of the log that no put can have, for example a host with a negative port
-            answer(PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error)))
+        self._puts.submit(raw, answer)
         return None
 
     async def send_reply(self, request: Request) -> Answer:

@@ -29,6 +29,7 @@ import pyarrow
 from pyarrow import parquet
 
 from pyengine.errors import DiskError, EngineError, UsageError, disk_errors
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.spark.file_access import FileMark, FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
@@ -247,7 +248,7 @@ def _read_state(target: Target, wanted: ExportState) -> ExportState | None:
         state = ExportState(**document)
         if not isinstance(state.selection, dict) or not all(isinstance(one, int | None) for one in (state.end, state.segment)):
             raise TypeError("it holds other types")
-    except (ValueError, TypeError, AttributeError) as error:
+    except PARSE_ERRORS as error:
         raise UsageError(f"{path} is no state of an export ({error}): give another folder") from None
     return state
 

@@ -8,6 +8,7 @@ import pytest
 
 from fix_golden import GOLDEN
 from pyengine.cli.replay import compare, load_manifest, replay_puts, send, settings_of
+from pyengine.errors import UsageError
 from pyengine.formats.record import BatchMember, encode_batch
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.config import load_config
@@ -89,3 +90,11 @@ def test_the_mode_overrides_the_manifest(mode, given):
     config = load_config(None, settings_of(load_manifest(GOLDEN / "pool.json.gz"), mode), {})
     assert config.mode == given
     assert config.replay_clock and config.mapped_file_size_commit_log_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"puts": [' + b"[" * 200_000, b"\x1f\x8b\x08" + b"x" * 50],
+                         ids=["deep", "deeper", "no gzip"])
+def test_a_manifest_of_nonsense_is_a_sentence(tmp_path, content):
+    (tmp_path / "m.json").write_bytes(content)
+    with pytest.raises(UsageError, match="cannot be read as a manifest"):
+        load_manifest(tmp_path / "m.json")

@@ -366,6 +366,28 @@ def test_one_process_at_a_time_checks(engine, halves):
     assert len(rounds(engine, PreparedCheck(halves))) == 1
 
 
+def test_a_half_message_that_can_never_be_put_back_does_not_stop_those_after_it(engine, producer, halves, caplog):
+    """The properties of a check do not fit into its own. RocketMQ's check stops there, for all groups."""
+    prepare(halves, b"full", unique_key="F", more="\x02own\x01" + "y" * 32_690)
+    prepare(halves, b"after", unique_key="A")
+    halves.ahead_ms = 10_000
+    check = PreparedCheck(halves)
+    assert [one.body for one in rounds(engine, check)] == [b"after"]
+    (discarded,) = messages(engine, DISCARDED)
+    assert discarded.body == b"full" and "can never be put back" in caplog.text and offsets(engine)[0] == 2
+
+
+def test_a_half_message_that_can_never_be_stored_again_is_reported_and_passed(engine, producer, halves, caplog, monkeypatch):
+    prepare(halves, b"never", unique_key="N")
+    prepare(halves, b"after", unique_key="A")
+    halves.ahead_ms = 10_000
+    put_raw = halves._put_raw
+    refused = PutResult(PutStatus.MESSAGE_ILLEGAL, reason="too large now")
+    monkeypatch.setattr(halves, "_put_raw", lambda raw, timeout_s: refused if raw.body == b"never" else put_raw(raw, timeout_s))
+    assert [one.body for one in rounds(engine, PreparedCheck(halves))] == [b"after"]
+    assert "can neither be put back nor moved" in caplog.text and messages(engine, DISCARDED) == []
+
+
 def test_no_other_user_can_open_the_lock_of_the_check(engine, halves):
     lock = engine.path / "config" / "transactions.lock"
     lock.touch(0o644)

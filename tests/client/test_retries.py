@@ -15,7 +15,7 @@ from fix_cli import environment
 from fix_store_builder import START_MS
 from pyengine.client.outgoing import delayed
 from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, fitting, retry_topic, sent_back
-from pyengine.errors import EngineUnavailableError, UsageError
+from pyengine.errors import EngineError, EngineUnavailableError, UsageError
 from pyengine.formats.constants import PROPERTIES_BYTES_MAX
 from pyengine.formats.record import Message, decode_properties
 from pyengine.results import PutError, PutStatus
@@ -387,12 +387,29 @@ def test_a_letter_that_can_never_be_stored_again_does_not_stop_those_after_it(en
         letters.requeue(names[1], [1, 2])
 
 
-def test_a_message_whose_host_no_put_can_have_is_refused_for_ever(engine, names):
+def test_a_message_with_a_host_that_no_put_can_have_is_given_back(engine, names):
     retries = Retries(engine.path, names[1])
-    with pytest.raises(PutError) as caught:
-        retries.put(message(born_host="10.0.0.1:-7"))
+    assert retries.put(message(born_host="10.0.0.1:-7", store_host="10.0.0.1:-8")).ok
     retries.close()
-    assert caught.value.result.status.is_lasting
+
+
+def test_a_message_is_not_done_when_its_consumer_has_been_closed_meanwhile(engine, names, consume, monkeypatch):
+    put(engine, names[0], b"x")
+    consumer = consume()
+    (found,) = pull(consumer)
+    put_raw = pyengine.Producer.put_raw
+
+    def close_first(self, raw, timeout_s=None):
+        self.close()
+        return put_raw(self, raw, timeout_s=timeout_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pyengine.Producer, "put_raw", close_first)
+        with pytest.raises(EngineError) as caught:
+            consumer.retry(found)
+    assert not isinstance(caught.value, PutError) or not caught.value.result.status.is_lasting
+    consumer.close()
+    assert pull(consume())[0].body == b"x"
 
 
 def test_retries_of_one_group_share_a_session(engine, names):

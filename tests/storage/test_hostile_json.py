@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 
+from fix_cli import run
 from pyengine.engine.log_file import open_log
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.small_file import Checkpoint, read_small_file
@@ -124,3 +125,22 @@ def test_a_small_file_takes_no_more_memory_than_it_is_long(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+DEEP = b'{"a":' * 100_000
+COMMANDS = {
+    "ingest": ("ingest", "STORE", "--topic", "T", "--format", "jsonl", "FILE"),
+    "acked": ("check", "STORE", "--acked", "FILE"),
+    "replay": ("replay", "FILE", "STORE"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("content", [DEEP, b"[" * 100_000, b"1" * 100_000, b"\xff\xfe", b"\0"],
+                         ids=["objects", "lists", "number", "bytes", "nul"])
+def test_a_random_document_given_to_a_command_is_refused_in_a_sentence(builder, tmp_path, name, content):
+    builder.put("T", b"x")
+    (tmp_path / "file").write_bytes(content)
+    words = {"STORE": builder.root, "FILE": tmp_path / "file"}
+    done = run(*[words.get(word, word) for word in COMMANDS[name]])
+    assert done.code in (1, 2) and "error: " in done.stderr and "Traceback" not in done.stderr
