@@ -138,7 +138,7 @@ class Connections:
         self.held_bytes = 0
         self.left_bytes: Counter[str] = Counter()  # of these, of requests whose connections are lost, by host
         self._turns: Turns[None] = Turns()  # connections with more frames, which are not read from meanwhile
-        self._turn_s = 0.0          # spent in this pass of the loop
+        self._turn_s = 0.0          # spent since the last turn
         self._is_turn_due = False
         self.when_closed: list[Callable[[Connection], None]] = []
         self.rights: Rights = lambda request, topic, right: None  # those of the access list, if there is one
@@ -200,15 +200,14 @@ class Connections:
     # ---- turns --------------------------------------------------------------------
 
     def serve(self, connection: Connection) -> None:
-        """Handle frames of a connection now, or in its turn if others wait or this pass of the loop has lasted long."""
-        if connection in self._turns:
-            return
+        """Handle frames of a connection now, or in its turn if others wait or much was done since the last turn."""
         if self._turns or self._turn_s >= TURN_S:
-            self._turns.add(connection, None)
-            connection.pause()
+            if connection not in self._turns:
+                self._turns.add(connection, None)
+                connection.pause()
+            self._plan_turn()
         else:
             self._take_slice(connection)
-        self._plan_turn()
 
     def serve_later(self, connection: Connection) -> None:
         """Handle its frames in its turn, after the caller's work."""
@@ -229,7 +228,7 @@ class Connections:
             assert connection is not None
             if not connection.is_closed:
                 self._take_slice(connection)
-        if self._turns:
+        if self._turns:  # a turn may have ended with closed connections
             self._plan_turn()
 
     def _take_slice(self, connection: Connection) -> None:
@@ -241,6 +240,7 @@ class Connections:
         if has_more:
             self._turns.add(connection, None)
             connection.pause()
+            self._plan_turn()
         else:
             connection.unpause()
 
