@@ -304,6 +304,31 @@ def test_a_promoted_slave_continues_with_topics_and_groups(make_engine):
     assert sorted(read + rest) == [b"0", b"1", b"2", b"3"], "what was committed does not come again"
 
 
+@pytest.mark.parametrize("given", [{}, {"subscribe": "T"}], ids=["log", "topics"])
+def test_the_checkpoint_of_a_stream_is_continued_on_the_promoted_slave(make_engine, given):
+    pytest.importorskip("pyspark")
+    from pyspark.sql.types import StructType
+
+    from pyengine.spark.stream import LogStreamReader
+
+    def reader_of(engine) -> LogStreamReader:
+        return LogStreamReader(StructType(), {"path": str(engine.root), "startingOffsets": "earliest", "readLevel": "committed", **given})
+
+    pair = Pair(make_engine).start()
+    assert put(pair.master.root, b"one", b"two") == [PutStatus.PUT_OK] * 2
+    pair.wait_equal()
+    reader = reader_of(pair.master)
+    end = reader.latestOffset(reader.initialOffset(), None)
+    reader.stop()
+    pair.master.kill_all()
+    promote(pair.slave, "--role", "ASYNC_MASTER")
+    assert put(pair.slave.root, b"three") == [PutStatus.PUT_OK]
+    reader = reader_of(pair.slave)
+    eventually(lambda: reader.latestOffset(end, None) != end, "the stream goes on")
+    assert reader.partitions(end, reader.latestOffset(end, None))
+    reader.stop()
+
+
 def test_a_master_that_returns_asks_its_peers_before_its_first_put(make_engine):
     pair = Pair(make_engine, role="ASYNC_MASTER").start()
     old, new, port = pair.master, pair.slave, free_port()

@@ -174,7 +174,10 @@ def location(value: str) -> str:
 def destination(value: str) -> str:
     """Return the location that a job writes to; UsageError if it is neither a path nor a URI."""
     try:
+        os.fsencode(value).decode()
         return location(value)
+    except UnicodeDecodeError:
+        raise UsageError(f"destination {value!r} is not text in UTF-8, which pyarrow needs: give a folder of another name") from None
     except ValueError as error:
         raise UsageError(f"destination {value!r}: {error}") from None
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +94,7 @@ def default_settings(cores: int | None = None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment_of_jvm() -> Iterator[None]:
-    """Set the environment of the JVM and its workers: Java, Python, the loopback address, the path of this package."""
+    """Set the environment of the JVM and its workers: Java, Python, the loopback address, the path of this package, the user."""
     home = find_java_home()
     if home is None:
         raise UsageError(HINT)
@@ -102,6 +105,7 @@ def _environment_of_jvm() -> Iterator[None]:
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        **_environment_of_user(),
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -110,6 +114,21 @@ def _environment_of_jvm() -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def _environment_of_user() -> dict[str, str]:
+    """Name the user for the JVM if the system has no entry for its uid, as in many containers: Java needs a name and a home."""
+    try:
+        pwd.getpwuid(os.getuid())
+        return {}
+    except KeyError:
+        home, name = os.environ.get("HOME", ""), f"uid-{os.getuid()}"
+        if not (os.path.isabs(home) and os.path.isdir(home)):
+            home = tempfile.gettempdir()
+        given = shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", ""))
+        options = [option for option in (f"-Duser.name={name}", f"-Duser.home={home}")
+                   if not any(one.startswith(f"{option.partition('=')[0]}=") for one in given)]
+        return {"SPARK_USER": os.environ.get("SPARK_USER", name), "SPARK_SUBMIT_OPTS": shlex.join([*options, *given])}
 
 
 def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view: str = "log", **options: object) -> DataFrame:

@@ -408,7 +408,8 @@ def test_a_state_of_a_version_that_did_not_note_the_whole_selection_is_refused_w
     ("dbfs:/x", "Databricks mounts this one as /dbfs/x"), ("s3:/bucket/x", "write s3://bucket/x"),
     ("nosuch://host/x", "pyarrow has no file system for it"), ("hdfs://localhost:1/x", "cannot be reached"),
     ("file://out/x", "names a host 'out': write file:///out/x"), ("hdfs:x", "write hdfs://x"), ("s3a:bucket/x", "write s3a://bucket/x"),
-    ("file:x", "write file:///x"), (" nosuch://host/x", "pyarrow has no file system for it"),
+    ("file:x", "write file:///x"), (os.fsdecode(b"gbk\xb6"), "is not text in UTF-8"),
+    (" nosuch://host/x", "pyarrow has no file system for it"),
 ])
 def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made(tmp_path, monkeypatch, builder, dest, sentence):
     (tmp_path / "here").mkdir()

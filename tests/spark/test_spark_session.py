@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from pyengine.spark import java
+from fix_cli import environment
+from fix_store_builder import StoreBuilder
+from pyengine.spark import java, spark_session
 
 CODE = """
 import pyengine.spark
@@ -49,3 +56,50 @@ def test_the_home_of_a_packaged_java_is_made_in_no_folder_that_another_user_chos
         java._make_home(tmp_path / "home", tmp_path / "java")
     assert list(theirs.iterdir()) == [] and theirs.stat().st_mode & 0o777 == 0o700
     assert (java._make_home(tmp_path / "new", tmp_path / "java") / "bin" / "java").exists()
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that all users can reach, unlike tmp_path."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.ci
+@pytest.mark.java
+@pytest.mark.spark
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can take another uid, by setpriv")
+def test_a_uid_without_an_entry_in_the_system_has_a_session(open_folder):
+    """As in a container whose uid is chosen by its platform."""
+    builder = StoreBuilder(open_folder / "store")
+    builder.put("orders", b"x")
+    uid = next(uid for uid in range(54_321, 65_000) if not _is_known(uid))
+    for path in (open_folder, builder.root, *builder.root.rglob("*")):
+        path.chmod(0o777)
+    as_user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=+dac_read_search",
+               "--ambient-caps=+dac_read_search"]  # wherever the interpreter is
+    command = [sys.executable, "-P", "-m", "pyengine", "export", str(builder.root), str(open_folder / "out"), "--json"]
+    env = {name: value for name, value in environment().items() if name not in ("HOME", "USER", "LOGNAME")}
+    done = subprocess.run([*as_user, *command], capture_output=True, text=True, env=env, cwd=open_folder)
+    assert done.returncode == 0 and json.loads(done.stdout)["messages"] == 1, done.stderr
+
+
+def _is_known(uid: int) -> bool:
+    try:
+        return bool(pwd.getpwuid(uid))
+    except KeyError:
+        return False
+
+
+def test_the_jvm_gets_a_name_and_a_home_only_for_a_user_without_an_entry(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dx='a b' -Duser.home=/given")
+    assert spark_session._environment_of_user() == {}
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.delenv("SPARK_USER", raising=False)
+    name = f"uid-{os.getuid()}"
+    assert spark_session._environment_of_user() == {
+        "SPARK_USER": name, "SPARK_SUBMIT_OPTS": f"-Duser.name={name} '-Dx=a b' -Duser.home=/given"}
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS")
+    for home, taken in ((str(tmp_path), str(tmp_path)), ("/nonexistent", tempfile.gettempdir()), ("relative", tempfile.gettempdir())):
+        monkeypatch.setenv("HOME", home)
+        assert spark_session._environment_of_user()["SPARK_SUBMIT_OPTS"] == f"-Duser.name={name} -Duser.home={taken}"
