@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer, consume
-    from pyengine.client.consumer_groups import ConsumerGroups
+    from pyengine.client.consumer_groups import ConsumerGroups, GroupState, QueueLag, Start
+    from pyengine.client.half_messages import Outcome
     from pyengine.client.handler import run_consumer, run_consumer_async
-    from pyengine.client.outgoing import BatchMessage
+    from pyengine.client.outgoing import BatchMessage, RawMessage
+    from pyengine.client.pending_puts import PutFuture
     from pyengine.client.producer import Producer, connect
-    from pyengine.client.retries import DeadLetters
-    from pyengine.client.tables import write_tables
+    from pyengine.client.retries import DeadLetterQueue, DeadLetters
+    from pyengine.client.tables import TablesReport, TopicsFailedError, write_tables
+    from pyengine.client.transactions import Checker, Transaction
     from pyengine.engine.embedded import Engine
     from pyengine.errors import (
         ConfigError,
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from pyengine.formats.record import Message
-    from pyengine.ipc.live_reader import open_store
+    from pyengine.ipc.live_reader import LiveStoreReader, open_store
     from pyengine.results import (
         GetResult,
         GetStatus,
@@ -55,17 +58,24 @@ if TYPE_CHECKING:
         ReadLevel,
     )
     from pyengine.storage.config import EngineConfig, load_config
+    from pyengine.storage.config_table import TopicConfig, TopicConfigs
     from pyengine.storage.store_reader import StoreReader
 
 __version__ = "0.2.0"
 
 _MODULES = {
+    "pyengine.storage.config_table": ("TopicConfig", "TopicConfigs",),
+    "pyengine.client.half_messages": ("Outcome",),
+    "pyengine.client.transactions": ("Checker", "Transaction",),
+    "pyengine.client.pending_puts": ("PutFuture",),
+    "pyengine.client.outgoing": ("BatchMessage", "RawMessage",),
+    "pyengine.ipc.live_reader": ("LiveStoreReader", "open_store",),
+    "pyengine.client.tables": ("TablesReport", "TopicsFailedError", "write_tables",),
+    "pyengine.client.retries": ("DeadLetterQueue", "DeadLetters",),
+    "pyengine.client.consumer_groups": ("ConsumerGroups", "GroupState", "QueueLag", "Start",),
     "pyengine.storage.config": ("EngineConfig", "load_config"),
     "pyengine.client.consumer": ("Consumer", "consume"),
-    "pyengine.client.consumer_groups": ("ConsumerGroups",),
     "pyengine.client.handler": ("run_consumer", "run_consumer_async"),
-    "pyengine.client.retries": ("DeadLetters",),
-    "pyengine.client.tables": ("write_tables",),
     "pyengine.engine.embedded": ("Engine",),
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
@@ -73,8 +83,6 @@ _MODULES = {
         "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
     "pyengine.formats.record": ("Message",),
-    "pyengine.ipc.live_reader": ("open_store",),
-    "pyengine.client.outgoing": ("BatchMessage",),
     "pyengine.client.producer": ("Producer", "connect"),
     "pyengine.results": (
         "GetResult", "GetStatus", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError",
@@ -85,22 +93,26 @@ _MODULES = {
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BatchMessage", "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DeadLetters",
-    "DegradedError", "DiskError", "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError",
-    "ExitCode", "FlushError", "FormatError", "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError",
-    "Producer", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError", "PutResult",
-    "PutStatus", "ReadLevel", "StoreBusyError", "StoreReader", "StoreRefusedError", "UsageError", "__version__",
-    "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async", "write_tables",
+    "BatchMessage", "Checker", "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DeadLetterQueue", "DeadLetters",
+    "DegradedError", "DiskError", "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError", "ExitCode",
+    "FlushError", "FormatError", "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message",
+    "NotAStoreError", "Outcome", "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult",
+    "PutNotDurableError", "PutRefusedError", "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "Start",
+    "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs", "TopicsFailedError",
+    "Transaction", "UsageError",
+    "__version__", "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async", "write_tables",
 ]
 
 
-def __getattr__(name: str) -> object:
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module 'pyengine' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # with it type checkers would take every name for one of the module
+
+    def __getattr__(name: str) -> object:
+        module = _WHERE.get(name)
+        if module is None:
+            raise AttributeError(f"module 'pyengine' has no attribute {name!r}")
+        value = getattr(import_module(module), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -130,6 +130,10 @@ def _no_griffe() -> str | None:
     return None if importlib.util.find_spec("griffe") else "griffe not installed (extra `docs`)"
 
 
+def _no_mypy() -> str | None:
+    return None if importlib.util.find_spec("mypy") else "mypy not installed (extra `lint`)"
+
+
 def _no_btrfs() -> str | None:
     return None if shutil.which("mkfs.btrfs") else "mkfs.btrfs not found on PATH (package btrfs-progs)"
 
@@ -160,6 +164,7 @@ NEEDS = {
         Need("connect", functools.cache(_no_connect)),
         Need("s3", functools.cache(_no_s3)),
         Need("griffe", functools.cache(_no_griffe)),
+        Need("mypy", functools.cache(_no_mypy)),
         Need("go", functools.cache(_no_go)),
         Need("btrfs", functools.cache(_no_btrfs)),
         Need("arm", functools.cache(_no_arm)),

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 import pyengine
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
+from pyengine.results import PutResult
 
 TOPIC = "bench"
 WARM_UP_PUTS = 50
@@ -80,7 +81,7 @@ def _put_many(producer: Producer, body: bytes, count: int, queue_id: int, took_s
 
 
 def _put_async(producer: Producer, body: bytes, count: int, queue_id: int, took_s: array[float]) -> Puts:
-    clock, pending = time.perf_counter, deque[PutFuture]()
+    clock, pending = time.perf_counter, deque[PutFuture[PutResult]]()
     try:
         while True:
             for _ in range(32):

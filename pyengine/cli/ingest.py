@@ -497,7 +497,7 @@ class _Work:
 
     def put_objects(self, name: str, first_line: int | None, blocks: Iterator[bytes]) -> None:
         """Put each line with put_async, with at most IN_FLIGHT unanswered puts; take the answers in order."""
-        waiting: deque[tuple[PutFuture, int | None, int, bytes]] = deque()
+        waiting: deque[tuple[PutFuture[PutResult], int | None, int, bytes]] = deque()
 
         def settle(most: int) -> None:
             while len(waiting) > most:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyengine.client.producer import Producer
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.results import PutResult
     from pyengine.storage.recovery.quarantine import QuarantineEntry
     from pyengine.storage.recovery.rebuild import RebuildReport
     from pyengine.storage.recovery.report import CutQueue, RecoveryReport
@@ -375,7 +376,7 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
         wanted = settled_end(reader.root, SETTLE_WAIT_S)
         there.update(identity_of(message) for message in _messages_from(reader, entry.restoring_from))
     count = 0
-    in_flight: deque[PutFuture] = deque()
+    in_flight: deque[PutFuture[PutResult]] = deque()
     for message in messages_in(entry):
         if not _is_wanted(message, entry, reader, settled):
             continue
@@ -402,7 +403,7 @@ def _wait_until_flushed(reader: LiveStoreReader, wanted: int, entry: QuarantineE
         time.sleep(FLUSH_POLL_INTERVAL_S)
 
 
-def _put(producer: Producer, message: Message) -> PutFuture:
+def _put(producer: Producer, message: Message) -> PutFuture[PutResult]:
     from pyengine.client.outgoing import RawMessage
     from pyengine.storage.salvage.log import properties_of_producer
 
@@ -412,7 +413,7 @@ def _put(producer: Producer, message: Message) -> PutFuture:
         reconsume_times=message.reconsume_times))
 
 
-def _stored_end(future: PutFuture, entry: QuarantineEntry) -> int:
+def _stored_end(future: PutFuture[PutResult], entry: QuarantineEntry) -> int:
     """Return the end of the put message in the log; EngineError if it was not stored."""
     result = future.result()
     if not result.stored:

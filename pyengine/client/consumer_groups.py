@@ -223,6 +223,7 @@ class AtOffset:
 
 
 Start = Literal["first", "last"] | int | datetime | AtOffset
+"""Where a new group starts: its first message, after its last, at a time (a datetime with a zone, or ms since 1970)."""
 
 
 PLACE = "'first', 'last', an offset, or a datetime with a time zone"

@@ -53,6 +53,7 @@ from pyengine.storage.message_getter import Wanted
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 Outcome = Literal["commit", "rollback"]
+"""How a transaction ends."""
 REMOVE_TAG = "d"
 READ_MESSAGES = 256
 DISPATCH_S = 5.0

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from pyengine import arguments
 from pyengine._front import PendingPut, use_futures
@@ -36,9 +36,10 @@ from pyengine.results import PutError, PutManyResult, PutResult, PutStatus
 
 POLL_INTERVAL_NS = 250_000_000
 PutOutcome: TypeAlias = PutResult | PutManyResult
+Result = TypeVar("Result", bound=PutOutcome)
 
 
-class PutFuture(PendingPut, Future[Any]):
+class PutFuture(PendingPut, Future[Result]):
     """A concurrent.futures.Future that can also be awaited: `result(timeout)`, `add_done_callback(f)`, `await`.
 
     The Future of put_async takes its answer from the session when result() is called. With a callback, an await, or
@@ -66,7 +67,7 @@ class PutFuture(PendingPut, Future[Any]):
                 return self.__dict__[name]
         raise AttributeError(f"a PutFuture has no attribute {name!r}")
 
-    def set_result(self, result: PutOutcome) -> None:
+    def set_result(self, result: Result) -> None:
         """End with this result, or with its PutError."""
         if self._raises and not result.ok:
             self.set_exception(PutError.of(result))
@@ -85,7 +86,7 @@ class PutFuture(PendingPut, Future[Any]):
             future.set_result(found)
         return vars(future) | {"_answered": True}
 
-    def __await__(self) -> Generator[object, None, object]:
+    def __await__(self) -> Generator[Any, None, Result]:
         loop = arguments.event_loop()
         import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
 
@@ -242,8 +243,8 @@ class PendingPuts(_OrderedThread):
         self._round: tuple[Sends, Callable[..., tuple[object, Callable[[Any], None]]]] | None = None  # of take_sends()
         self._collecting = threading.Lock()  # held while their answers are read from the session's memory
 
-    def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer | PutCall,
-            found: tuple[int, ...] | None = None) -> PutFuture | PutAnswer | PutCall:
+    def add(self, claim: Claim, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
+            found: tuple[int, ...] | None = None) -> PutFuture[Any] | PutAnswer | PutCall:
         """Return `answer`, which will get the result of the claimed entry; `found` is the writer's answer if it is there already."""
         self._put((claim, context, answer, found))
         return answer
@@ -324,7 +325,7 @@ class PendingPuts(_OrderedThread):
         code, found = self._session.wait_acked(claim.sequence, deadline_ns)
         return None if code == AGAIN else self._finish(self._session, code, found, context, 0)
 
-    def to_hand_over(self, sequence: int, context: object, future: PutFuture,
+    def to_hand_over(self, sequence: int, context: object, future: PutFuture[Any],
                      found: tuple[int, ...] | None) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
         """Prepare add() for csrc/front, which does it without releasing the GIL: (function that adds, its argument, Future fields).
 
@@ -338,7 +339,8 @@ class PendingPuts(_OrderedThread):
     def _at_end(self) -> None:
         self._end_session()
 
-    def _handle(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer | PutCall, given: tuple[int, ...] | None) -> None:
+    def _handle(self, claim: Claim | int, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
+                given: tuple[int, ...] | None) -> None:
         if isinstance(claim, int):
             claim = Claim(self._session, claim)
         code, found = 0, given or ()
@@ -373,15 +375,15 @@ class QueuedPuts(_OrderedThread):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: deque[PutFuture | PutCall] = deque()  # for other threads to read
+        self.waiting: deque[PutFuture[Any] | PutCall] = deque()  # for other threads to read
 
-    def add(self, submit: Callable[[], object], future: PutFuture | PutCall) -> PutFuture | PutCall:
+    def add(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall) -> PutFuture[Any] | PutCall:
         """Return `future`; the thread calls submit(), which waits for room and returns it, or a result if nothing was submitted."""
         self.waiting.append(future)
         self._put((submit, future))
         return future
 
-    def _handle(self, submit: Callable[[], object], future: PutFuture | PutCall) -> None:
+    def _handle(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall) -> None:
         try:
             found = submit()
         except BaseException as error:  # noqa: BLE001 - a future must never be left hanging

@@ -257,7 +257,7 @@ class Producer(ProducerFront):
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                       timeout_s: float | None = None, deliver_at: datetime | int | None = None,
-                      sharding_key: str | None = None) -> PutFuture:
+                      sharding_key: str | None = None) -> PutFuture[PutResult]:
             """Like put(), but return a Future of the PutResult at once. It can be awaited.
 
             When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
@@ -284,7 +284,7 @@ class Producer(ProducerFront):
 
     @_named("put_async")
     def _put_async_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None,
-                       **options: Any) -> PutFuture:
+                       **options: Any) -> PutFuture[PutResult]:
         """Handle a put_async() with any combination of arguments."""
         arguments.known_keywords("put_async", options, _PUT_KEYWORDS)
         return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
@@ -303,7 +303,7 @@ class Producer(ProducerFront):
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
                        flag: int = 0, wait: bool = True, timeout_s: float | None = None,
-                       sharding_key: str | None = None) -> PutFuture:
+                       sharding_key: str | None = None) -> PutFuture[PutManyResult]:
         """Like put_many(), but return a Future of the PutManyResult at once; see put_async()."""
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
         return self._puts.submit(self._checked(self._many_entry, message, bodies, wait), timeout_s)
@@ -332,7 +332,7 @@ class Producer(ProducerFront):
         """Like put_raw(), and return the result also if it is not PUT_OK."""
         return cast(PutResult, self._puts.put_and_wait(self._checked(self._raw_entry, message), timeout_s))
 
-    def put_raw_async(self, message: RawMessage, *, timeout_s: float | None = None) -> PutFuture:
+    def put_raw_async(self, message: RawMessage, *, timeout_s: float | None = None) -> PutFuture[PutResult]:
         """Like put_raw(), but return a Future of the PutResult at once; see put_async()."""
         return self._puts.submit(self._checked(self._raw_entry, message), timeout_s)
 
@@ -340,7 +340,8 @@ class Producer(ProducerFront):
         """Store a batch with every field set by the caller; the members have body and flag. RocketMQ: MessageExtBatch."""
         return cast(PutResult, self._put(self._checked(self._raw_batch_entry, message, members), timeout_s))
 
-    def put_batch_raw_async(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutFuture:
+    def put_batch_raw_async(self, message: RawMessage, members: Sequence[BatchMember], *,
+                            timeout_s: float | None = None) -> PutFuture[PutResult]:
         """Like put_batch_raw(), but return a Future of the PutResult at once; see put_async()."""
         return self._puts.submit(self._checked(self._raw_batch_entry, message, members), timeout_s)
 

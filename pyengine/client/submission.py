@@ -304,7 +304,7 @@ class Submitter(SubmitterFront):
         found, context = settled
         return self.give(self.wait(found, context, monotonic_ns() + int(self.timeout_s * 1e9), self.timeout_s))
 
-    def no_room(self, topic: str, queue_id: int) -> PutFuture:
+    def no_room(self, topic: str, queue_id: int) -> PutFuture[Any]:
         """Return the future of a put_async in C that found no room in the ring in time."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
         return self._resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
@@ -318,7 +318,7 @@ class Submitter(SubmitterFront):
 
     # ---- submit -----------------------------------------------------------------
 
-    def submit(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutFuture:
+    def submit(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutFuture[Any]:
         """Submit a put and return its future; it waits for room and for a session. A refused put has its result at once.
 
         It never waits in an event loop or in a callback of a future: a put that cannot be submitted at once is submitted
@@ -331,12 +331,12 @@ class Submitter(SubmitterFront):
         found = self._submit(entry, timeout_s, future)
         return future if found is future else self._resolved(cast(PutOutcome, found))
 
-    def _new_future(self) -> PutFuture:
-        future = PutFuture()
+    def _new_future(self) -> PutFuture[Any]:
+        future = PutFuture[Any]()
         future._raises = self.raises
         return future
 
-    def _resolved(self, result: PutOutcome) -> PutFuture:
+    def _resolved(self, result: PutOutcome) -> PutFuture[Any]:
         future = self._new_future()
         future.set_result(result)
         return future
@@ -382,7 +382,7 @@ class Submitter(SubmitterFront):
         """Return the frames for the clients whose sends are answered within the time; see take_sends()."""
         return self._pending.answer_sends(monotonic_ns() + timeout_ns)
 
-    def _submit(self, entry: PutEntry, timeout_s: float | None, future: PutFuture | PutCall) -> object:
+    def _submit(self, entry: PutEntry, timeout_s: float | None, future: PutFuture[Any] | PutCall) -> object:
         """Submit a put; return `future`, or the result if it was not submitted."""
         limit_s = self._limit_s(timeout_s)
         entry.context.submitted_ns = monotonic_ns()
@@ -438,7 +438,7 @@ class Submitter(SubmitterFront):
                 time.sleep(_ROOM_POLL_INTERVAL_S)
 
     def _submit_now(self, session: native.ProducerSession, entry: PutEntry, deadline_ns: int,
-                    answer: PutFuture | PutAnswer | PutCall, *, is_collected: bool = False) -> object:
+                    answer: PutFuture[Any] | PutAnswer | PutCall, *, is_collected: bool = False) -> object:
         """Submit an entry: return `answer`, which the answers' thread resolves; a refusal; or None if the ring is full.
 
         The caller holds the lock. `is_collected`: collect() will be called; False when another thread submits the entry later.
@@ -509,7 +509,7 @@ class _FrontOwner:
         context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
         return outcome(self._session, code, native.ANSWERED, answer, context, self._flush_timeout_s)
 
-    def hand_over(self, future: PutFuture, sequence: int, answer: tuple[int, ...] | None, topic: str, queue_id: int, waits: int,
+    def hand_over(self, future: PutFuture[Any], sequence: int, answer: tuple[int, ...] | None, topic: str, queue_id: int, waits: int,
                   submitted_ns: int) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
         """Prepare that the answers' thread resolves the future, with the writer's answer if it is there; see to_hand_over()."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, waits, submitted_ns=submitted_ns)

@@ -50,6 +50,7 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 
 Checker = Callable[[Message], Outcome | None]
+"""Decides about a transaction that a kill left open: its outcome, or None to be asked again later."""
 ENDED_MAX = 10_000     # ended transactions that a producer remembers
 COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
 COMMITTED_POLL_INTERVAL_S = 0.002

@@ -81,7 +81,7 @@ class _Step:
     """A step from one queue offset to `next_offset`: a put without an answer yet, or an offset that is skipped."""
 
     next_offset: int
-    future: PutFuture | None = None
+    future: PutFuture[PutResult] | None = None
     end: int = 0          # without a future: the step counts once the log is flushed up to here
     reason: str = ""      # why the message can never be delivered
 
