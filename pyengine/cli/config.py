@@ -128,7 +128,7 @@ def _is_setting(word: Path) -> bool:
     try:
         setting_name(text, "config explain")
     except ConfigError:
-        if nearest_name(fold(text), cutoff=0.8) or text in REFUSED_KEYS:
+        if nearest_name(fold(text), cutoff=0.8) or text in REFUSED_KEYS | UNUSED_KEYS:
             raise
         return False
     return True

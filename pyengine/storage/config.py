@@ -102,7 +102,7 @@ def fold(key: str) -> str:
 
 _NAMES = {fold(spelling): name for name, row in SETTINGS.items() for spelling in (name, row.key) if spelling}
 _NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in the first version, which files may have
-_REFUSED = {fold(key): (key, why) for key, (_, why) in REFUSED_KEYS.items()}
+_REFUSED = {fold(key): (key, why) for key, why in ({key: why for key, (_, why) in REFUSED_KEYS.items()} | UNUSED_KEYS).items()}
 
 
 def setting_name(key: str, where: str) -> str:

@@ -66,7 +66,8 @@ def test_explain_takes_names_of_settings_with_and_without_a_store(stopped, tmp_p
     document = run("config", "explain", stopped, "ha_peers", "--json").document
     assert document["store"] == str(stopped) and [row["name"] for row in document["settings"]] == ["ha_peers"]
     for words, says in ((["ha_pers"], "did you mean ha_peers?"), ([stopped, "ha_pers"], "did you mean ha_peers?"),
-                        (["duplicationEnable"], "no duplication mode")):
+                        (["duplicationEnable"], "no duplication mode"),
+                        (["sendMessageThreadPoolNums"], "cannot be set: the gateway serves its clients from one loop")):
         ran = run("config", "explain", *words)
         assert ran.code == 2 and says in ran.stderr and ran.stdout == ""
     (tmp_path / "ha_peers").mkdir()  # a store may have any name
