@@ -5,6 +5,7 @@ The public functions check first, so that the wrong call itself raises the error
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -67,7 +68,7 @@ def number(value: object, name: str, low: float = 0) -> float:
     if not hasattr(value, "__float__") or isinstance(value, bool):
         raise wrong_type(value, name, "a number")
     if not value >= low:  # type: ignore[operator]  # what has __float__ is compared as it is
-        raise UsageError(f"{name} is {value}: give {low:g} or more")
+        raise UsageError(f"{name} is {value}: give {f'{low:g} or more' if low > -math.inf else 'a number'}")
     return value  # type: ignore[return-value]  # as above
 
 

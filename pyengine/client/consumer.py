@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -836,9 +837,9 @@ class Consumer:
 
 def _deadline_s(max_messages: int, timeout_s: float | None) -> float | None:
     """When a pull must return; None for no timeout. UsageError unless it asks for a message."""
-    if max_messages < 1:
+    if arguments.integer(max_messages, "max_messages") < 1:
         raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-    return None if timeout_s is None else time.monotonic() + timeout_s
+    return None if timeout_s is None else time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
 
 
 def _queue_ids(queues: Iterable[int]) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyengine import arguments
 from pyengine.errors import (
     DiskError,
     EngineError,
@@ -234,7 +236,7 @@ class LiveStoreReader(StoreReader):
 
         With a running engine the sleep ends when the message is dispatched; without one the files are read every 0.1 s.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
         while True:
             seen = self.arrivals()
             if self.queue_range(topic, queue_id, level)[1] > offset:

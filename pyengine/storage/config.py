@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ __all__ = [
 
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 ENV_PREFIX = "PYENGINE_"
+_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)$")
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
 KEYWORD_CUTOFF, KEYWORD_BONUS = 0.6, 0.1  # a program means an argument rather than a setting
 LIVE = "live"  # set by `pyengine config set` since the engine was started
@@ -399,11 +402,12 @@ def _toml_value(value: Value) -> str:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
     """Return the PYENGINE_* settings; an empty value counts as unset.
 
-    A name that is not a setting is an error if it looks like a misspelt one; otherwise it is ignored.
+    A name that is not a setting is an error if it looks like a misspelt one; otherwise it is ignored. So is what Kubernetes
+    sets for a service whose name begins with `pyengine`.
     """
     values: dict[str, Value] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or not text:
+        if not variable.startswith(ENV_PREFIX) or not text or _is_service_link(variable, text):
             continue
         folded = fold(variable.removeprefix(ENV_PREFIX))
         name = _NAMES.get(folded)
@@ -412,6 +416,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
         elif near := nearest_name(folded, cutoff=0.85):
             raise ConfigError(f"unknown setting in the environment, {variable}: did you mean {ENV_PREFIX}{near.upper()}?")
     return values
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    """Whether Kubernetes has set the variable for a service: PYENGINE_PORT=tcp://10.0.0.1:9876, PYENGINE_SERVICE_HOST and so on."""
+    return _LINK_VALUE.match(text) is not None or _LINK_NAME.search(variable) is not None
 
 
 def _sizes_from_files(

@@ -844,3 +844,27 @@ def test_messages_fetched_ahead_stay_within_a_limit_in_bytes(make_engine):
             got += len(consumer.pull(32, timeout_s=60))
             ahead_bytes = max(ahead_bytes, sum(len(message.body) for held in consumer._held.values() for message in held.buffer))
         assert ahead_bytes <= READ_AHEAD_BYTES
+
+
+@pytest.mark.parametrize("call", [
+    lambda consumer: consumer.pull(float("nan")), lambda consumer: consumer.pull(1.5), lambda consumer: consumer.pull(float("inf")),
+    lambda consumer: consumer.pull("1"), lambda consumer: consumer.pull(timeout_s=float("nan")),
+    lambda consumer: consumer.pull(timeout_s="1"),
+    lambda consumer: consumer.seek(0, float("nan")), lambda consumer: consumer.seek(0.5, 0)], ids=range(8))
+def test_numbers_that_are_none_and_fractions_of_messages_are_refused(builder, call):
+    builder.put("T", b"x")
+    with pyengine.consume(builder.root, "T", group="g") as consumer:
+        with pytest.raises((TypeError, UsageError)):
+            call(consumer)
+        assert [one.body for one in consumer.pull(timeout_s=-1)] == [b"x"]
+
+
+def test_a_seek_beyond_the_end_continues_at_the_end_and_says_so(builder):
+    for body in (b"0", b"1"):
+        builder.put("T", body)
+    with pyengine.consume(builder.root, "T", group="g") as consumer:
+        consumer.seek(0, 1000)
+        assert consumer.pull(timeout_s=0.2) == []
+        assert any("offset 1000 is after the end 2; the consumer continues at the end" in note for note in consumer.notes)
+        builder.put("T", b"2")
+        assert [one.body for one in consumer.pull(timeout_s=30)] == [b"2"]

@@ -215,6 +215,12 @@ def test_sizes_are_fixed_at_creation(tmp_path):
 def test_a_misspelt_environment_name_is_refused_and_foreign_ones_are_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="did you mean PYENGINE_FLUSH_DISK_TYPE"):
         load_config(tmp_path / "new", {}, {"PYENGINE_FLUSH_DISC_TYPE": "SYNC_FLUSH"})
+    for name in ("PYENGINE", "PYENGINE_GATEWAY_BROKER", "PYENGINE_HA_LISTEN"):  # services of Kubernetes, whose links every pod has
+        links = {f"{name}_PORT": "tcp://10.0.0.1:9876", f"{name}_SERVICE_HOST": "10.0.0.1", f"{name}_SERVICE_PORT": "9876",
+                 f"{name}_SERVICE_PORT_METRICS": "9464", f"{name}_PORT_9876_TCP": "tcp://10.0.0.1:9876",
+                 f"{name}_PORT_9876_TCP_PROTO": "tcp", f"{name}_PORT_9876_TCP_PORT": "9876", f"{name}_PORT_9876_TCP_ADDR": "10.0.0.1"}
+        assert load_config(tmp_path / "new", {}, links) == EngineConfig()
+    assert load_config(tmp_path / "new", {}, {"PYENGINE_HA_LISTEN_PORT": "10912"}).ha_listen_port == 10912
     foreign = {"PYENGINE_DEBUG": "1", "PYENGINE_REQUIRE": "java", "PYENGINE_SANITIZE": "address", "PYENGINE_KILL_AT": "x"}
     assert load_config(tmp_path / "new", {}, foreign) == EngineConfig()
     assert load_config(tmp_path / "new", {}, {"PYENGINE_PUT_TIMEOUT_MS": ""}) == EngineConfig()
