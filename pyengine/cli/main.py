@@ -54,7 +54,7 @@ COMMANDS = (
     Row("why", "pyengine.cli.why", "why", "Run a store"),
     Row("metrics", "pyengine.cli.metrics", "metrics", "Run a store"),
     Row("promote", "pyengine.cli.promote", "promote", "Run a store"),
-    Row("clean", "pyengine.cli.clean", "clean", "Run a store"),
+    Row("clean", "pyengine.cli.engine", "clean", "Run a store"),
     Row("backup", "pyengine.cli.backup", "backup", "Run a store"),
     Row("restore", "pyengine.cli.backup", "restore", "Run a store"),
     Row("put", "pyengine.cli.messages", "put", "Write and read"),
