@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fix_owner import Owner
-from fix_small_disk import resize
+from fix_small_disk import fill, resize
 from fix_writer import PlainWriter
 from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError
@@ -391,6 +391,7 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
         reached = reserved_end(owner)
         assert free_bytes(disk) >= derived_room_bytes(reached) > SEGMENT
         assert "for its queues and index" in reported[0]
+        fill(disk / "ballast")
         native.store(owner.control.allocator, "reserved_end", 0)  # as for the next engine: what is allocated needs no room
         eventually(lambda: service.work() or reserved_end(owner) == reached, "all of it is reserved again")
         service.close()

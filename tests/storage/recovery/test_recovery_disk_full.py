@@ -87,3 +87,12 @@ def test_spare_segments_are_room_for_the_rest(store_on_full_disk):
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids:
                 assert reader.get_message(topic, queue_id, 0, max_messages=1).messages
+
+
+def test_blocks_that_were_reserved_after_the_end_make_room(store_on_full_disk):
+    """A spare segment has none to give; the last segment has what was reserved ahead of the writer."""
+    disk, store = store_on_full_disk(spare=False, geometry=replace(LARGE_SEGMENTS, mapped_file_size_commit_log_bytes=512 << 10))
+    report = recover(MessageStore(store.root, store.geometry))
+    assert (report.end_offset, dict(report.queue_ends)) == (store.end, store.queue_ends(store.end))
+    (segment,) = (store.root / "commitlog").iterdir()
+    assert segment.stat().st_size == 512 << 10 > segment.stat().st_blocks * 512 >= store.end
