@@ -868,3 +868,10 @@ def test_a_seek_beyond_the_end_continues_at_the_end_and_says_so(builder):
         assert any("offset 1000 is after the end 2; the consumer continues at the end" in note for note in consumer.notes)
         builder.put("T", b"2")
         assert [one.body for one in consumer.pull(timeout_s=30)] == [b"2"]
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), "1"])
+def test_a_wait_of_no_number_is_refused(builder, timeout_s):
+    builder.put("T", b"x")
+    with pyengine.open_store(builder.root) as store, pytest.raises((TypeError, UsageError)):
+        store.wait_for_message("T", 0, 1, timeout_s=timeout_s)

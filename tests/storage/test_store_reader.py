@@ -744,10 +744,3 @@ def test_scan_of_a_segment_that_is_deleted_meanwhile(builder, monkeypatch):
         builder.write_log(bytes(100), at=next(m.physical_offset for m in messages if m.physical_offset > 5000))
         with pytest.raises(CorruptionError):
             list(store.scan())
-
-
-@pytest.mark.parametrize("timeout_s", [float("nan"), "1"])
-def test_a_wait_of_no_number_is_refused(builder, timeout_s):
-    builder.put("T", b"x")
-    with open_store(builder.root) as store, pytest.raises((TypeError, UsageError)):
-        store.wait_for_message("T", 0, 1, timeout_s=timeout_s)
