@@ -133,7 +133,7 @@ def backup_store(root: Path, dest: Destination, *, read_back: bool = False, prog
     name = f"backup-{zlib.crc32(os.fsencode(dest.where)):08x}"  # the same name in each run: it renews the hold of a backup that was killed
     with dest.locked(), open_store(root, **settings) as store:
         work = _Backup(root, store, dest, progress)
-        with held_log(root, name, f"backup to {dest.where}", HOLD_MS) as hold:
+        with held_log(store.root, name, f"backup to {dest.where}", HOLD_MS) as hold:
             if not hold.is_written and store.is_live:
                 raise EngineError(f"{root} cannot be backed up while its engine runs: this user may not write the hold in "
                                   f"{root}/config/log-holds that keeps the cleaner off")
@@ -203,7 +203,7 @@ class _Backup:
     def _cut(self, uuid: str, before: Manifest | None) -> Manifest:
         """Decide what to back up, as a manifest without pieces and tables; from now on the engine does not delete it."""
         if self._store.is_live:
-            with log_held(self._root):  # waits for deletions that began before the hold
+            with log_held(self._store.root):  # waits for deletions that began before the hold
                 pass
         self._tables = list(_config_tables(self._root))
         end = self._whole_end(before, self._flushed_end())

@@ -181,12 +181,12 @@ def write_tables(
             _require_end(reader)
         hold_ms = max(round(hold_hours * HOUR_MS), HOLD_MS_MIN, round(3000 * interval_s) if follow else 0)
         name = f"tables-{zlib.crc32(os.fsencode(folder)):08x}"
-        hold = RenewedHold(root, name, f"tables in {folder}", min(hold_ms, HOLD_MS_MAX))
+        hold = RenewedHold(reader.root, name, f"tables in {folder}", min(hold_ms, HOLD_MS_MAX))
         if not hold.is_written and reader.is_live:
             raise EngineError(f"this user may not write the hold in {root}/config/log-holds that keeps the cleaner from what is not "
                               "in the tables yet")
         if reader.is_live:
-            with log_held(root):  # waits until deletions that began before our hold are over
+            with log_held(reader.root):  # waits until deletions that began before our hold are over
                 pass
         filling = _Filling(reader, folder, hold, pattern, piece_bytes)
         try:
@@ -194,7 +194,7 @@ def write_tables(
                 filling.begin(state, wanted, allow_loss=allow_loss)
             except BaseException:  # restore the hold of the last run, which does not need the whole log
                 if state is None:
-                    remove_log_hold(root, name)
+                    remove_log_hold(reader.root, name)
                 elif hold.is_written:
                     hold.move(min([state.offset, *state.failed.values()]))
                 raise
@@ -203,7 +203,7 @@ def write_tables(
                 filling.follow(over or threading.Event(), interval_s, progress)
         finally:
             if not hold_hours:
-                remove_log_hold(root, name)
+                remove_log_hold(reader.root, name)
     report = TablesReport(str(root), str(folder), to, filling.offset, filling.commits, filling.missed_bytes, filling.messages,
                           filling.failures, time.monotonic() - started_s)
     if report.failed:
