@@ -38,7 +38,7 @@ from pyengine.cli.output import (
 from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start, start_offset
 from pyengine.client.outgoing import OutgoingMessage, RefusedError, check
-from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command
+from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command, did_you_mean
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetResult, GetStatus, PutResult
 from pyengine.storage.config import existing_store
@@ -378,7 +378,7 @@ def tail(
     start = AtOffset(place) if isinstance(place, int) else place
     with reading(store, settings) as reader:
         if not follow and topic not in reader.topics():
-            raise EngineError(f"{store} has no topic {topic}")
+            raise EngineError(f"{store} has no topic {topic}{did_you_mean(topic, reader.topics())}")
         if group is None:
             found = follow_topic(reader, topic, queue_ids, start, follow, lambda queue_id, offset: reader.get_message(
                 topic, queue_id, offset, tags=tags, sql=sql, level=level))

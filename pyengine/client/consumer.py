@@ -41,7 +41,7 @@ from pyengine.client.consumer_groups import (
 )
 from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
-from pyengine.errors import StoreBusyError, UsageError, passing
+from pyengine.errors import StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_POLL_INTERVAL_S, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
@@ -677,6 +677,8 @@ class Consumer:
         if self._session is None:
             return
         queue_ids = self._reader.queue_ids(self.topic) if self._options.queues is None else self._options.queues
+        if not queue_ids and (near := did_you_mean(self.topic, self._reader.topics())):
+            self._note(f"{self._reader.name} has no topic {self.topic!r}{near}: it is read once it comes")
         for note in self._session.begin(
                 lambda: {queue_id: start_offset(self._reader, self.topic, queue_id, self._options.start) for queue_id in queue_ids}):
             self._note(note)

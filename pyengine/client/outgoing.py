@@ -207,7 +207,8 @@ def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
         return body
     if isinstance(body, (bytes, bytearray, memoryview)):
         return bytes(memoryview(body))  # a subclass may say that it has another length
-    raise TypeError(f"body must be bytes, not {type(body).__name__}: encode text first, for example with .encode()")
+    how = "text first, for example with .encode()" if isinstance(body, str) else "it first, for example with json.dumps(...).encode()"
+    raise TypeError(f"body must be bytes, not {type(body).__name__}: encode {how}")
 
 
 def _value(name: str, value: str, what: str) -> str:

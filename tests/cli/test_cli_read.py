@@ -193,6 +193,7 @@ def test_tail_starts_at_an_offset_and_stops_after_a_number(basic):
     ran = run("tail", basic.root, "--topic", queue["topic"], "--no-follow")
     assert (ran.code, ran.stdout) == (0, "")
     assert run("tail", basic.root, "--topic", "Nobody", "--no-follow").code == 1
+    assert f"(did you mean {queue['topic']}?)" in run("tail", basic.root, "--topic", queue["topic"] + "s", "--no-follow").stderr
     assert run("tail", basic.root, "--topic", "Nobody", "--from", "middle").code == 2
     for time, count in (("2001-01-01", queue["max"]), ("2099-01-01T00:00:00+01:00", 0)):
         ran = run("tail", basic.root, "--topic", queue["topic"], "--queue-id", queue["queueId"], "--from", time, "--no-follow", "--json")

@@ -207,6 +207,12 @@ def test_a_group_that_has_offsets_continues_there_whatever_the_start(builder, co
     assert bodies(consume(from_=start).pull()) == expected[2:]
 
 
+def test_a_topic_that_is_nearly_another_one_is_noted(builder, consume):
+    fill(builder, 1)
+    assert consume(topic="order").notes == [f"{builder.root} has no topic 'order' (did you mean orders?): it is read once it comes"]
+    assert consume(topic="invoices").notes == consume().notes == []
+
+
 def test_a_new_group_can_start_at_the_end(builder, consume):
     fill(builder, 5)
     consumer = consume(from_="last")
