@@ -398,8 +398,9 @@ class HeldStore:
         return None
 
     def broken(self) -> str:
-        """Return which of the watched files is gone from the held folder, or has been replaced there; "" if none."""
-        return _sentence(self._missing())
+        """Return which of the watched files, except `lock` alone, is gone from the held folder, or was replaced there; "" if none."""
+        missing = self._missing()
+        return "" if [path for path, *_ in missing] == [self.root / LOCK_NAME] else _sentence(missing)
 
     def _missing(self) -> list[tuple[Path, Path, tuple[int, int] | None]]:
         """Return each watched file that is not in the held folder any more: its path there, its name, what has its place."""

@@ -89,9 +89,12 @@ def test_nothing_is_made_in_a_folder_whose_files_were_removed_or_replaced(held, 
     before = sorted(root.rglob("*"))
     for make in (lambda: create_file(held.root / "commitlog", f"{0:020d}", 4096), lambda: make_folders(held.root / "index"),
                  lambda: write_config(held.root / "config" / "x.json", b"{}")):
-        with pytest.raises(DiskError, match=f"{path} was"):
+        if name == "lock":  # without it alone the work goes on until the engine ends
             make()
-    assert sorted(root.rglob("*")) == before
+        else:
+            with pytest.raises(DiskError, match=f"{path} was"):
+                make()
+    assert name == "lock" or sorted(root.rglob("*")) == before
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     (root / "old").rename(path)
     assert held.loss() is None and held.broken() == ""
