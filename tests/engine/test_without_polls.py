@@ -57,6 +57,16 @@ with Producer(lambda limit_s: open_session(root)) as producer:
             dispatched(result.physical_offset + result.size_bytes)
     dispatched(result.physical_offset + result.size_bytes)
 """
+# argv: store. Puts once for each line.
+STEPS = """
+import sys
+from pyengine.client.producer import Producer
+from pyengine.ipc.session_client import open_session
+with Producer(lambda limit_s: open_session(sys.argv[1])) as producer:
+    for _ in sys.stdin:
+        assert producer.put("T", b"x", timeout_s=3000).status == 0
+        print("put", flush=True)
+"""
 # Only that build knows the steps of the C code.
 ARM = """
 import sys
@@ -125,14 +135,22 @@ def test_a_put_while_the_writer_goes_to_sleep_is_seen(make_parts, broken_build, 
     board = Board(tmp_path / "board")
     environ = environment(broken_build, *WITHOUT_POLLS) | {VARIABLE: str(tmp_path / "board")}
     parts = make_parts(environments={native.WRITER: environ})
-    with parts.producer() as producer:
-        assert producer.put("T", b"1").ok
-        arm(board, environ, point, "writer")
-        assert producer.put("T", b"2").ok
+    own = environment(broken_build, *WITHOUT_POLLS)  # so that its wait does not ring again
+    words = [sys.executable, "-P", "-c", STEPS, str(parts.owner.root)]
+    with subprocess.Popen(words, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        for number in range(2):
+            if number == 1:
+                arm(board, environ, point, "writer")
+            child.stdin.write("go\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "put\n"
         eventually(lambda: board.struck_pid == parts.workers[native.WRITER].pid, "stopped there")
-        future = producer.put_async("T", b"3")
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        wait_asleep(child.pid, "it has put")
         os.kill(board.struck_pid, signal.SIGCONT)
-        assert future.result(60).ok
+        assert child.stdout.readline() == "put\n"
+        child.stdin.close()
 
 
 def test_an_end_that_comes_while_a_loop_in_c_arms_its_latch_is_seen(make_parts, broken_build, tmp_path):
