@@ -50,6 +50,14 @@ class Geometry:
         return IndexLayout(self.max_hash_slot_num, self.max_index_num)
 
 
+MODES: Mapping[str, Mapping[str, str]] = {
+    "async": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "false"},
+    "pool": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "true"},
+    "sync": {"flush_disk_type": "SYNC_FLUSH", "transient_store_pool_enable": "false"},
+}
+"""The settings that choose each write path; see EngineConfig.mode."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """The settings of one store; made by `pyengine.load_config`, or directly in tests.

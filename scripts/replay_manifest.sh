@@ -8,4 +8,4 @@ use_project
 manifest=$1 store=$2
 shift 2
 case ${1:-} in async | pool | sync) mode=(--mode "$1") && shift ;; *) mode=() ;; esac
-exec "$PYTHON" -P -m pyengine replay "$manifest" "$store" ${mode[@]+"${mode[@]}"} "$@"
+exec "$PYTHON" -P "$checkout/scripts/replay.py" "$manifest" "$store" ${mode[@]+"${mode[@]}"} "$@"

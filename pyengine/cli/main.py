@@ -73,7 +73,6 @@ COMMANDS = (
     Row("rebuild", "pyengine.cli.repair", "rebuild", "Check and repair"),
     Row("salvage", "pyengine.cli.repair", "salvage", "Check and repair"),
     Row("quarantine", "pyengine.cli.repair", "quarantine", "Check and repair"),
-    Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
     Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
     Row("plan", "pyengine.cli.plan", "plan", "Check and repair"),
     Row("bench", "pyengine.cli.bench", "bench", "Check and repair"),
@@ -88,37 +87,9 @@ COMMANDS = (
 BY_NAME = {row.name: row for row in COMMANDS}
 SECTIONS = tuple(dict.fromkeys(row.section for row in COMMANDS))
 
-class CommandLine(click.Group):
-    """A group that imports a command when it is called, and that handles all errors."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [row.name for row in COMMANDS]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        row = BY_NAME.get(cmd_name)
-        return self.command_of(row) if row else None
-
-    @staticmethod
-    def command_of(row: Row) -> click.Command:
-        """Import and return the command of a row."""
-        command = getattr(import_module(row.module), row.attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in BY_NAME and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], BY_NAME, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`pyengine --help` lists all commands"
-            raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for section in SECTIONS:
-            with formatter.section(section):
-                formatter.write_dl([(row.name, self.command_of(row).get_short_help_str(60))
-                                    for row in COMMANDS if row.section == section])
+class Guarded(click.Command):
+    """Makes sentences and exit codes of all errors of a command or a group."""
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]  # click's returns where standalone_mode is off
         """Run one command and exit with its code; it does not return."""
@@ -167,6 +138,39 @@ class CommandLine(click.Group):
         except MemoryError as error:
             _report(error, "not enough memory", ExitCode.FAILED, as_json)
             return ExitCode.FAILED
+
+
+class CommandLine(Guarded, click.Group):
+    """A group that imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [row.name for row in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        row = BY_NAME.get(cmd_name)
+        return self.command_of(row) if row else None
+
+    @staticmethod
+    def command_of(row: Row) -> click.Command:
+        """Import and return the command of a row."""
+        command = getattr(import_module(row.module), row.attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in BY_NAME and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], BY_NAME, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`pyengine --help` lists all commands"
+            raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section in SECTIONS:
+            with formatter.section(section):
+                formatter.write_dl([(row.name, self.command_of(row).get_short_help_str(60))
+                                    for row in COMMANDS if row.section == section])
 
 
 def _report(error: BaseException, sentence: str, code: ExitCode, as_json: bool) -> None:

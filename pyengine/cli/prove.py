@@ -25,10 +25,10 @@ import click
 from pyengine.cli import output
 from pyengine.cli.ingest import AckedList
 from pyengine.cli.output import GivenPath, NumberRange, json_option, set_option
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import EngineWatch, KillRounds, check_acked, kill, kill_all
 from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
+from pyengine.engine_config import MODES
 from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
 from pyengine.results import PutResult
 from pyengine.storage.config import load_config

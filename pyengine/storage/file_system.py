@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 from pyengine.errors import DiskError, DiskFullError, UsageError, disk_errors, show_as, shown
 from pyengine.formats.paths import LOCK_NAME, LogFolders, log_folders, use_log_folders
-from pyengine.native.flush import file_system
 
 # On these an overwrite takes new blocks: on a full disk a store into a mapping raises SIGBUS.
 # An overlay does not tell the kind of the file system below it.
@@ -43,10 +42,16 @@ SHARED = {
 }
 
 
+def _magic(descriptor: int) -> int:
+    from pyengine.native.flush import file_system  # here, so that reading a store's settings does not load the C module
+
+    return file_system(descriptor)
+
+
 def copies_on_write(descriptor: int) -> bool:
     """Whether an overwrite of allocated blocks needs new blocks."""
     try:
-        return file_system(descriptor) in COPIES_ON_WRITE
+        return _magic(descriptor) in COPIES_ON_WRITE
     except OSError:
         return False
 
@@ -59,7 +64,7 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
     with disk_errors("find the file system of", root):
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found = SHARED.get(file_system(descriptor))
+            found = SHARED.get(_magic(descriptor))
         finally:
             os.close(descriptor)
     if found is not None:

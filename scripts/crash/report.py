@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from crash.audit import read_acked, still_kept
 from crash.peer import PeerUnavailableError, open_with_rocketmq
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import as_failure
 from pyengine.engine.embedded import deferred
+from pyengine.engine_config import MODES
 
 INTERRUPTED = 130
 SCRIPT = "PYENGINE_SCRIPT"  # names the script that the user has called

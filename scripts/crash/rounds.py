@@ -18,7 +18,6 @@ from pathlib import Path
 import pyengine
 from crash.audit import audit, audit_kept, check, read_acked
 from crash.report import Summary, tell
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import (
     COMMAND_TIMEOUT_S,
     EngineWatch,
@@ -31,6 +30,7 @@ from pyengine.cli.torture import (
     wait_for,
 )
 from pyengine.engine.kinds import KINDS
+from pyengine.engine_config import MODES
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.control_block import MODE_NAMES

@@ -13,7 +13,7 @@ from logs import LogBuilder
 from pyengine import errors
 from pyengine.cli import output
 from pyengine.cli.main import COMMANDS, CommandLine, main
-from pyengine.cli.reference import PAGES
+from reference import PAGES
 from waiting import scaled_timeout_s
 
 
@@ -51,7 +51,7 @@ def test_every_command_speaks_json_and_takes_settings(words, command):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_reference_pages_are_up_to_date(name):
-    """If this fails: python -m pyengine.cli.reference docs"""
+    """If this fails: python scripts/reference.py docs"""
     assert (SOURCES / "docs" / name).read_text(encoding="utf-8") == PAGES[name]()
 
 

@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 import pytest
 
 from fix_golden import GOLDEN
-from pyengine.cli.replay import compare, load_manifest, replay_puts, send, settings_of
 from pyengine.errors import UsageError
 from pyengine.formats.record import BatchMember, encode_batch
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.config import load_config
+from replay import compare, load_manifest, replay_puts, send, settings_of
 
 TOO_LONG = 64  # of the recipe `batch`: a body of zeros, longer than any message may be
 

@@ -10,9 +10,9 @@ import json
 import pytest
 
 from fix_golden import GOLDEN, RECIPES
-from pyengine.cli.replay import decode_put, load_manifest, pattern_body
 from pyengine.errors import UsageError
 from pyengine.formats.record import decode_batch
+from replay import decode_put, load_manifest, pattern_body
 
 
 def row(body: bytes = b"hello", **changes):

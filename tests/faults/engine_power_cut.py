@@ -38,8 +38,8 @@ from faults.memory_folder import memory_folder
 from faults.mutants import SEEN_BY_POWER_CUTS, build, environment
 from faults.power_cut import Outcome, Record, append_record, build_shim, explore, read_journal, shim_environment
 from in_child import InChild
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import kill_engine, remove_memory, wait_for
+from pyengine.engine_config import MODES
 from pyengine.errors import EngineError
 from pyengine.formats.paths import segment_name
 from pyengine.storage.config import load_config

@@ -40,9 +40,9 @@ from crash.audit import audit, audit_kept, check, still_kept
 from crash.rounds import RETENTION
 from faults.failing_calls import preload
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import HangError, kill, processes_of, remove_memory, state_of, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.engine_config import MODES
 from pyengine.errors import EngineError
 from pyengine.results import PutStatus
 from waiting import scaled_timeout_s

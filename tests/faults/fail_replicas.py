@@ -20,9 +20,9 @@ from crash.replicas import differences, free_port
 from faults.fail_engine import SETTINGS, TIMEOUT_S, TOPICS, Plan, Rig, Traffic, options, run
 from fix_slave import secret_file
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import HangError, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.engine_config import MODES
 from pyengine.ipc.store_lock import living_kinds
 
 OF_THE_SHIM = ("LD_PRELOAD", "PYENGINE_FAILING_PLAN")

@@ -21,7 +21,7 @@ from faults.logged_disk import IMAGE_NAME, build_server
 from faults.loop_device import attached_files
 from faults.mounts import mounted_below, with_own_mounts
 from faults.mutants import FORGETS_TIMED_SYNC, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, Mutant, environment
-from pyengine.cli.replay import MODES
+from pyengine.engine_config import MODES
 from pyengine.formats.paths import segment_name
 from waiting import eventually, scaled_timeout_s
 

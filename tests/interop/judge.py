@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from pyengine.cli.replay import Put
+from replay import Put
 
 SOURCES = Path(__file__).parent / "judge"
 BUILD_TIMEOUT_S = 900

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyengine.cli.replay import Expected, Put
 from pyengine.formats.record import BatchMember, decode_batch, encode_batch, encode_host, encode_properties
+from replay import Expected, Put
 
 FIXED_BYTES = 75  # of a record, without hosts, body, topic and properties
 BLANK_BYTES = 8

@@ -16,7 +16,8 @@ from fix_cli import run
 from fix_engine import wait_noted
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
-from pyengine.cli.replay import MODES, engine_for, load_manifest, replay_puts, settings_of
+from pyengine.engine_config import MODES
+from replay import engine_for, load_manifest, replay_puts, settings_of
 from waiting import scaled_timeout_s
 
 RECIPE = "cleaned"

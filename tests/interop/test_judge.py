@@ -6,7 +6,7 @@ import pytest
 
 from fix_golden import HALTED, RECIPES, compare_inspect, load_manifest, load_verify, unpack
 from interop.judge import put_row
-from pyengine.cli.replay import decode_put
+from replay import decode_put
 from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]

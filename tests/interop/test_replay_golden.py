@@ -19,8 +19,9 @@ import pytest
 from fix_cli import run
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
-from pyengine.cli.replay import MODES, Manifest, ReplayReport, engine_for, load_manifest, replay_puts, settings_of
 from pyengine.cli.torture import EngineWatch, kill_all
+from pyengine.engine_config import MODES
+from replay import Manifest, ReplayReport, engine_for, load_manifest, replay_puts, settings_of
 from waiting import scaled_timeout_s
 
 RECIPES = (

@@ -12,7 +12,8 @@ from fix_golden import compare_inspect
 from interop.compare_stores import index_differences, log_differences, queue_differences
 from interop.judge import put_row
 from interop.random_puts import expecting, random_puts, random_settings
-from pyengine.cli.replay import MODES, Manifest, engine_for, replay_puts, settings_of
+from pyengine.engine_config import MODES
+from replay import Manifest, engine_for, replay_puts, settings_of
 from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyengine.cli.reference import column_table, option_table, with_tables
 from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.spark.options import OPTIONS, ReadOptions, read_options
 from pyengine.spark.partitions import QueuePart, QueueSlice, cut, joined
 from pyengine.spark.schema import COLUMNS, chosen_columns, find_column, schema_text
+from reference import column_table, option_table, with_tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
 
@@ -180,7 +180,7 @@ def test_a_schema_mode_chooses_columns():
 
 
 def test_the_page_holds_the_tables_of_the_code():
-    """After a change: python -m pyengine.cli.reference docs"""
+    """After a change: python scripts/reference.py docs"""
     text = DOCS.read_text(encoding="utf-8")
     assert text == with_tables(text) and option_table() in text and column_table() in text
 

@@ -7,13 +7,13 @@ import pytest
 
 from fix_golden import CLEAN, usual
 from fix_store_builder import StoreBuilder
-from pyengine.cli.reference import queue_table
 from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import ENTRY_COLUMNS, QUEUE_COLUMNS, plan_view, read_view_options, types_of, view_rows
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from reference import queue_table
 from spark.logs import DAMAGED_END
 
 _TYPES = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64()}

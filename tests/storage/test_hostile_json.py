@@ -131,7 +131,6 @@ DEEP = b'{"a":' * 100_000
 COMMANDS = {
     "ingest": ("ingest", "STORE", "--topic", "T", "--format", "jsonl", "FILE"),
     "acked": ("check", "STORE", "--acked", "FILE"),
-    "replay": ("replay", "FILE", "STORE"),
 }
 
 

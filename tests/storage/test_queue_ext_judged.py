@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 from fix_golden import GOLDEN, compare_inspect, load_manifest, size_settings, unpack
-from pyengine.cli.replay import engine_for, replay_puts, settings_of
-from pyengine.cli.replay import load_manifest as load_puts
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
+from replay import engine_for, replay_puts, settings_of
+from replay import load_manifest as load_puts
 from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]

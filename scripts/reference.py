@@ -1,6 +1,6 @@
 """Generates docs/commands.md, configuration.md, events.md and shared_memory.md, and parts of spark.md and upgrades.md, from the code.
 
-`python -m pyengine.cli.reference docs` writes them. A test compares them with the code, so they are up to date.
+`python scripts/reference.py docs` writes them. A test compares them with the code, so they are up to date.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`pyengine replay`: repeats the puts of a manifest through the real writer, with the manifest's clock.
+"""Repeats the puts of a manifest through the real writer, with the manifest's clock; run by scripts/replay_manifest.sh.
 
 A manifest records the puts into a RocketMQ store and their answers: JSON (.json or .json.gz) in which `config` has
 RocketMQ's settings and `puts` a row for each put. The resulting commit log equals RocketMQ's, except for the filler after
@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyengine.cli import output
+from pyengine.cli.main import Guarded
 from pyengine.cli.output import GivenPath, json_option, set_option
 from pyengine.client.outgoing import RawMessage
+from pyengine.engine_config import MODES
 from pyengine.errors import ExitCode, FormatError, UsageError
 from pyengine.formats.record import BatchMember, decode_batch, encode_batch
 from pyengine.formats.small_file import PARSE_ERRORS
@@ -31,13 +33,11 @@ from pyengine.results import PutResult
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
 
-# The settings by which a mode overrides the manifest's.
-MODES: Mapping[str, Mapping[str, str]] = {
-    "async": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "false"},
-    "pool": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "true"},
-    "sync": {"flush_disk_type": "SYNC_FLUSH", "transient_store_pool_enable": "false"},
-}
 DIFFERENCES_SHOWN = 20
+
+
+class GuardedCommand(Guarded, click.Command):
+    """A command of its own whose errors are sentences and exit codes, as those of `pyengine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
         yield stack.enter_context(pyengine.connect(root, refusals="return"))
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("store", type=GivenPath(path_type=Path))
 @click.option("--mode", type=click.Choice(list(MODES)), help="Write path. Default: the manifest's.")
@@ -245,9 +245,8 @@ def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, st
     stops it. Exit code 1 if an answer differs.
 
     \b
-    Examples:
-      pyengine replay basic.json.gz STORE
-      pyengine replay basic.json.gz STORE --mode sync --json
+    Example:
+      scripts/replay_manifest.sh basic.json.gz STORE sync --json
     """
     loaded = load_manifest(manifest)
     with engine_for(store, {**settings_of(loaded, mode), **settings}) as producer:
@@ -262,3 +261,7 @@ def _print(report: ReplayReport) -> None:
         ("end of the log", report.end_offset), ("different from RocketMQ", len(report.differences))])
     for sentence in report.differences[:DIFFERENCES_SHOWN]:
         click.echo(sentence, err=True)
+
+
+if __name__ == "__main__":
+    replay()
