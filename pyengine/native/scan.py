@@ -12,7 +12,7 @@ pyengine.storage.arrow makes Arrow arrays of them.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -284,11 +284,27 @@ class RowFilter:
     queued_only: bool = False
 
 
-def choose_topics(topics: Iterable[str], queue_ids: Iterable[int] | None = None) -> ChooseQueue:
-    """Return a `choose_queue` for whole queues of these topics, with all or the given ids."""
+def choose_queues(are_wanted: Callable[[str, int], bool], offsets: Mapping[tuple[str, int], tuple[int, int]],
+                  times: Mapping[tuple[str, int], tuple[int, int]]) -> ChooseQueue:
+    """Return a `choose_queue` for the wanted queues: all of their rows, or those in the queue's [start, end) of offsets and of times."""
+
+    def choose(topic: str, queue_id: int) -> QueueBounds | None:
+        if not are_wanted(topic, queue_id):
+            return None
+        queue = topic, queue_id
+        bounds = offsets.get(queue, EVERY_OFFSET)
+        return (*bounds, *times[queue]) if queue in times else bounds
+
+    return choose
+
+
+def choose_topics(topics: Iterable[str], queue_ids: Iterable[int] | None = None,
+                  first_offsets: Mapping[tuple[str, int], int] | None = None) -> ChooseQueue:
+    """Return a `choose_queue` for the queues of these topics, with all or the given ids, each from its first offset on if it has one."""
     wanted = frozenset(topics)
     ids = None if queue_ids is None else frozenset(queue_ids)
-    return lambda topic, queue_id: EVERY_OFFSET if topic in wanted and (ids is None or queue_id in ids) else None
+    offsets = {queue: (first, INT64_MAX) for queue, first in (first_offsets or {}).items()}
+    return choose_queues(lambda topic, queue_id: topic in wanted and (ids is None or queue_id in ids), offsets, {})
 
 
 class ColumnScanner:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from pyengine.arguments import INT64_MAX, INT64_MIN
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
+from pyengine.native.scan import EVERY_OFFSET, choose_queues
 from pyengine.spark.options import EARLIEST, LATEST, Queue, QueueOffsets, ReadOptions, flat
 
 if TYPE_CHECKING:
-    from pyengine.native.scan import ChooseQueue, QueueBounds
+    from pyengine.native.scan import ChooseQueue
 
 REMEDY = "set failOnDataLoss=false to read what there is"
 
@@ -135,8 +136,6 @@ def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: 
 
 # -- rows -------------------------------------------------------------------------
 
-EVERY_OFFSET = (INT64_MIN, INT64_MAX)
-
 
 def offset_bounds(options: ReadOptions) -> dict[Queue, tuple[int, int]]:
     """Return queue -> [first offset, end) for queues with bounds in the options; a missing bound is that of EVERY_OFFSET."""
@@ -159,16 +158,12 @@ def queue_chooser(options: ReadOptions, *, with_offsets: bool = True) -> ChooseQ
     if not options.has_topics and not offsets and not times:
         return None
 
-    def choose(topic: str, queue_id: int) -> QueueBounds | None:
+    def are_wanted(topic: str, queue_id: int) -> bool:
         if topics and topic not in topics or pattern is not None and not pattern.fullmatch(topic):
-            return None
-        if options.assign and queue_id not in options.assign.get(topic, ()):
-            return None
-        queue = topic, queue_id
-        bounds = offsets.get(queue, EVERY_OFFSET)
-        return (*bounds, *times[queue]) if queue in times else bounds
+            return False
+        return not options.assign or queue_id in options.assign.get(topic, ())
 
-    return choose
+    return choose_queues(are_wanted, offsets, times)
 
 
 def without_light_queues(choose: ChooseQueue) -> ChooseQueue:

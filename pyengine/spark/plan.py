@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from pyengine.errors import UsageError
 from pyengine.formats.constants import LMQ_PREFIX
+from pyengine.native.scan import EVERY_OFFSET
 from pyengine.spark.options import ReadOptions, flat
 from pyengine.spark.partitions import (
-    EVERY_OFFSET,
     REMEDY,
     DataLossError,
     LogRange,

@@ -22,11 +22,11 @@ from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, 
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
 from pyengine.formats.consume_queue import further_offset, is_filler, is_live
 from pyengine.formats.paths import StorePaths
-from pyengine.native.scan import ColumnScanner, RowFilter
+from pyengine.native.scan import EVERY_OFFSET, ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, scanned, walk_piece
 from pyengine.spark.options import Queue, ReadOptions, flat
-from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, offset_bounds
+from pyengine.spark.partitions import REMEDY, DataLossError, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
 from pyengine.spark.remote_store import OpenStore, RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array

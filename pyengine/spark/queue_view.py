@@ -17,8 +17,9 @@ from pyspark.sql.datasource import InputPartition
 
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.native.scan import EVERY_OFFSET
 from pyengine.spark.options import BY_NAME, ReadOptions, hint, read_options
-from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, QueueSlice, queue_chooser
+from pyengine.spark.partitions import REMEDY, DataLossError, QueueSlice, queue_chooser
 
 if TYPE_CHECKING:
     import numpy

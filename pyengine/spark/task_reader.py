@@ -24,9 +24,8 @@ from pyarrow import compute
 
 from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError, FormatError
-from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, SYS_FLAG_COMPRESSED
+from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.scan import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter, TallyScanner
 from pyengine.spark.file_access import (
@@ -46,13 +45,10 @@ from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, Part, QueuePart, QueueSlice, queue_chooser, time_bounds
 from pyengine.spark.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
-from pyengine.storage.arrow import allocate, to_array
+from pyengine.storage.arrow import WRONG_BODY, Refiner, allocate, to_array
 from pyengine.storage.mapped_file import map_read_only
 
 log = logging.getLogger(__name__)
-# A task needs several times the memory of a batch of decompressed bodies; these limits keep it below 256 MiB (decision 0315).
-DECOMPRESSED_BATCH_BYTES = 8 << 20
-DECOMPRESSED_BODY_BYTES_MAX = 12 << 20  # three times the largest body that RocketMQ's clients send by default
 _TYPES = {
     "INT": pa.int32(),
     "BIGINT": pa.int64(),
@@ -91,15 +87,12 @@ class TaskReader(ABC):
         self.paths = StorePaths(options.path)
         self._tally = tally
         self._columns = columns
-        self._condition = None if options.sql is None else SqlFilter(options.sql)
-        of_condition = [] if options.sql is None else ["properties"]
         chosen = {name.lower() for name in options.read_columns}
         self._is_read = [column.name.lower() in chosen or "*" in chosen for column in columns]
-        self._bodies = [at for at, column in enumerate(columns) if column.scanned == "body" and self._is_read[at]
-                        ] if options.decompress else []
-        of_bodies = ["sysFlag", "physicalOffset"] if self._bodies else []
+        bodies = [at for at, column in enumerate(columns) if column.scanned == "body" and self._is_read[at] and options.decompress]
+        self._refiner = Refiner(None if options.sql is None else SqlFilter(options.sql), bodies, self._note_body)
         named = [column.scanned for column, is_read in zip(columns, self._is_read) if column.scanned and is_read]
-        self._scanned = list(dict.fromkeys([*named, *of_condition, *of_bodies]))
+        self._scanned = list(dict.fromkeys([*named, *self._refiner.needs]))
         self._place = {name: at for at, name in enumerate(self._scanned)}
         self.skipped: list[Skipped] = []
         self._tree: FileTree | None = open_tree(options.path, options.file_system) if options.is_remote else None
@@ -125,7 +118,7 @@ class TaskReader(ABC):
         )
         only = None if row_filter == RowFilter() else row_filter
         if self._tally is not None:
-            return TallyScanner(self._tally.columns, self._tally.by, matches=None if self._condition is None else self._meets,
+            return TallyScanner(self._tally.columns, self._tally.by, matches=None if self.options.sql is None else self._refiner.meets,
                                 row_filter=only, batch_rows=self.options.batch_rows, verify_crc=self.options.verify_crc,
                                 allocate=allocate)
         return ColumnScanner(
@@ -196,66 +189,13 @@ class TaskReader(ABC):
                 array = header_column(array, wanted)
             chosen.append(array if array.type == wanted else array.view(wanted))
         batch = pa.RecordBatch.from_arrays(chosen, schema=schema)
-        of_bodies = [arrays[self._place[name]] for name in ("sysFlag", "physicalOffset")] if self._bodies else []
-        if self._condition is not None:
-            texts = arrays[self._place["properties"]].to_pylist()
-            meets = pa.array([self._meets(text or "") for text in texts], pa.bool_())
-            batch, of_bodies = batch.filter(meets), [array.filter(meets) for array in of_bodies]
-        if self._bodies:
-            flags, offsets = (array.to_numpy() for array in of_bodies)
-            if (flags & SYS_FLAG_COMPRESSED).any():
-                yield from self._decompressed(batch, flags, offsets)
-                return
-        yield batch
+        yield from self._refiner.refine(batch, {name: arrays[self._place[name]] for name in self._refiner.needs})
 
-    def _meets(self, properties: str) -> bool:
-        """Return whether a row with these properties meets the condition."""
-        return self._condition is None or self._condition.matches(decode_properties(properties))
-
-    def _decompressed(self, batch: pa.RecordBatch, flags: numpy.ndarray, offsets: numpy.ndarray) -> Iterator[pa.RecordBatch]:
-        """Yield the batch with decompressed bodies, in pieces of at most DECOMPRESSED_BATCH_BYTES."""
-        stored = batch.column(self._bodies[0])
-        texts: dict[int, bytes | None] = {}
-        start = size_bytes = 0
-        for row in numpy.flatnonzero(flags & SYS_FLAG_COMPRESSED).tolist():
-            body = stored[row].as_py()
-            try:
-                text = decompress_body(body, int(flags[row]), _codec, DECOMPRESSED_BODY_BYTES_MAX)
-            except FormatError as error:
-                if self.options.on_corrupt == "fail":
-                    raise CorruptionError(f"the body of the message at {offsets[row]} cannot be decompressed: {error} with "
-                                          "decompress=false") from None
-                self.skip(int(offsets[row]), len(body), "body is not what its compression says")
-                texts[row] = None
-                continue
-            if size_bytes and size_bytes + len(text) > DECOMPRESSED_BATCH_BYTES:
-                yield self._with_bodies(batch, start, row, texts)
-                start, size_bytes = row, 0
-            texts[row] = text
-            size_bytes += len(text)
-        yield self._with_bodies(batch, start, batch.num_rows, texts)
-
-    def _with_bodies(self, batch: pa.RecordBatch, start: int, end: int, texts: dict[int, bytes | None]) -> pa.RecordBatch:
-        """Return the rows [start, end) with these bodies, without those of None; empty `texts`."""
-        is_compressed = pa.array([row in texts for row in range(start, end)], pa.bool_())
-        keeps = None
-        if None in texts.values():
-            keeps = pa.array([texts.get(row, b"") is not None for row in range(start, end)], pa.bool_())
-        bodies = pa.array(texts.values(), pa.binary())
-        texts.clear()  # here, so that they are not in memory twice
-        batch = batch.slice(start, end - start)
-        if len(bodies) < batch.num_rows:
-            bodies = compute.replace_with_mask(batch.column(self._bodies[0]), is_compressed, bodies)
-        for at in self._bodies:
-            batch = batch.set_column(at, batch.schema.field(at), bodies)
-        return batch if keeps is None else batch.filter(keeps)
-
-
-def _codec(kind: str, body: bytes, most_bytes: int) -> bytes:
-    """Decompress LZ4 and ZSTD frames of RocketMQ 5's clients with pyarrow, to at most `most_bytes`; OSError for other bytes."""
-    with pa.CompressedInputStream(pa.BufferReader(body), kind.lower()) as stream:
-        text: bytes = stream.read(most_bytes)
-        return text
+    def _note_body(self, offset: int, size_bytes: int, error: FormatError) -> None:
+        """Raise CorruptionError for a body that cannot be decompressed, unless it is to be skipped."""
+        if self.options.on_corrupt == "fail":
+            raise CorruptionError(f"the body of the message at {offset} cannot be decompressed: {error} with decompress=false")
+        self.skip(offset, size_bytes, WRONG_BODY)
 
 
 def sentence(reason: str) -> str:

@@ -8,12 +8,15 @@ bytes; a value is null only if the property is absent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
+from pyarrow import compute
 
-from pyengine.errors import CorruptionError, UsageError
+from pyengine.errors import CorruptionError, FormatError, UsageError
+from pyengine.formats.constants import SYS_FLAG_COMPRESSED
+from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.native.scan import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -27,9 +30,15 @@ from pyengine.native.scan import (
 )
 
 if TYPE_CHECKING:
+    import numpy
     from typing_extensions import Buffer
 
+    from pyengine.formats.sql_filter import SqlFilter
+
 OnCorrupt = Literal["fail", "skip"]
+# A read needs several times the memory of a batch of decompressed bodies; these limits keep it below 256 MiB (decision 0315).
+DECOMPRESSED_BATCH_BYTES = 8 << 20
+DECOMPRESSED_BODY_BYTES_MAX = 12 << 20  # three times the largest body that RocketMQ's clients send by default
 _TYPES = {
     "int32": pa.int32(),
     "int64": pa.int64(),
@@ -56,6 +65,7 @@ def stream(columns: Sequence[str] | None, batches: Iterable[pa.RecordBatch]) -> 
 class LogScanner:
     """Reads ranges of segments into record batches of one schema.
 
+    `condition` is met by the properties of each row, and with `decompress` bodies are as their producers had them (see Refiner).
     `on_corrupt` is the action at damage below the limit: `fail` raises a
     CorruptionError with the offset; `skip` continues at the next valid record and
     adds (offset, reason, bytes) to `skipped`. With `verify_crc` a body that does not match
@@ -71,14 +81,18 @@ class LogScanner:
         batch_bytes: int = BATCH_BYTES,
         verify_crc: bool = False,
         on_corrupt: OnCorrupt = "fail",
+        condition: SqlFilter | None = None,
+        decompress: bool = False,
     ) -> None:
         if on_corrupt not in ("fail", "skip"):
             raise UsageError(f"on_corrupt is 'fail' or 'skip', not {on_corrupt!r}")
         self.schema = schema(columns)
         self.skipped: list[tuple[int, str, int]] = []
         self._on_corrupt = on_corrupt
+        bodies = [at for at, name in enumerate(self.schema.names) if name == "body" and decompress]
+        self._refiner = Refiner(condition, bodies, self._note_body)
         self._scanner = ColumnScanner(
-            self.schema.names,
+            tuple(dict.fromkeys([*self.schema.names, *self._refiner.needs])),
             row_filter=row_filter,
             batch_rows=batch_rows,
             batch_bytes=batch_bytes,
@@ -106,10 +120,16 @@ class LogScanner:
         while position is not None and position < end:
             for batch in self._scanner.scan(view, base_offset, position, end, limit):
                 arrays = [to_array(column, batch.rows) for column in batch.columns]
-                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+                chosen = pa.RecordBatch.from_arrays(arrays[: len(self.schema)], schema=self.schema)
+                yield from self._refiner.refine(chosen, dict(zip(self._scanner.columns, arrays)))
             if self._scanner.reason in ("range_end", "blank"):  # not damage
                 return
             position = self._skip_damage(view, base_offset, end, limit)
+
+    def _note_body(self, offset: int, size_bytes: int, error: FormatError) -> None:
+        if self._on_corrupt == "fail":
+            raise CorruptionError(f"the body of the message at {offset} cannot be decompressed: {error} with decompress=False")
+        self.skipped.append((offset, WRONG_BODY, size_bytes))
 
     def _skip_damage(self, view: Buffer, base_offset: int, end: int, limit: int) -> int | None:
         """Return the first record after the damage at which the scan stopped, None if there is none."""
@@ -132,3 +152,78 @@ def to_array(column: ColumnData, rows: int) -> pa.Array:
     validity = None if column.validity is None else column.validity.owner
     buffers = [validity, column.data.owner] if column.offsets is None else [validity, column.offsets.owner, column.data.owner]
     return pa.Array.from_buffers(_TYPES[column.kind], rows, buffers, column.null_count)
+
+
+WRONG_BODY = "body is not what its compression says"
+
+
+class Refiner:
+    """What happens to scanned rows in Python: those that do not meet a condition are left out, and bodies are decompressed.
+
+    `bodies` are the places of columns with bodies to decompress. `on_wrong_body` gets the physical offset and the stored bytes of a
+    message whose body cannot be decompressed, and the error; it raises, or the row is left out.
+    """
+
+    def __init__(self, condition: SqlFilter | None, bodies: Sequence[int], on_wrong_body: Callable[[int, int, FormatError], None]) -> None:
+        self._condition, self._bodies, self._on_wrong_body = condition, bodies, on_wrong_body
+        of_condition = [] if condition is None else ["properties"]
+        self.needs = (*of_condition, *(("sysFlag", "physicalOffset") if bodies else ()))
+
+    def meets(self, properties: str) -> bool:
+        """Return whether a row with these properties, as stored, meets the condition."""
+        return self._condition is None or self._condition.matches(decode_properties(properties))
+
+    def refine(self, batch: pa.RecordBatch, scanned: Mapping[str, pa.Array]) -> Iterator[pa.RecordBatch]:
+        """Yield the refined rows: one batch, or several if decompressed bodies make it large. `scanned` has the columns of `needs`."""
+        of_bodies = [scanned[name] for name in ("sysFlag", "physicalOffset")] if self._bodies else []
+        if self._condition is not None:
+            meets = pa.array([self.meets(text or "") for text in scanned["properties"].to_pylist()], pa.bool_())
+            batch, of_bodies = batch.filter(meets), [array.filter(meets) for array in of_bodies]
+        if self._bodies:
+            flags, offsets = (array.to_numpy() for array in of_bodies)
+            if (flags & SYS_FLAG_COMPRESSED).any():
+                yield from self._decompressed(batch, flags, offsets)
+                return
+        yield batch
+
+    def _decompressed(self, batch: pa.RecordBatch, flags: numpy.ndarray, offsets: numpy.ndarray) -> Iterator[pa.RecordBatch]:
+        """Yield the batch with decompressed bodies, in pieces of at most DECOMPRESSED_BATCH_BYTES."""
+        stored = batch.column(self._bodies[0])
+        texts: dict[int, bytes | None] = {}
+        start = size_bytes = 0
+        for row in (flags & SYS_FLAG_COMPRESSED).nonzero()[0].tolist():
+            body = stored[row].as_py()
+            try:
+                text = decompress_body(body, int(flags[row]), _codec, DECOMPRESSED_BODY_BYTES_MAX)
+            except FormatError as error:
+                self._on_wrong_body(int(offsets[row]), len(body), error)
+                texts[row] = None
+                continue
+            if size_bytes and size_bytes + len(text) > DECOMPRESSED_BATCH_BYTES:
+                yield self._with_bodies(batch, start, row, texts)
+                start, size_bytes = row, 0
+            texts[row] = text
+            size_bytes += len(text)
+        yield self._with_bodies(batch, start, batch.num_rows, texts)
+
+    def _with_bodies(self, batch: pa.RecordBatch, start: int, end: int, texts: dict[int, bytes | None]) -> pa.RecordBatch:
+        """Return the rows [start, end) with these bodies, without those of None; empty `texts`."""
+        is_compressed = pa.array([row in texts for row in range(start, end)], pa.bool_())
+        keeps = None
+        if None in texts.values():
+            keeps = pa.array([texts.get(row, b"") is not None for row in range(start, end)], pa.bool_())
+        bodies = pa.array(texts.values(), pa.binary())
+        texts.clear()  # here, so that they are not in memory twice
+        batch = batch.slice(start, end - start)
+        if len(bodies) < batch.num_rows:
+            bodies = compute.replace_with_mask(batch.column(self._bodies[0]), is_compressed, bodies)
+        for at in self._bodies:
+            batch = batch.set_column(at, batch.schema.field(at), bodies)
+        return batch if keeps is None else batch.filter(keeps)
+
+
+def _codec(kind: str, body: bytes, most_bytes: int) -> bytes:
+    """Decompress LZ4 and ZSTD frames of RocketMQ 5's clients with pyarrow, to at most `most_bytes`; OSError for other bytes."""
+    with pa.CompressedInputStream(pa.BufferReader(body), kind.lower()) as stream:
+        text: bytes = stream.read(most_bytes)
+        return text

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pyengine.spark import collect_stats, export_parquet
-from pyengine.spark.task_reader import DECOMPRESSED_BODY_BYTES_MAX
+from pyengine.storage.arrow import DECOMPRESSED_BODY_BYTES_MAX
 from spark.logs import write_log
 
 pytestmark = [pytest.mark.ci, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(900)]

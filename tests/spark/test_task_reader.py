@@ -490,7 +490,7 @@ def compressed(tmp_path) -> StoreBuilder:
 @pytest.mark.parametrize("given", [{}, {"subscribe": "T", "access": "queue"}, {"batchRows": 2}], ids=["scan", "queue", "small batches"])
 def test_bodies_are_what_the_producers_had_whatever_compressed_them(compressed, given, monkeypatch):
     for most in (1 << 20, 3000, 1):
-        monkeypatch.setattr("pyengine.spark.task_reader.DECOMPRESSED_BATCH_BYTES", most)
+        monkeypatch.setattr("pyengine.storage.arrow.DECOMPRESSED_BATCH_BYTES", most)
         found = rows(compressed.root, columns="offset,value,body,bodySize", **given)
         assert found == [(at, text, text, len(STORED[at % 7][0])) for at, text in enumerate(TEXTS * 3)]
         sizes = [len(b) for b in batches(compressed.root, columns="value", **given)]
