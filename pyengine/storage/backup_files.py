@@ -255,7 +255,7 @@ def open_destination(dest: str) -> Destination:
     """Open a folder, or the place of a URI (pyarrow.fs: s3://bucket/path, gs://, hdfs://, file://). UsageError for another URI."""
     if "://" not in dest:
         return Folder(Path(dest).absolute())
-    require_extra("pyarrow")
+    require_extra("pyarrow", name="arrow")
     import pyarrow
     from pyarrow.fs import FileSystem, LocalFileSystem
 
