@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from pyengine.storage.config import EngineConfig, load_config
     from pyengine.storage.config_table import TopicConfig, TopicConfigs
-    from pyengine.storage.store_reader import StoreReader
+    from pyengine.storage.store_reader import ScanChoice, StoreReader
 
 __version__ = "0.2.0"
 
@@ -88,7 +88,7 @@ _MODULES = {
         "GetResult", "GetStatus", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError",
         "PutResult", "PutStatus", "ReadLevel",
     ),
-    "pyengine.storage.store_reader": ("StoreReader",),
+    "pyengine.storage.store_reader": ("ScanChoice", "StoreReader"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -97,9 +97,9 @@ __all__ = [
     "DegradedError", "DiskError", "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError", "ExitCode",
     "FlushError", "FormatError", "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message",
     "NotAStoreError", "Outcome", "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult",
-    "PutNotDurableError", "PutRefusedError", "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "Start",
-    "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs", "TopicsFailedError",
-    "Transaction", "UsageError",
+    "PutNotDurableError", "PutRefusedError", "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "ScanChoice",
+    "Start", "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs",
+    "TopicsFailedError", "Transaction", "UsageError",
     "__version__", "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async", "write_tables",
 ]
 

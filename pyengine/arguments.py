@@ -126,3 +126,14 @@ def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:
     if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
         raise wrong_type(value, name, wanted)
     return value
+
+
+def queue_ids(queues: Iterable[int]) -> list[int]:
+    """Return the queues that a program named, sorted; UsageError if there are none or one is not a queue id."""
+    ids = sorted({integer(queue_id, "a queue id") for queue_id in several(queues, "queues", "a sequence of int")})
+    if not ids:
+        raise UsageError("queues is empty: name at least one, or leave it out for all")
+    for one in (ids[0], ids[-1]):
+        if not 0 <= one <= INT32_MAX:
+            raise UsageError(f"{one} is not a queue id: give 0 to {INT32_MAX}")
+    return ids

@@ -143,6 +143,22 @@ def test_consume_refuses_a_wrong_argument_at_once(store, wrong, error, says):
     (lambda reader: reader.scan(topics="orders"), WRONG_TYPE, "topics must be a sequence of str, not str"),
     (lambda reader: reader.scan(topics=[b"orders"]), WRONG_TYPE, "topic must be str, not bytes"),
     (lambda reader: reader.scan(columns="body"), WRONG_TYPE, "columns must be a sequence of str, not str"),
+    (lambda reader: reader.scan(topic="orders"), WRONG_TYPE, "^scan[(][)] has no argument 'topic' [(]did you mean topics[?][)]$"),
+    (lambda reader: reader.to_arrow(tag="a"), WRONG_TYPE, "^to_arrow[(][)] has no argument 'tag' [(]did you mean tags[?][)]$"),
+    (lambda reader: reader.scan(queues=[0]), WRONG_VALUE, "^queues chooses among the queues of topics: name the topics too$"),
+    (lambda reader: reader.scan(["orders"], queues=0), WRONG_TYPE, "queues must be a sequence of int, not int"),
+    (lambda reader: reader.scan(["orders"], queues=[-1]), WRONG_VALUE, "-1 is not a queue id"),
+    (lambda reader: reader.scan(["orders"], tags="a ||"), WRONG_VALUE, "no tag"),
+    (lambda reader: reader.scan(["orders"], sql="a >"), WRONG_VALUE, "SQL"),
+    (lambda reader: reader.scan(["orders"], since=1.5), WRONG_TYPE, "^since must be a datetime .*not float: round it"),
+    (lambda reader: reader.scan(["orders"], until=SECONDS), WRONG_VALUE, "^until is .*in milliseconds since 1970, not in seconds"),
+    (lambda reader: reader.scan(since=10 ** 12 + 1, until=10 ** 12), WRONG_VALUE, "^since .* is after until"),
+    (lambda reader: reader.scan(["orders"], from_offsets=5), WRONG_TYPE, "^from_offsets must be a mapping, not int"),
+    (lambda reader: reader.scan(["orders"], from_offsets={"orders": 5}), WRONG_TYPE, "^from_offsets.'orders'. must be a mapping, not int"),
+    (lambda reader: reader.scan(["orders"], from_offsets={"orders": {0: -1}}), WRONG_VALUE, "is -1: give an offset of the queue"),
+    (lambda reader: reader.scan(["orders"], from_offsets={"orders": {"0": 1}}), WRONG_TYPE, "a queue id must be int, not str"),
+    (lambda reader: reader.scan(decompress="no"), WRONG_TYPE, "decompress must be bool, not str"),
+    (lambda reader: reader.scan(allow_missing=1), WRONG_TYPE, "allow_missing must be bool, not int"),
 ])
 def test_a_reader_refuses_a_wrong_argument_at_once(store, call, error, says):
     with pyengine.open_store(store.root, **settings(store)) as reader, pytest.raises(error, match=says):

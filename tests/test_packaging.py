@@ -202,10 +202,11 @@ def test_strict_mypy_accepts_the_programs_of_the_readme_and_the_examples(install
 def test_without_the_extra_the_sentence_says_how_to_get_it(installed, tmp_path):
     assert installed.run("-m", "pyengine", "start", "store", *SMALL, cwd=tmp_path).returncode == 0
     assert installed.run("-m", "pyengine", "stop", "store", cwd=tmp_path).returncode == 0
-    for code in ("from pyengine.spark import session", "import pyengine.spark; pyengine.spark.export_parquet",
-                 "import pyengine; pyengine.open_store('store').scan()", "import pyengine; pyengine.open_store('store').to_arrow()"):
+    for code, extra in (("from pyengine.spark import session", "spark"), ("import pyengine.spark; pyengine.spark.export_parquet", "spark"),
+                        ("import pyengine; pyengine.open_store('store').scan()", "arrow"),
+                        ("import pyengine; pyengine.open_store('store').to_arrow()", "arrow")):
         done = installed.run("-c", code, cwd=tmp_path)
-        assert "UsageError" in done.stderr and "is not installed" in done.stderr and "pip install '.[spark]'" in done.stderr, done.stderr
+        assert "UsageError" in done.stderr and "is not installed" in done.stderr and f"pip install '.[{extra}]'" in done.stderr, done.stderr
     done = installed.run("-m", "pyengine", "export", "store", "out", "--format", "parquet", cwd=tmp_path)
     assert done.returncode == 2 and "pip install '.[spark]'" in done.stderr and "Traceback" not in done.stderr
 

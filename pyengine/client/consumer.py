@@ -115,7 +115,7 @@ def consume(
     """
     timeout_s = arguments.number(timeout_s, "timeout_s")
     check_keywords(consume, settings)
-    options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else _queue_ids(queues),
+    options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else arguments.queue_ids(queues),
                        None if level is None else ReadLevel.of(level), auto_commit, commit_interval_s, session_timeout_s,
                        max_reconsume_times)
 
@@ -370,7 +370,7 @@ class Consumer:
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
         """Deliver no messages of these queues until resume(); this member keeps the queues. None: all queues, and retries."""
-        chosen = self._reader.queue_ids(self.topic) if queues is None else _queue_ids(queues)
+        chosen = self._reader.queue_ids(self.topic) if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
             self._paused.update(chosen)
@@ -380,7 +380,7 @@ class Consumer:
 
     def resume(self, queues: Iterable[int] | None = None) -> None:
         """Deliver messages of these queues again, from where they were paused. None: all queues, and retries."""
-        chosen = None if queues is None else _queue_ids(queues)
+        chosen = None if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
             self._paused.difference_update(self._paused.copy() if chosen is None else chosen)
@@ -843,16 +843,6 @@ def _deadline_s(max_messages: int, timeout_s: float | None) -> float | None:
         raise UsageError(f"max_messages is {max_messages}; ask for at least one")
     return None if timeout_s is None else time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
 
-
-def _queue_ids(queues: Iterable[int]) -> list[int]:
-    """Return the queues that a program named, sorted; UsageError if there are none or one is not a queue id."""
-    ids = sorted({arguments.integer(queue_id, "a queue id") for queue_id in arguments.several(queues, "queues", "a sequence of int")})
-    if not ids:
-        raise UsageError("queues is empty: name at least one, or leave it out for all")
-    for one in (ids[0], ids[-1]):
-        if not 0 <= one <= arguments.INT32_MAX:
-            raise UsageError(f"{one} is not a queue id: give 0 to {arguments.INT32_MAX}")
-    return ids
 
 
 def _split_by_topic(messages: Iterable[Message]) -> tuple[list[Message], list[Message]]:

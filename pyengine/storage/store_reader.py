@@ -16,12 +16,13 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 
 from pyengine import arguments
-from pyengine.arguments import INT32_MAX, INT64_MAX
+from pyengine.arguments import INT32_MAX, INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError, FormatError, UsageError, did_you_mean, disk_error, require_extra
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
@@ -29,9 +30,10 @@ from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.formats.small_file import keep_standard_descriptors
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import existing_store, load_config
-from pyengine.storage.config_table import TopicConfigs
+from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, folder_names, is_plain_file
@@ -45,6 +47,70 @@ if TYPE_CHECKING:
     from pyengine.storage.arrow import LogScanner
 
 FETCH_BYTES_MAX = 4 << 20
+
+
+class ScanChoice(TypedDict, total=False):
+    """Which rows `scan` and `to_arrow` give: those that meet all of these conditions. None is no condition."""
+
+    queues: Sequence[int] | None
+    """Only the queues with these ids, of the chosen topics."""
+    tags: str | None
+    """Only messages with one of these tags: `a || b`."""
+    sql: str | None
+    """Only messages whose properties meet this condition in SQL92 (docs/consumers.md)."""
+    since: datetime | int | None
+    """Only messages stored at this time or later: a datetime with a time zone, or ms since 1970."""
+    until: datetime | int | None
+    """Only messages stored before this time."""
+    from_offsets: Mapping[str, Mapping[int, int]] | None
+    """Where queues of the chosen topics start, by topic and queue id: `{"orders": {0: 23}}`; others at their earliest message."""
+    decompress: bool
+    """Give bodies as their producers had them, of 12 MiB at most, not as stored; zlib, LZ4 and ZSTD."""
+    allow_missing: bool
+    """A chosen topic or queue that the store has not is no error."""
+
+
+class _Chosen(NamedTuple):
+    """The arguments of a scan that choose rows, checked."""
+
+    topics: tuple[str, ...] | None
+    queues: list[int] | None
+    first_offsets: dict[tuple[str, int], int]
+    wanted: Wanted
+    since_ms: int
+    until_ms: int
+    decompress: bool
+    allow_missing: bool
+
+    @classmethod
+    def of(cls, topics: tuple[str, ...] | None, choice: ScanChoice) -> Self:
+        """Check the arguments; TypeError and UsageError for wrong ones."""
+        queues, since, until = choice.get("queues"), choice.get("since"), choice.get("until")
+        first_offsets = _first_offsets(choice.get("from_offsets") or {}, topics or ())
+        for name in ("queues", "from_offsets"):
+            if choice.get(name) is not None and topics is None:
+                raise UsageError(f"{name} chooses among the queues of topics: name the topics too")
+        since_ms = INT64_MIN if since is None else arguments.moment_ms(since, "since")
+        until_ms = INT64_MAX if until is None else arguments.moment_ms(until, "until")
+        if since_ms > until_ms:
+            raise UsageError(f"since ({since_ms} ms) is after until ({until_ms} ms): no message can be stored between them")
+        return cls(topics, None if queues is None else arguments.queue_ids(queues), first_offsets,
+                   Wanted.of(choice.get("tags"), choice.get("sql")), since_ms, until_ms,
+                   arguments.truth(choice.get("decompress", False), "decompress"),
+                   arguments.truth(choice.get("allow_missing", False), "allow_missing"))
+
+
+def _first_offsets(offsets: Mapping[str, Mapping[int, int]], topics: Collection[str]) -> dict[tuple[str, int], int]:
+    found = {}
+    for topic, queues in arguments.mapping(offsets, "from_offsets").items():
+        if arguments.text(topic, "a topic of from_offsets") not in topics:
+            raise UsageError(f"from_offsets names {topic!r}, which is not among topics{did_you_mean(topic, topics)}")
+        for queue_id, offset in arguments.mapping(queues, f"from_offsets[{topic!r}]").items():
+            arguments.queue_ids([queue_id])
+            if not 0 <= arguments.integer(offset, "an offset of from_offsets") <= INT64_MAX:
+                raise UsageError(f"from_offsets[{topic!r}][{queue_id}] is {offset}: give an offset of the queue, 0 or more")
+            found[topic, int(queue_id)] = int(offset)
+    return found
 
 
 def open_store(
@@ -249,47 +315,32 @@ class StoreReader:
         topics: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         level: ReadLevel | str | None = None,
-        *,
-        allow_missing: bool = False,
+        **choice: Unpack[ScanChoice],
     ) -> Iterator[pyarrow.RecordBatch]:
         """Return the log as Arrow record batches in the order of its bytes; needs pyarrow.
 
         Without `topics` the rows are all records of the log. With `topics` they are the messages that consumers of these topics
         see, without prepared and rolled-back ones; UsageError for a topic that the store has not, unless `allow_missing`.
-        `columns` chooses columns (docs/arrow.md). If a segment is deleted during the scan, its remaining rows are left out.
-        UsageError for an unknown column; CorruptionError at damage below the end for this level.
+        `columns` chooses columns (docs/arrow.md), `choice` rows by the arguments of ScanChoice. If a segment is deleted during the
+        scan, its remaining rows are left out. UsageError for an unknown column; CorruptionError at damage below the end for this
+        level.
         """
-        self._require_open()
-        limit = self._watermark.limit(self._level(level))
-        for names, what in ((topics, "topics"), (columns, "columns")):
-            for name in () if names is None else arguments.several(names, what, "a sequence of str"):
-                arguments.text(name, what.removesuffix("s"))
-        require_extra("pyarrow")
-        from pyengine.native.scan import RowFilter, choose_topics
-        from pyengine.storage.arrow import LogScanner
-
-        row_filter = None
-        if topics is not None:
-            topics = tuple(topics)
-            self._check_topics(set(topics), allow_missing)
-            row_filter = RowFilter(choose_topics(topics), queued_only=True)
-        return self._scan(LogScanner(columns, row_filter=row_filter), limit)
+        return self._rows("scan", topics, columns, level, choice)
 
     def to_arrow(
         self,
         topics: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         level: ReadLevel | str | None = None,
-        *,
-        allow_missing: bool = False,
+        **choice: Unpack[ScanChoice],
     ) -> pyarrow.RecordBatchReader:
         """Return the record batches of `scan` as one Arrow stream; needs pyarrow.
 
         Libraries that read Arrow's C stream take it without a copy: `polars.DataFrame(stream)`,
-        `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It can be read once, while the reader is open. Errors as
-        for `scan`.
+        `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It can be read once, while the reader is open. Arguments and
+        errors as for `scan`.
         """
-        batches = self.scan(topics, columns, level, allow_missing=allow_missing)
+        batches = self._rows("to_arrow", topics, columns, level, choice)
         from pyengine.storage.arrow import stream
 
         return stream(columns, batches)
@@ -348,11 +399,48 @@ class StoreReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _scan(self, scanner: LogScanner, limit: int) -> Iterator[pyarrow.RecordBatch]:
-        for start in list(self.commit_log.starts()):
-            if start < limit:
-                with self._hold(start):
-                    yield from self._scan_segment(scanner, start, limit)
+    def _rows(self, call: str, topics: Sequence[str] | None, columns: Sequence[str] | None, level: ReadLevel | str | None,
+              choice: ScanChoice) -> Iterator[pyarrow.RecordBatch]:
+        self._require_open()
+        limit = self._watermark.limit(self._level(level))
+        for names, what in ((topics, "topics"), (columns, "columns")):
+            for name in () if names is None else arguments.several(names, what, "a sequence of str"):
+                arguments.text(name, what.removesuffix("s"))
+        arguments.known_keywords(call, choice, ("topics", "columns", "level", *ScanChoice.__annotations__))
+        chosen = _Chosen.of(None if topics is None else tuple(topics), choice)
+        require_extra("pyarrow", name="arrow")
+        from pyengine.native.scan import RowFilter, choose_topics
+        from pyengine.storage.arrow import LogScanner
+
+        choose = None
+        if chosen.topics is not None:
+            self._check_names(chosen.topics, chosen)
+            choose = choose_topics(chosen.topics, chosen.queues, chosen.first_offsets)
+        tags, condition = chosen.wanted
+        row_filter = RowFilter(choose, None if tags is None else tuple(tags.tags), chosen.since_ms, chosen.until_ms,
+                               queued_only=choose is not None)
+        scanner = LogScanner(columns, row_filter=None if row_filter == RowFilter() else row_filter, condition=condition,
+                             decompress=chosen.decompress)
+        return self._scan(scanner, limit, self._segments_between(chosen.since_ms, chosen.until_ms, limit))
+
+    def _scan(self, scanner: LogScanner, limit: int, segments: Sequence[int]) -> Iterator[pyarrow.RecordBatch]:
+        for start in segments:
+            with self._hold(start):
+                yield from self._scan_segment(scanner, start, limit)
+
+    def _segments_between(self, since_ms: int, until_ms: int, limit: int) -> list[int]:
+        """Return the segments below `limit`, without those whose neighbours show that all their messages were stored at other times.
+
+        Only an engine's store times never decrease, so a segment that it has not written, or not read yet, is in any case among them.
+        """
+        starts = [start for start in self.commit_log.starts() if start < limit]
+        watermark = read_watermark(self.root).watermark if (since_ms, until_ms) != (INT64_MIN, INT64_MAX) else None
+        if watermark is None:
+            return starts
+        firsts = {start: self.message_below(start, limit) for start in starts if start >= watermark.verified_from}
+        begins_ms = {start: first.store_timestamp_ms for start, first in firsts.items() if first is not None}
+        return [start for start, following in zip(starts, [*starts[1:], -1])
+                if start not in begins_ms or begins_ms[start] < until_ms and begins_ms.get(following, INT64_MAX) >= since_ms]
 
     def _scan_segment(self, scanner: LogScanner, start: int, limit: int) -> Iterator[pyarrow.RecordBatch]:
         view = self.commit_log.view(start)
@@ -371,14 +459,29 @@ class StoreReader:
         """Keep a segment from being deleted during a read, if an engine runs that can hold it."""
         return contextlib.nullcontext(False)
 
-    def _check_topics(self, topics: set[str], allow_missing: bool) -> None:
+    def _check_names(self, topics: Collection[str], chosen: _Chosen) -> None:
+        """Raise UsageError for chosen topics and queues that the store has not, unless they may be missing."""
         if light := sorted(topic for topic in topics if topic.startswith(LMQ_PREFIX)):
             raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
                              "INNER_MULTI_DISPATCH names their light queues")
-        known = topics if allow_missing else find_topics(self, topics.issubset)
-        if missing := sorted(topics - known):
-            raise UsageError(f"{self.root} has no topic {', '.join(map(repr, missing))}{did_you_mean(missing[0], known)}: "
+        if chosen.allow_missing:
+            return
+        known = find_topics(self, set(topics).issubset)
+        if missing := sorted(set(topics) - known):
+            raise UsageError(f"{self.name} has no topic {', '.join(map(repr, missing))}{did_you_mean(missing[0], known)}: "
                              "allow_missing=True reads what there is")
+        self._check_queues(topics, chosen)
+
+    def _check_queues(self, topics: Collection[str], chosen: _Chosen) -> None:
+        """Raise UsageError for a queue id that none of the topics has, and for a first offset of a queue that the store has not."""
+        wanted = {f"{queue_id} of the chosen topics": {(topic, queue_id) for topic in topics} for queue_id in chosen.queues or ()}
+        wanted |= {f"{topic}/{queue_id}": {(topic, queue_id)} for topic, queue_id in chosen.first_offsets}
+        known = find_queues(self, lambda known: not any(map(known.isdisjoint, wanted.values())))
+        for name, queues in wanted.items():
+            if known.isdisjoint(queues):
+                there = sorted({queue_id for topic, queue_id in known if any(topic == one for one, _ in queues)})
+                raise UsageError(f"{self.name} has no queue {name}, only {', '.join(map(str, there))}: "
+                                 "allow_missing=True reads what there is")
 
     def _queue_ids(self, topic: str) -> list[int]:
         folder = os.path.join(self._consume_queue, topic)
@@ -404,14 +507,20 @@ class StoreReader:
 
 def find_topics(reader: StoreReader, are_enough: Callable[[set[str]], bool]) -> set[str]:
     """Return the store's topics: those with queues, then those in config/topics.json, then those in the log, until they are enough."""
-    known = set(reader.topics())
+    return {topic for topic, _ in find_queues(reader, lambda known: are_enough({topic for topic, _ in known}))}
+
+
+def find_queues(reader: StoreReader, are_enough: Callable[[set[tuple[str, int]]], bool]) -> set[tuple[str, int]]:
+    """Return the store's queues: those with files, then those in config/topics.json, then those in the log, until they are enough."""
+    known = {(topic, queue_id) for topic, ids in reader.topics().items() for queue_id in ids}
     if are_enough(known):
         return known
-    known |= TopicConfigs(reader.root).read().rows.keys()
-    if not are_enough(known):  # the newest messages may have a topic without a queue
+    for topic, row in TopicConfigs(reader.root).read().rows.items():
+        known.update((topic, queue_id) for queue_id in range(min(max(row.read_queue_nums, row.write_queue_nums, 1), QUEUE_NUMS_MAX)))
+    if not are_enough(known):  # the newest messages may have a queue without a file
         with contextlib.suppress(CorruptionError):  # the read itself reports damage
-            for batch in reader.scan(columns=["topic"], level=ReadLevel.COMMITTED):
-                known.update(batch["topic"].unique().to_pylist())
+            for batch in reader.scan(columns=["topic", "queueId"], level=ReadLevel.COMMITTED):
+                known.update(set(zip(batch["topic"].to_pylist(), batch["queueId"].to_pylist())))
     return known
 
 

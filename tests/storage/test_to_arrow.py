@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import re
+import zlib
 from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pyengine
-from fix_store_builder import StoreBuilder
-from pyengine.errors import UsageError
+from fix_golden import CLEAN, usual
+from fix_store_builder import START_MS, StoreBuilder
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK
+from pyengine.formats.consume_queue import NOT_QUEUED
+from pyengine.formats.paths import parse_segment_name
+from pyengine.formats.record import Message
+from pyengine.formats.record_case import iter_records
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 
 pa = pytest.importorskip("pyarrow")
 from pyengine.native.scan import COLUMNS  # noqa: E402
@@ -66,6 +78,154 @@ def test_chosen_topics_give_what_their_consumers_see_and_the_whole_log_every_rec
         assert store.to_arrow(columns=["body"]).read_all().num_rows == 45
 
 
+def all_messages(root: Path) -> Iterator[Message]:
+    """Each message of the log, read by the formats alone."""
+    for path in sorted((root / "commitlog").iterdir()):
+        data, start = path.read_bytes(), parse_segment_name(path.name)
+        yield from (record for record in iter_records(data, start, start, start + len(data)) if isinstance(record, Message))
+
+
+def is_chosen(message: Message, topics: list[str] | None, choice: dict[str, Any]) -> bool:
+    """The conditions, one by one; `sql` is `a IS NOT NULL`, of the property a."""
+    first = choice.get("from_offsets", {}).get(message.topic, {}).get(message.queue_id, 0)
+    return ((topics is None or message.topic in topics and message.sys_flag & SYS_FLAG_TRANSACTION_MASK not in NOT_QUEUED)
+            and message.queue_id in choice.get("queues", [message.queue_id]) and message.queue_offset >= first
+            and ("tags" not in choice or message.tags in choice["tags"].split(" || "))
+            and ("sql" not in choice or choice["sql"].split()[0] in message.properties)
+            and choice.get("since", 0) <= message.store_timestamp_ms < choice.get("until", 1 << 62))
+
+
+def random_choice(rng: random.Random, messages: list[Message], topics: list[str] | None) -> dict[str, Any]:
+    """Conditions of any kinds, made from messages of the store, so that they divide its messages."""
+    some, other = rng.choice(messages), rng.choice(messages)
+    since_ms, until_ms = sorted((some.store_timestamp_ms, other.store_timestamp_ms))
+    names = sorted({name for message in messages for name in message.properties if name.isidentifier()}) or ["a"]
+    tags = {message.tags for message in (some, other) if message.tags and "||" not in message.tags}
+    choice = {"tags": " || ".join(tags or {"none"}), "sql": f"{rng.choice(names)} IS NOT NULL",
+              "since": since_ms, "until": until_ms}
+    if topics:
+        ours = [message for message in messages if message.topic in topics]
+        starts = rng.sample(ours, min(len(ours), 3))
+        choice["queues"] = sorted({message.queue_id for message in rng.sample(ours, min(len(ours), 2))})
+        choice["from_offsets"] = {}
+        for message in starts:
+            choice["from_offsets"].setdefault(message.topic, {})[message.queue_id] = message.queue_offset
+    return {name: value for name, value in choice.items() if rng.random() < 0.4}
+
+
+def require_the_chosen_rows(root: Path, messages: list[Message], rng: random.Random, **settings: Any) -> None:
+    """Compare reads with random conditions with a plain filter of all messages, and with get_message of each queue."""
+    queued = sorted({message.topic for message in messages if message.sys_flag & SYS_FLAG_TRANSACTION_MASK not in NOT_QUEUED})
+    with pyengine.open_store(root, **settings) as store:
+        for _ in range(40):
+            topics = rng.choice([None, rng.sample(queued, rng.randint(1, len(queued)))])
+            choice = random_choice(rng, messages, topics)
+            wanted = [message.physical_offset for message in messages if is_chosen(message, topics, choice)]
+            found = store.to_arrow(topics, ["physicalOffset"], "committed", **choice)
+            assert [row["physicalOffset"] for row in found.read_all().to_pylist()] == wanted, (topics, choice)
+        for topic in queued:
+            for queue_id in store.queue_ids(topic):
+                some = random_choice(rng, messages, None)
+                has_tags = topic != SCHEDULE_TOPIC  # its entries have times in place of tags
+                filters = {name: some[name] for name in ("tags", "sql")[not has_tags:] if name in some}
+                found = store.to_arrow([topic], ["queueOffset"], "committed", queues=[queue_id], allow_missing=True, **filters).read_all()
+                got, offset = [], 0
+                while (result := store.get_message(topic, queue_id, offset, level="committed", **filters)).next_begin_offset > offset:
+                    got += [message.queue_offset for message in result.messages if message.topic == topic]
+                    offset = result.next_begin_offset
+                assert found["queueOffset"].to_pylist() == got, (topic, queue_id, filters)
+
+
+@pytest.mark.parametrize("name", usual(CLEAN))
+def test_the_choice_gives_the_rows_of_a_plain_filter_in_golden_stores(name, golden, rng):
+    store = golden(name)
+    require_the_chosen_rows(store.root, list(all_messages(store.root)), rng, **store.sizes)
+
+
+@pytest.mark.parametrize("has_watermark", [True, False], ids=["pyengine", "rocketmq"])
+def test_the_choice_gives_the_rows_of_a_plain_filter_in_random_stores(tmp_path, rng, has_watermark):
+    made = StoreBuilder(tmp_path / "random")
+    messages = []
+    for _ in range(300):
+        made.now_ms += rng.choice([-1000, -1000, 0, 5000])  # the clock's steps of 1 s: several messages of a time
+        made.now_ms = max(made.now_ms, messages[-1].store_timestamp_ms if messages else 0)
+        properties = {name: "1" for name in ("a", "b") if rng.random() < 0.5}
+        messages.append(made.put(rng.choice(["orders", "events", "logs"]), rng.randbytes(rng.randrange(60)), queue_id=rng.randrange(3),
+                                 tags=rng.choice([None, "paid", "sent", "late"]), properties=properties))
+    assert len(list((made.root / "commitlog").iterdir())) > 5
+    if has_watermark:
+        write_watermark(made.root, DurableWatermark("u", 1, made.end))
+    require_the_chosen_rows(made.root, messages, rng)
+
+
+def test_segments_of_other_times_are_not_read_in_a_log_of_pyengine(builder):
+    """Damage in them is not met. RocketMQ's clock may have been set back, so all of its log is read."""
+    for _ in range(100):
+        builder.put("orders", b"y" * 200)
+    starts = sorted(int(path.name) for path in (builder.root / "commitlog").iterdir())
+    assert len(starts) > 4
+    times = {}
+    for message in all_messages(builder.root):
+        times.setdefault(message.physical_offset - message.physical_offset % 4096, []).append(message.store_timestamp_ms)
+    for start in (starts[1], starts[-2]):
+        second = next(message for message in all_messages(builder.root) if message.physical_offset > start)
+        builder.write_log(b"\xff" * 8, at=second.physical_offset)
+    begin, end = times[starts[2]][0] + 1, times[starts[-2]][0]  # with the first millisecond the segment before may have it too
+
+    def read(**choice: int) -> int:
+        with pyengine.open_store(builder.root) as store:
+            return store.to_arrow(columns=["size"], level="written", **choice).read_all().num_rows
+
+    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    assert read(since=begin, until=end) == sum(begin <= time < end for of_segment in times.values() for time in of_segment)
+    for wider in ({"since": begin - 1, "until": end}, {"since": begin, "until": end + 1}, {"since": begin}, {}):
+        with pytest.raises(CorruptionError):
+            read(**wider)
+    write_watermark(builder.root, DurableWatermark("u", 1, builder.end, verified_from=starts[-1]))
+    with pytest.raises(CorruptionError):
+        read(since=begin, until=end)
+
+
+def test_times_are_datetimes_too(builder):
+    begin = datetime.fromtimestamp(START_MS / 1000, UTC)
+    with pyengine.open_store(builder.root) as store:
+        for since, until, rows in ((0, 10, 10), (5, 40, 35), (7, 7, 0)):
+            found = store.scan(columns=["size"], since=begin + timedelta(seconds=since), until=begin + timedelta(seconds=until))
+            assert sum(batch.num_rows for batch in found) == rows
+
+
+def test_bodies_are_as_their_producers_had_them_if_asked(builder):
+    text = b"as the producer had it " * 20
+    for number in range(30):
+        builder.put("packed", zlib.compress(text + b"%d" % number) if number % 3 else b"%d" % number, sys_flag=bool(number % 3))
+    with pyengine.open_store(builder.root) as store:
+        messages = [message for message in all_messages(builder.root) if message.topic == "packed"]
+        for columns in (["body", "queueOffset"], ["sysFlag", "body"], None):
+            table = store.to_arrow(["packed"], columns, decompress=True).read_all()
+            assert table["body"].to_pylist() == [message.content for message in messages]
+            assert table.schema == store.to_arrow(["packed"], columns).schema
+            assert store.to_arrow(["packed"], columns).read_all()["body"].to_pylist() == [message.body for message in messages]
+        some = store.to_arrow(["packed"], ["body"], decompress=True, from_offsets={"packed": {0: 28}}).read_all()
+        assert some["body"].to_pylist() == [text + b"28", text + b"29"]
+    builder.put("packed", b"no stream", sys_flag=1)
+    with pyengine.open_store(builder.root) as store:
+        with pytest.raises(CorruptionError, match="cannot be decompressed: .*zlib.* with decompress=False"):
+            store.to_arrow(["packed"], ["body"], decompress=True).read_all()
+        assert store.to_arrow(["packed"], ["size"], decompress=True).read_all().num_rows == 31
+
+
+def test_a_queue_that_the_store_has_not_is_an_error_unless_it_may_be_missing(builder):
+    builder.put("late", b"x", queue_id=6, dispatch=False)
+    with pyengine.open_store(builder.root) as store:
+        for choice, says in (({"queues": [0, 9]}, "no queue 9 of the chosen topics, only 0, 1: allow_missing=True"),
+                             ({"from_offsets": {"orders": {4: 0}}}, "no queue orders/4, only 0, 1: allow_missing=True"),
+                             ({"from_offsets": {"order": {0: 1}}}, "names 'order', which is not among topics .did you mean orders")):
+            with pytest.raises(UsageError, match=says):
+                store.to_arrow(["orders", "events"], **choice)
+        assert store.to_arrow(["orders"], queues=[9], from_offsets={"orders": {4: 0}}, allow_missing=True).read_all().num_rows == 0
+        assert store.to_arrow(["orders", "late"], queues=[6]).read_all().num_rows == 1
+
+
 def test_it_reads_as_it_is_read_from(builder, monkeypatch):
     with pyengine.open_store(builder.root) as store:
         seen = []
@@ -82,7 +242,7 @@ def test_the_page_of_docs_runs(builder, capsys):
     pytest.importorskip("polars")
     pytest.importorskip("duckdb")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     namespace: dict[str, object] = {}
     shown = []
     for block in blocks:
@@ -94,6 +254,7 @@ def test_the_page_of_docs_runs(builder, capsys):
         assert re.search(rf"{tag}\s+┆ {count}\s", shown[1]), shown[1]
     assert re.search(r"events\s+│\s+10 ", shown[2]) and re.search(r"orders\s+│\s+30 ", shown[2]), shown[2]
     assert re.search(r"events\s+1\s+10\n", shown[3]), shown[3]
+    assert shown[4] == "30\n", shown[4]
 
 
 def test_the_page_names_every_column():
