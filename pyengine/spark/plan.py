@@ -42,6 +42,7 @@ from pyengine.spark.presence import (
     with_lost_end,
 )
 from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
+from pyengine.storage.store_reader import log_range
 
 if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue
@@ -117,26 +118,10 @@ def _narrowed(options: ReadOptions, reader: OpenStore, start: int, stop: int, li
     if not options.assign:
         return start, stop
     bounds = offset_bounds(options)
-    queues = [(topic, queue_id) for topic, ids in options.assign.items() for queue_id in ids]
-    firsts = [_place(reader, queue, bounds.get(queue, EVERY_OFFSET)[0], limit) for queue in queues]
-    if all(place is not None for place in firsts):
-        start = max(start, min(place[0] for place in firsts if place))
-    ends = [bounds.get(queue, EVERY_OFFSET)[1] for queue in queues]
-    lasts = [_place(reader, queue, end - 1, limit) for queue, end in zip(queues, ends)]
-    if all(place is not None for place in lasts):
-        stop = min(stop, max(place[1] for place in lasts if place))
+    assigned = {(topic, queue_id): bounds.get((topic, queue_id), EVERY_OFFSET) for topic, ids in options.assign.items() for queue_id in ids}
+    low, high = log_range(reader, assigned, limit)
+    start, stop = max(start, low), min(stop, high)
     return start, max(start, stop)
-
-
-def _place(reader: OpenStore, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
-    """Return [start, end) in the log of a queue's message, None unless its entry and its record agree."""
-    topic, queue_id = queue
-    entries = reader.queue(topic, queue_id)
-    entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None else None
-    message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
-    if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, offset):
-        return None
-    return message.physical_offset, message.physical_offset + message.size_bytes
 
 
 # -- queues that start at a time ----------------------------------------------------

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypedDict, Unpack
 
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX, INT64_MIN
@@ -412,21 +412,24 @@ class StoreReader:
         from pyengine.native.scan import RowFilter, choose_topics
         from pyengine.storage.arrow import LogScanner
 
-        choose = None
+        choose, begin = None, 0
         if chosen.topics is not None:
             self._check_names(chosen.topics, chosen)
+            if {(topic, queue_id) for topic in chosen.topics for queue_id in chosen.queues or ()} == chosen.first_offsets.keys():
+                begin, _ = log_range(self, {queue: (first, INT64_MAX) for queue, first in chosen.first_offsets.items()}, limit)
             choose = choose_topics(chosen.topics, chosen.queues, chosen.first_offsets)
         tags, condition = chosen.wanted
         row_filter = RowFilter(choose, None if tags is None else tuple(tags.tags), chosen.since_ms, chosen.until_ms,
                                queued_only=choose is not None)
         scanner = LogScanner(columns, row_filter=None if row_filter == RowFilter() else row_filter, condition=condition,
                              decompress=chosen.decompress)
-        return self._scan(scanner, limit, self._segments_between(chosen.since_ms, chosen.until_ms, limit))
+        return self._scan(scanner, begin, limit, self._segments_between(chosen.since_ms, chosen.until_ms, limit))
 
-    def _scan(self, scanner: LogScanner, limit: int, segments: Sequence[int]) -> Iterator[pyarrow.RecordBatch]:
+    def _scan(self, scanner: LogScanner, begin: int, limit: int, segments: Sequence[int]) -> Iterator[pyarrow.RecordBatch]:
         for start in segments:
-            with self._hold(start):
-                yield from self._scan_segment(scanner, start, limit)
+            if start + self.commit_log.size_bytes > begin:
+                with self._hold(start):
+                    yield from self._scan_segment(scanner, start, max(start, begin), limit)
 
     def _segments_between(self, since_ms: int, until_ms: int, limit: int) -> list[int]:
         """Return the segments below `limit`, without those whose neighbours show that all their messages were stored at other times.
@@ -442,12 +445,12 @@ class StoreReader:
         return [start for start, following in zip(starts, [*starts[1:], -1])
                 if start not in begins_ms or begins_ms[start] < until_ms and begins_ms.get(following, INT64_MAX) >= since_ms]
 
-    def _scan_segment(self, scanner: LogScanner, start: int, limit: int) -> Iterator[pyarrow.RecordBatch]:
+    def _scan_segment(self, scanner: LogScanner, start: int, first: int, limit: int) -> Iterator[pyarrow.RecordBatch]:
         view = self.commit_log.view(start)
         if view is None:
             return
         try:
-            for batch in scanner.scan(view, start, start, min(limit, start + len(view))):
+            for batch in scanner.scan(view, start, first, min(limit, start + len(view))):
                 if start < self.commit_log.min_offset:
                     return  # deleted during the copy: its blocks may have been freed
                 yield batch
@@ -503,6 +506,38 @@ class StoreReader:
     def _require_open(self) -> None:
         if not self._is_open:
             raise UsageError(f"this reader of {self.root} is closed")
+
+
+class QueuesAndLog(Protocol):
+    """A reader of one store's queue entries and of the records that they name."""
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
+    def message_below(self, physical_offset: int, limit: int) -> Message | None: ...
+
+
+def log_range(reader: QueuesAndLog, bounds: Mapping[tuple[str, int], tuple[int, int]], limit: int) -> tuple[int, int]:
+    """Return [start, end) of the log, outside of which there is no message of these queues' [first, end) of offsets.
+
+    A bound of the range is 0 or `limit` unless each queue has an entry that agrees with its record, and so proves where its messages
+    begin or end: other entries can be missing after a crash and prove nothing. Other bounds are those of a record.
+    """
+    firsts, lasts = [], []
+    for queue, (first, end) in bounds.items():
+        own, before, last = (_place(reader, queue, offset, limit) for offset in (first, first - 1, end - 1))
+        firsts.append(own[0] if own else before[1] if before else 0)
+        lasts.append(last[1] if last else limit)
+    return min(firsts, default=0), max(lasts, default=limit)
+
+
+def _place(reader: QueuesAndLog, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
+    """Return [start, end) in the log of a queue's message, None unless its entry and its record agree."""
+    topic, queue_id = queue
+    entries = reader.queue(topic, queue_id)
+    entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None else None
+    message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
+    if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, offset):
+        return None
+    return message.physical_offset, message.physical_offset + message.size_bytes
 
 
 def find_topics(reader: StoreReader, are_enough: Callable[[set[str]], bool]) -> set[str]:

@@ -186,6 +186,33 @@ def test_segments_of_other_times_are_not_read_in_a_log_of_pyengine(builder):
         read(since=begin, until=end)
 
 
+def test_a_read_that_continues_begins_at_the_messages_of_its_offsets(builder, rng):
+    """With queues and an offset for each: damage before their messages is not met, and each message is read once."""
+    messages = list(all_messages(builder.root))
+    for _ in range(200):
+        has_entry = builder.end > 8000 or rng.random() < 0.9  # some entries are missing, as after a crash
+        messages.append(builder.put(rng.choice(["orders", "events"]), b"y" * 50, queue_id=rng.randrange(2), dispatch=has_entry))
+    topics, queues = ["orders", "events"], [0, 1]
+    columns, nothing = ["physicalOffset"], {topic: dict.fromkeys(queues, 0) for topic in topics}
+    with pyengine.open_store(builder.root) as store:
+        for cut in sorted(rng.sample(range(len(messages)), 20)):
+            offsets = {topic: dict.fromkeys(queues, 0) for topic in topics}
+            for message in messages[:cut]:
+                offsets[message.topic][message.queue_id] = message.queue_offset + 1
+            found = store.to_arrow(topics, columns, "written", queues=queues, from_offsets=offsets).read_all()
+            assert found["physicalOffset"].to_pylist() == [message.physical_offset for message in messages[cut:]], offsets
+    builder.write_log(b"\xff" * 8, at=messages[1].physical_offset)
+    newest = {(message.topic, message.queue_id): message.queue_offset for message in messages}
+    with pyengine.open_store(builder.root) as store:
+        for more, rows in ((0, 4), (1, 0)):
+            offsets = {topic: {queue_id: newest[topic, queue_id] + more for queue_id in queues} for topic in topics}
+            assert store.to_arrow(topics, columns, "written", queues=queues, from_offsets=offsets).read_all().num_rows == rows
+            for wider in ({"from_offsets": offsets}, {"queues": queues}, {"queues": queues, "from_offsets": {"orders": offsets["orders"]}},
+                          {"queues": queues, "from_offsets": offsets | {"orders": nothing["orders"]}}):
+                with pytest.raises(CorruptionError):
+                    store.to_arrow(topics, columns, "written", **wider).read_all()
+
+
 def test_times_are_datetimes_too(builder):
     begin = datetime.fromtimestamp(START_MS / 1000, UTC)
     with pyengine.open_store(builder.root) as store:
