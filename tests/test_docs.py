@@ -167,6 +167,7 @@ RUN_ELSEWHERE = {
     "docs/faults.md": "tests/test_docs.py",
     "docs/drills.md": "tests/scripts/test_drills.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
+    "docs/tasks.md": "tests/test_taskiq.py",
     "docs/topics.md": "tests/test_docs_delivery.py",
     "docs/transactions.md": "tests/test_docs_delivery.py",
     "docs/cleaning.md": "tests/test_docs.py",

@@ -1,0 +1,119 @@
+"""A taskiq broker whose tasks are messages of a pyengine store: `pyengine.taskiq.PyengineBroker`.
+
+    broker = PyengineBroker("my-store")      # an engine runs there: `pyengine start my-store`
+
+At least once: taskiq acknowledges a task when it has ended, and the acknowledgements are stored every `commit_interval_s`; what
+runs twice after a kill is in docs/tasks.md. Needs taskiq, of the extra `taskiq`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from pyengine.client.consumer import Consumer, consume
+from pyengine.client.producer import Producer, connect
+from pyengine.errors import UsageError, require_extra
+from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
+
+try:
+    from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+except ImportError:
+    require_extra("taskiq", name="taskiq")
+    raise
+
+SESSION_TIMEOUT_S = 3600.0  # of a worker that hangs, not of one that is killed, whose queues are free at once
+
+
+class PyengineBroker(AsyncBroker):
+    """Sends tasks as messages of `topic`, and runs those that the workers of `group` get.
+
+    The workers share the topic's queues: `queues` is their number in a topic that is new. The label `delay` (seconds) and the
+    label `deliver_at` (a datetime with a zone, or ms since 1970) run a task later, the later one if both are given.
+    """
+
+    def __init__(self, store: str | os.PathLike[str], *, topic: str = "taskiq", group: str = "taskiq", queues: int = QUEUE_NUMS_NEW,
+                 commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
+        super().__init__()
+        self._store = Path(store).absolute()
+        self._group = group
+        self._config = TopicConfig(topic, queues, queues).check()
+        self._commit_interval_s = commit_interval_s
+        self._session_timeout_s = session_timeout_s
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+
+    async def startup(self) -> None:
+        """Connect to the engine, for which this waits some seconds, and make the topic; then start taskiq's own parts."""
+        if self._producer is None:
+            self._producer = await asyncio.to_thread(self._connect)
+        await super().startup()
+
+    def _connect(self) -> Producer:
+        producer = connect(self._store)
+        try:
+            TopicConfigs(self._store).ensure(self._config)
+        except BaseException:
+            producer.close()
+            raise
+        return producer
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Store a task; taskiq raises SendTaskError from an error here, for example a PutError."""
+        if self._producer is None:
+            raise UsageError("the broker is not started: `await broker.startup()` first")
+        await self._producer.put_async(self._config.topic, message.message, keys=message.task_id, deliver_at=_due_ms(message.labels))
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        """Yield tasks as they arrive. They can be acknowledged until shutdown(), which comes after the last running one."""
+        if self._consumer is None:
+            self._consumer = await asyncio.to_thread(
+                consume, self._store, self._config.topic, group=self._group, auto_commit=False,
+                commit_interval_s=self._commit_interval_s, session_timeout_s=self._session_timeout_s)
+        consumer = self._consumer
+        while True:
+            for message in await consumer.pull_async(1, timeout_s=None):
+                yield AckableMessage(data=message.body, ack=partial(consumer.ack, message))
+
+    async def shutdown(self) -> None:
+        """Stop taskiq's own parts, store the acknowledgements, and disconnect. Tasks that are not acknowledged come again."""
+        try:
+            await super().shutdown()
+        finally:
+            consumer, self._consumer = self._consumer, None
+            producer, self._producer = self._producer, None
+            for each in (consumer, producer):
+                if each is not None:
+                    await asyncio.to_thread(each.close)
+
+
+def _due_ms(labels: Mapping[str, object]) -> int | None:
+    """Return when a task with these labels is due, in ms since 1970; None for at once. UsageError for labels that say no time."""
+    due_ms = None
+    if labels.get("delay") is not None:
+        try:
+            due_ms = math.ceil((time.time() + float(str(labels["delay"]))) * 1000)
+        except (ValueError, OverflowError):
+            raise UsageError(f"the label delay is {labels['delay']!r}: give a number of seconds") from None
+    if labels.get("deliver_at") is not None:
+        at_ms = _milliseconds(str(labels["deliver_at"]))  # taskiq makes texts of labels
+        due_ms = at_ms if due_ms is None else max(due_ms, at_ms)
+    return due_ms
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        if text.isdecimal():
+            return int(text)
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = datetime.min
+    if at.tzinfo is None:
+        raise UsageError(f"the label deliver_at is {text!r}: give a datetime with a time zone, or ms since 1970")
+    return math.ceil(at.timestamp() * 1000)
