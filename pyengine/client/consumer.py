@@ -174,7 +174,6 @@ class Consumer:
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
         self._has_acks = False
-        self._has_warned = False
         self._paused: set[int] = set()
         self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
@@ -184,7 +183,7 @@ class Consumer:
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
-        self._has_warned = False  # that the group has more members than queues
+        self._warned: set[str] = set()  # what it has warned of once
         self._background_error: BaseException | None = None
         self._commit_due_s = time.monotonic() + options.commit_interval_s
         self._closing = threading.Event()
@@ -309,8 +308,8 @@ class Consumer:
         self._require_group()
         self._require_open()
         if self._options.auto_commit:
-            if not self._has_warned:
-                self._has_warned = True
+            if "ack" not in self._warned:
+                self._warned.add("ack")
                 warnings.warn("ack() does nothing with auto_commit, where a message is done when the program asks for the next one: leave "
                               "it out, or consume with auto_commit=False", stacklevel=2)
             return
@@ -689,7 +688,7 @@ class Consumer:
             self._take_all(queue_ids if self._options.queues is None else self._options.queues)
             return
         wanted = set(self._session.share(queue_ids))
-        if not wanted and not self._has_warned and self._retry_topic is not None:
+        if not wanted and "idle" not in self._warned and self._retry_topic is not None:
             self._warn_of_idleness(self._session.members, len(queue_ids))
         with self._state:
             for held in list(self._held.values()):
@@ -713,7 +712,7 @@ class Consumer:
     def _warn_of_idleness(self, members: int, queues: int) -> None:
         sentence = lack_of_queues(self._reader.root, self.topic, self.group or "", members, queues)
         if sentence:
-            self._has_warned = True
+            self._warned.add("idle")
             self._note(sentence)
             warnings.warn(sentence, stacklevel=2)
 
