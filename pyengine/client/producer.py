@@ -154,6 +154,8 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 
 
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
+_PUT_BATCH_KEYWORDS = ("topic", "messages", "queue_id", "properties", "wait", "timeout_s", "sharding_key")
+_PUT_PREPARED_KEYWORDS = ("topic", "body", "queue_id", "tags", "keys", "properties", "flag", "group", "unique_key", "wait", "timeout_s")
 _PUT_MANY_KEYWORDS = ("topic", "bodies", "queue_id", "tags", "keys", "properties", "flag", "wait", "timeout_s", "sharding_key")
 
 
@@ -300,6 +302,7 @@ class Producer(ProducerFront):
     def _put(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
         return self._puts.give(self._puts.put_and_wait(entry, timeout_s))
 
+    @_named("put_many_async", _PUT_MANY_KEYWORDS)
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
                        flag: int = 0, wait: bool = True, timeout_s: float | None = None,
@@ -308,6 +311,7 @@ class Producer(ProducerFront):
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
         return self._puts.submit(self._checked(self._many_entry, message, bodies, wait), timeout_s)
 
+    @_named("put_batch", _PUT_BATCH_KEYWORDS)
     def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = None,
                   properties: Mapping[str, str] | None = None, wait: bool = True,
                   timeout_s: float | None = None, sharding_key: str | None = None) -> PutResult:
@@ -424,6 +428,7 @@ class Producer(ProducerFront):
         return RawMessage(message.topic, body, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=message.flag,
                           born_timestamp_ms=time.time_ns() // 1_000_000)
 
+    @_named("put_prepared", _PUT_PREPARED_KEYWORDS)
     def put_prepared(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                      group: str = "pyengine", unique_key: str | None = None, wait: bool = True,
