@@ -23,7 +23,11 @@ async def put(producer: pyengine.Producer) -> int:
     results = await asyncio.gather(producer.put_async("orders", b"two"), producer.put_async("orders", b"three"))
     return result.queue_offset + results[0].queue_offset
 
+def answered(future: pyengine.PutFuture[pyengine.PutResult]) -> None:
+    print(future.is_answered, future.result().msg_id)
+
 def wait(future: pyengine.PutFuture[pyengine.PutResult], many: pyengine.PutFuture[pyengine.PutManyResult]) -> int:
+    future.add_done_callback(answered)
     future.add_done_callback(lambda done: print(done.result().msg_id))
     return future.result(timeout=1).physical_offset + many.result().first_queue_offset
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from pyengine import arguments
 from pyengine._front import PendingPut, use_futures
@@ -59,6 +59,10 @@ class PutFuture(PendingPut, Future[Result]):
     @is_answered.setter
     def is_answered(self, answered: bool) -> None:
         self.__dict__["_answered"] = answered
+
+    if TYPE_CHECKING:
+        def add_done_callback(self, fn: Callable[[PutFuture[Result]], object]) -> None:
+            """Call `fn` with this future once the result is there, in the thread of answers."""
 
     def __getattr__(self, name: str) -> object:
         if name in _FUTURE_FIELDS:
