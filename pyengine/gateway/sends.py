@@ -337,9 +337,11 @@ class Sends:
 
         def answer(result: PutResult) -> None:
             is_given_up = result.status.is_lasting  # after an error a client handles the message again, and for ever
-            if note or is_given_up:
-                request.connection.report(note if result else f"{message.msg_id} can neither be delivered to {group} again nor be a dead "
-                                          f"letter, and counts as done: {result.reason}")
+            if is_given_up:
+                request.connection.report(f"{message.msg_id} can neither be delivered to {group} again nor be a dead letter, and counts "
+                                          f"as done: {result.reason}")
+            elif note and result.stored:
+                request.connection.report(note)
             request.reply(Answer() if result or is_given_up else Answer(codes.SYSTEM_ERROR, f"{result.status.name}: {result.reason}"))
 
         self._puts.submit(raw, answer)

@@ -472,6 +472,19 @@ def test_a_message_without_room_for_a_retry_is_a_dead_letter_when_it_is_sent_bac
     assert f"{first['msgId']} is a dead letter of full_back at once" in (served.root / "engine.log").read_text()
 
 
+def test_a_dead_letter_that_no_slave_has_yet_is_no_message_that_counts_as_done(tmp_path):
+    served = start_served(tmp_path / "store", broker_role="SYNC_MASTER", ha_allow_plain="127.0.0.1", ha_listen_port=0)
+    try:
+        with pyengine.connect(served.root, refusals="return") as producer:
+            put = producer.put("T", b"full", properties={"own": "y" * 32_740})
+        assert (put.status.name, put.stored) == ("SLAVE_NOT_AVAILABLE", True)
+        answer = served.broker().ask(codes.CONSUMER_SEND_MSG_BACK, {"offset": put.physical_offset, "group": "full_back", "delayLevel": 1})
+        assert answer.code == codes.SYSTEM_ERROR and "SLAVE_NOT_AVAILABLE" in answer.remark
+        assert f"{put.msg_id} is a dead letter of full_back at once" in served.engine.log() and "counts as done" not in served.engine.log()
+    finally:
+        served.close()
+
+
 def test_a_retry_that_an_ordered_consumer_sends_itself_and_that_has_no_room_is_a_dead_letter(served):
     client = served.broker()
     properties = "own\x01" + "y" * 32_740 + "\x02RETRY_TOPIC\x01orders\x02DELAY\x013\x02TAGS\x01a"
