@@ -73,7 +73,7 @@ def topics(
 
 
 def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_json: bool) -> None:
-    from pyengine.client.outgoing import RefusedError, topic_bytes
+    from pyengine.client.outgoing import RefusedError, put_topic_bytes
     from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
     configs = TopicConfigs(store)
@@ -85,7 +85,7 @@ def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_js
         made = None
     elif action == "create":
         try:
-            topic_bytes(topic)
+            put_topic_bytes(topic)
         except RefusedError as refused:
             raise UsageError(refused.reason) from None
         made = configs.create(TopicConfig(topic, **changes))

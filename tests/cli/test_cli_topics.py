@@ -45,6 +45,7 @@ def test_sizes_are_those_of_the_records_that_the_queues_name(builder):
     (("update", "orders", "--perm", "r"), "has no topic orders"),
     (("delete", "orders", "--order"), "takes no options"),
     (("create", "a/b"), "cannot be a folder's name"),
+    (("create", "a@b"), "no group could consume it"),
     (("list", "orders"), "list takes no topic"),
     (("delete", "orders", "--sizes"), "--sizes needs the action list"),
     (("create", "x", "--queues", "99999"), "give 1 to 65536"),
