@@ -211,9 +211,9 @@ class Sink:
         """Make the sink, before a task runs; UsageError, or EngineUnavailableError if no engine runs here."""
         options = read_sink_options(given, is_stream=is_stream)
         columns = sink_columns(schema, options)
-        timeout_s = ENGINE_TIMEOUT_S if is_stream and Path(options.path).is_dir() and abort_file_exists(options.path) else 0.0
+        restarts = is_stream and Path(options.path).is_dir() and abort_file_exists(options.path)
         try:
-            _retry_until_running(lambda: pyengine.connect(options.path).close(), timeout_s)
+            (pyengine.connect(options.path, timeout_s=ENGINE_TIMEOUT_S) if restarts else pyengine.connect(options.path)).close()
         except EngineError as error:
             raise EngineUnavailableError(f"cannot write to {options.path}: the sink puts into a running engine, and only on its "
                                          f"host: {error}") from None
@@ -515,7 +515,7 @@ class _Attempt:
 
     def _connected(self) -> Producer:
         if self._producer is None:
-            self._producer = _retry_until_running(lambda: pyengine.connect(self._path, refusals="return"))
+            self._producer = _connect(self._path)
         return self._producer
 
 
@@ -571,7 +571,7 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
 
     was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
     last_task = -1 if was_committed else _retry_until_running(find_last_task)
-    with _retry_until_running(lambda: pyengine.connect(path, refusals="return")) as producer:
+    with _connect(path) as producer:
         put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
     if last_task >= len(messages):
         raise UsageError(f"batch {batch} of query {query} has {len(messages)} task{'s' * (len(messages) != 1)} now, and an attempt before "
@@ -674,9 +674,14 @@ def _settled(path: str) -> Iterator[tuple[LiveStoreReader, int]]:
         yield store, end
 
 
-def _retry_until_running(call: Callable[[], _Found], timeout_s: float | None = None) -> _Found:
+def _connect(path: str) -> Producer:
+    """Connect to the engine, which may be restarting; other tasks may have all of its sessions."""
+    return _retry_until_running(lambda: pyengine.connect(path, refusals="return", timeout_s=ENGINE_TIMEOUT_S))
+
+
+def _retry_until_running(call: Callable[[], _Found]) -> _Found:
     """Return the result of `call`, which is repeated for ENGINE_TIMEOUT_S while the engine restarts."""
-    deadline_s = time.monotonic() + (ENGINE_TIMEOUT_S if timeout_s is None else timeout_s)
+    deadline_s = time.monotonic() + ENGINE_TIMEOUT_S
     while True:
         try:
             return call()
