@@ -23,8 +23,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from pyengine.client.outgoing import properties_text
+from pyengine.client.outgoing import RefusedError, properties_text, topic_bytes
 from pyengine.engine.embedded import Engine
+from pyengine.errors import UsageError
 from pyengine.formats.record import Message, body_crc, record_size
 
 try:
@@ -61,9 +62,14 @@ def make_message(
 ) -> Message:
     """Return a message as a consumer gets it, without a store: for the test of a handler.
 
-    The arguments have the names and the rules of Producer.put and of Message. The store time is the present unless it is given.
+    The arguments have the names and the rules of Producer.put and of Message, whose topics a store could have; UsageError for others.
+    The store time is the present unless it is given.
     """
-    text = properties_text(tags, keys, properties)
+    try:
+        topic_bytes(topic)
+        text = properties_text(tags, keys, properties)
+    except RefusedError as refused:
+        raise UsageError(refused.reason) from None
     stored_ms = time.time_ns() // 1_000_000 if store_timestamp_ms is None else store_timestamp_ms
     return Message(
         topic, body, queue_id, queue_offset, physical_offset, record_size(len(body), len(topic.encode()), len(text.encode())), text,
@@ -76,14 +82,24 @@ def _folder() -> Iterator[Path]:
     parent = MEMORY if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else Path(tempfile.gettempdir())
     for left in parent.glob(f"{_PREFIX}*"):
         _remove_unused(left)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    folder, descriptor = _locked_folder(parent)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def _locked_folder(parent: Path) -> tuple[Path, int]:
+    """Return a new folder and its open descriptor, which has it locked."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        with contextlib.suppress(FileNotFoundError):  # another program removed it before it was locked
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
 
 
 def _remove_unused(folder: Path) -> None:

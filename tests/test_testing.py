@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 import pyengine
 from fix_cli import environment
@@ -68,6 +71,33 @@ def test_the_next_ephemeral_store_removes_what_a_killed_program_left():
     assert killed.returncode == -signal.SIGKILL and left.name.startswith("pyengine-testing-")
     with testing.ephemeral_store() as engine:
         assert not left.exists() and engine.path.exists()
+
+
+def test_a_folder_that_another_program_removes_before_it_is_locked_is_made_again(monkeypatch):
+    made, make = [], tempfile.mkdtemp
+
+    def removed_at_first(**given):
+        made.append(Path(make(**given)))
+        if len(made) == 1:
+            made[0].rmdir()
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", removed_at_first)
+    with testing.ephemeral_store() as engine:
+        assert engine.path.parent == made[1]
+        subprocess.run([sys.executable, "-c", "from pyengine import testing\nwith testing.ephemeral_store(): pass"], env=environment(),
+                       timeout=scaled_timeout_s(60), check=True)
+        assert engine.path.exists()  # it is locked
+    assert not made[1].exists()
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"topic": "a/b"}, "cannot be a folder's name"), ({"properties": {"KEYS": "a"}}, "reserved by RocketMQ"),
+    ({"keys": ["a\x01"]}, "a key"),
+])
+def test_a_message_that_no_store_has_is_not_made(given, says):
+    with pytest.raises(pyengine.UsageError, match=says):
+        testing.make_message(**given)
 
 
 def test_a_made_message_is_the_message_that_the_store_would_give():
