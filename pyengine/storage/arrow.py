@@ -121,7 +121,7 @@ class LogScanner:
             for batch in self._scanner.scan(view, base_offset, position, end, limit):
                 arrays = [to_array(column, batch.rows) for column in batch.columns]
                 chosen = pa.RecordBatch.from_arrays(arrays[: len(self.schema)], schema=self.schema)
-                yield from self._refiner.refine(chosen, dict(zip(self._scanner.columns, arrays)))
+                yield from filter(len, self._refiner.refine(chosen, dict(zip(self._scanner.columns, arrays))))
             if self._scanner.reason in ("range_end", "blank"):  # not damage
                 return
             position = self._skip_damage(view, base_offset, end, limit)

@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypedDict, Unpack
@@ -98,6 +98,12 @@ class _Chosen(NamedTuple):
                    Wanted.of(choice.get("tags"), choice.get("sql")), since_ms, until_ms,
                    arguments.truth(choice.get("decompress", False), "decompress"),
                    arguments.truth(choice.get("allow_missing", False), "allow_missing"))
+
+
+def _names(names: Iterable[str] | None, what: str) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return tuple(arguments.text(name, what.removesuffix("s")) for name in arguments.several(names, what, "a sequence of str"))
 
 
 def _first_offsets(offsets: Mapping[str, Mapping[int, int]], topics: Collection[str]) -> dict[tuple[str, int], int]:
@@ -325,7 +331,7 @@ class StoreReader:
         scan, its remaining rows are left out. UsageError for an unknown column; CorruptionError at damage below the end for this
         level.
         """
-        return self._rows("scan", topics, columns, level, choice)
+        return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice)
 
     def to_arrow(
         self,
@@ -340,10 +346,11 @@ class StoreReader:
         `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It can be read once, while the reader is open. Arguments and
         errors as for `scan`.
         """
-        batches = self._rows("to_arrow", topics, columns, level, choice)
+        names = _names(columns, "columns")
+        batches = self._rows("to_arrow", _names(topics, "topics"), names, level, choice)
         from pyengine.storage.arrow import stream
 
-        return stream(columns, batches)
+        return stream(names, batches)
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the reader of one queue's entries, None for a queue that does not exist."""
@@ -399,15 +406,12 @@ class StoreReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rows(self, call: str, topics: Sequence[str] | None, columns: Sequence[str] | None, level: ReadLevel | str | None,
+    def _rows(self, call: str, topics: tuple[str, ...] | None, columns: tuple[str, ...] | None, level: ReadLevel | str | None,
               choice: ScanChoice) -> Iterator[pyarrow.RecordBatch]:
         self._require_open()
         limit = self._watermark.limit(self._level(level))
-        for names, what in ((topics, "topics"), (columns, "columns")):
-            for name in () if names is None else arguments.several(names, what, "a sequence of str"):
-                arguments.text(name, what.removesuffix("s"))
         arguments.known_keywords(call, choice, ("topics", "columns", "level", *ScanChoice.__annotations__))
-        chosen = _Chosen.of(None if topics is None else tuple(topics), choice)
+        chosen = _Chosen.of(topics, choice)
         require_extra("pyarrow", name="arrow")
         from pyengine.native.scan import RowFilter, choose_topics
         from pyengine.storage.arrow import LogScanner
@@ -553,9 +557,12 @@ def find_queues(reader: StoreReader, are_enough: Callable[[set[tuple[str, int]]]
     for topic, row in TopicConfigs(reader.root).read().rows.items():
         known.update((topic, queue_id) for queue_id in range(min(max(row.read_queue_nums, row.write_queue_nums, 1), QUEUE_NUMS_MAX)))
     if not are_enough(known):  # the newest messages may have a queue without a file
+        from pyarrow import Table
+
         with contextlib.suppress(CorruptionError):  # the read itself reports damage
             for batch in reader.scan(columns=["topic", "queueId"], level=ReadLevel.COMMITTED):
-                known.update(set(zip(batch["topic"].to_pylist(), batch["queueId"].to_pylist())))
+                queues = Table.from_batches([batch]).group_by(["topic", "queueId"]).aggregate([])
+                known.update(zip(queues["topic"].to_pylist(), queues["queueId"].to_pylist()))
     return known
 
 

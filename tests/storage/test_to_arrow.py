@@ -49,6 +49,9 @@ def test_the_stream_is_the_scan(builder):
         assert some == pa.Table.from_batches(store.scan(["orders"], ["queueOffset", "body"])) and some.num_rows == 30
         with pytest.raises(UsageError):
             store.to_arrow(columns=["topik"])
+        once = store.to_arrow((topic for topic in ["orders"]), (name for name in ["queueOffset", "body"]))  # each is read once only
+        assert once.read_all() == some
+        assert list(store.scan(["orders"], tags="none")) == []  # no empty batches
 
 
 def test_a_topic_that_the_store_has_not_is_an_error_unless_it_may_be_missing(builder):
