@@ -300,7 +300,7 @@ class Transactions:
         try:
             _, offset = decode_message_id(msg_id)
         except FormatError as error:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is not a message id: {error}") from None
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, str(error)) from None
         reader = self._open_reader()
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while True:
