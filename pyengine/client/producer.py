@@ -262,6 +262,7 @@ class Producer(ProducerFront):
                       sharding_key: str | None = None) -> PutFuture[PutResult]:
             """Like put(), but return a Future of the PutResult at once. It can be awaited.
 
+            Ask each Future: one that nobody asks, by result(), a callback or an await, keeps its PutError to itself.
             When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
             waits: the put is submitted later, in order; await the Future to bound the number of pending puts. The Future
             gets the engine's answer, after a restart of a worker too; if the session ends first, an indeterminate result.
