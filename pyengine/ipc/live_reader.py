@@ -311,11 +311,14 @@ class LiveStoreReader(StoreReader):
     def _require_open(self) -> None:
         if not self._is_open:
             raise UsageError(f"this reader of {self._store.name} is closed")
-        now_s = time.monotonic()
-        if now_s >= self._loss_check_due_s:
-            if loss := self._store.loss():
-                raise EngineUnavailableError(f"{loss.sentence}: open the store again where it is")
-            self._loss_check_due_s = now_s + ENGINE_CHECK_INTERVAL_S
+        if time.monotonic() >= self._loss_check_due_s:
+            self.require_place()
+
+    def require_place(self) -> None:
+        """Raise EngineUnavailableError if the folder was moved, removed or replaced, so that its path leads to other files."""
+        if loss := self._store.loss():
+            raise EngineUnavailableError(f"{loss.sentence}: open the store again where it is")
+        self._loss_check_due_s = time.monotonic() + ENGINE_CHECK_INTERVAL_S
 
     def _engine_memory(self) -> EngineMemory | None:
         """Return the running engine's memory, None if none runs; it looks for an engine at most every ENGINE_CHECK_INTERVAL_S."""

@@ -189,6 +189,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if of_topics and not isinstance(self._store, RemoteStore):  # a copy's queues may be brought up to date after its log
                 self._require_entries(self._store)
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
+        elif self._store is not None and not isinstance(self._store, RemoteStore):
+            self._store.require_place()  # tasks open the store by its path
         return self._stream
 
 

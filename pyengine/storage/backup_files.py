@@ -448,7 +448,10 @@ class Folder:
             try:
                 yield descriptor
                 sync_descriptor(descriptor, path)
-                failpoint("backup_piece_synced" if suffix == _UNFINISHED else "backup_note_synced")
+                if suffix == _UNFINISHED:
+                    failpoint("backup_piece_synced")
+                else:
+                    failpoint("backup_note_synced")
                 os.rename(unfinished, last, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from fix_store_builder import START_MS, StoreBuilder
-from pyengine.errors import UsageError
+from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
@@ -367,8 +367,10 @@ def test_a_running_stream_notices_that_its_store_was_replaced(builder, given):
         anew = StoreBuilder(builder.root)
         anew.now_ms += 1
         fill(anew, 150)
-        with pytest.raises(UsageError, match="is not the one that the stream has read up to"):
+        with pytest.raises(EngineUnavailableError, match="moved, or another one is at that path now: open the store again"):
             reader.latestOffset(end, None)
+    with reading(builder.root, **given) as reader, pytest.raises(UsageError, match="is not the one that the stream has read up to"):
+        reader.latestOffset(end, None)
 
 
 @BOTH
