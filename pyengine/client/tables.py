@@ -81,6 +81,9 @@ class TopicsFailedError(EngineError):
         super().__init__(report.sentence)
         self.report = report
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.report,), vars(self)
+
 
 @dataclass(frozen=True, slots=True)
 class TablesState:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -471,6 +472,8 @@ def test_a_topic_that_failed_gets_what_it_lacks_once_its_cause_is_gone(engine, t
     with pytest.raises(TopicsFailedError, match=r"'orders' \(ValueError: made to fail\); the next run tries again") as caught:
         write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE)
     assert caught.value.exit_code == 1 and caught.value.report.messages["other"] == 20
+    again = pickle.loads(pickle.dumps(caught.value))  # as from a process pool
+    assert (type(again), str(again), again.report) == (TopicsFailedError, str(caught.value), caught.value.report)
     lacks_from = json.loads((tmp_path / "lake" / STATE).read_text())["failed"]["orders"]
     assert [hold.offset for hold in read_log_holds(engine.root)] == [lacks_from] and 0 < lacks_from < caught.value.report.offset
     put(engine.root, "orders", 30, first=100)
