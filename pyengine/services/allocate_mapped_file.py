@@ -51,6 +51,7 @@ BUSY_STEP_BYTES = 4 << 20
 BUSY_NS = 100_000_000
 WINDOW_BYTES = 64 << 20
 STEP_BYTES = 16 << 20   # populate when this much of the window has been written
+_RESERVE, _MAKE = "reserve space for the log", "make the next segment"
 PIECE_BYTES = 4 << 20   # of one call; between two calls the worker records a heartbeat and checks for signals
 
 
@@ -71,6 +72,7 @@ class AllocateMappedFileService(Service):
             self._warmer = PageWarmer(context.store, whole=self._reserves_all,
                                       populated_end=native.load(self._allocator, "populated_end"))
         self._retry_ns: dict[str, int] = {}  # when to try again what has failed
+        native.store(self._allocator, "error_number", 0)  # a dead allocator's, which this one may never have to try again
         self._wrote = -1
         self._pass = native.load_position(self._control.slot_pass)
         self._passes_are_large = False
@@ -93,12 +95,16 @@ class AllocateMappedFileService(Service):
         log_bytes = wrote - native.load_position(self._control.min_offset)
         ahead_bytes = reserve_ahead_bytes(size, log_bytes)
         is_reserved = reserved_end >= wanted and reserved_end - wrote >= ahead_bytes // 2 and not self._reserves_all
-        if reserved_end < ready_end and not is_reserved and self._may_try("reserve space for the log", now_ns):
+        due = {_RESERVE: reserved_end < ready_end and not is_reserved,
+               _MAKE: ready_end < max(-(-wanted // size) * size, wrote - wrote % size + 2 * size)}
+        for what in [what for what in self._retry_ns if not due[what]]:
+            self._forget_failure(what)  # the cleaner has made the log smaller
+        if due[_RESERVE] and self._may_try(_RESERVE, now_ns):
             all_of_it = self._reserves_all or log_bytes >= 2 * size
             goal = ready_end if all_of_it else max(wanted, wrote + ahead_bytes)
-            return self._try("reserve space for the log", partial(self._reserve, goal), now_ns)
-        if ready_end < max(-(-wanted // size) * size, wrote - wrote % size + 2 * size) and self._may_try("make the next segment", now_ns):
-            return self._try("make the next segment", self._make_segment, now_ns)
+            return self._try(_RESERVE, partial(self._reserve, goal), now_ns)
+        if due[_MAKE] and self._may_try(_MAKE, now_ns):
+            return self._try(_MAKE, self._make_segment, now_ns)
         return self._warm(wrote)
 
     def _may_try(self, what: str, now_ns: int) -> bool:
@@ -116,11 +122,14 @@ class AllocateMappedFileService(Service):
             self._retry_ns[what] = now_ns + RETRY_NS
             self._memory.wake(native.WRITER)
             return False
+        self._forget_failure(what)
+        return True
+
+    def _forget_failure(self, what: str) -> None:
         self._retry_ns.pop(what, None)
         if not self._retry_ns and native.load(self._allocator, "error_number"):
             native.store(self._allocator, "error_number", 0)
             self._blocked.clear("the log has space again")
-        return True
 
     def _reserve(self, goal: int) -> None:
         """Allocate blocks up to about `goal` in one segment, at least for a step; if the disk has no room, for less than that."""

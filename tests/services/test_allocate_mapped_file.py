@@ -377,6 +377,38 @@ def test_a_really_full_disk_and_room_again(make_small_disk, monkeypatch):
         owner.close()
 
 
+def test_a_failure_is_over_when_its_step_is_no_longer_due(make_owner, monkeypatch):
+    """The cleaner has deleted the older half of the log, so that fewer blocks are wanted ahead of the writer."""
+    size, reported = 256 << 20, Reported()
+    owner = make_owner("shrinking", mode=native.MODE_SYNC, segment_bytes=size)
+    owner.position(3 * size + (200 << 20), ready_end=3 * size)
+    native.store(owner.control.allocator, "reserved_end", 4 * size)
+    owner.publish()
+    service = AllocateMappedFileService(owner.context(EngineConfig(), report=reported))
+
+    def refuse(descriptor, offset, length, path):
+        raise DiskFullError("no room", errno=errno.ENOSPC, path=path)
+
+    monkeypatch.setattr(allocate_mapped_file, "allocate", refuse)
+    settle(service)
+    assert error_number(owner) == errno.ENOSPC and reserved_end(owner) == 4 * size
+    native.store_position(owner.control.min_offset, 3 * size)
+    settle(service)
+    assert error_number(owner) == 0 and not service.blocked_reason and service.pause_s() == 1.0
+    assert reported[1:] == ["the log has space again"]
+    service.close()
+
+
+def test_a_failure_of_a_dead_allocator_is_not_its_successors(allocator):
+    owner, service, reported = allocator
+    settle(service)
+    native.store(owner.control.allocator, "error_number", errno.ENOSPC)
+    successor = AllocateMappedFileService(owner.context(EngineConfig(), report=reported))
+    settle(successor)
+    assert error_number(owner) == 0 and successor.pause_s() == 1.0
+    successor.close()
+
+
 @pytest.mark.root
 def test_room_is_left_for_queues_and_index(make_small_disk):
     disk = make_small_disk("1m")
