@@ -36,7 +36,7 @@ LAYERS = (
     ("pyengine.ipc",),
     ("pyengine.services", "pyengine.client"),
     ("pyengine.engine", "pyengine.gateway"),
-    ("pyengine.workers", "pyengine.testing", "pyengine.taskiq"),
+    ("pyengine.workers", "pyengine.testing", "pyengine.taskiq", "pyengine.dramatiq"),
     ("pyengine.spark", "pyspark_pyengine", "pyspark_pyengine_queue"),
     ("pyengine.cli", "pyengine.__main__"),
 )

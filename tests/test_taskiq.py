@@ -237,7 +237,7 @@ def test_without_taskiq_the_sentence_says_how_to_get_it():
 
 @pytest.mark.ci
 def test_the_blocks_of_the_tasks_page_run(reader):  # noqa: F811
-    tasks, send_them, shell = blocks_of("docs/tasks.md")
+    tasks, send_them, shell, _ = blocks_of("docs/tasks.md")  # tests/test_dramatiq.py runs the last one
     (reader.folder / "tasks.py").write_text(tasks.text)
     (reader.folder / "send.py").write_text(send_them.text)
     reader.environment["PATH"] = f"{Path(sys.executable).parent}:{reader.environment['PATH']}"  # taskiq's command

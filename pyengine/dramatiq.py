@@ -1,0 +1,254 @@
+"""A Dramatiq broker whose queues are topics of a pyengine store: `pyengine.dramatiq.PyengineBroker`.
+
+    dramatiq.set_broker(PyengineBroker("my-store"))      # an engine runs there: `pyengine start my-store`
+
+At least once: a message is acknowledged when its actor has ended, and the acknowledgements are stored every `commit_interval_s`;
+what runs twice after a kill is in docs/tasks.md. The store keeps delays and dead letters. Needs Dramatiq, of the extra `dramatiq`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyengine.client.consumer import Consumer as Member
+from pyengine.client.consumer import consume
+from pyengine.client.consumer_groups import ConsumerGroups
+from pyengine.client.producer import Producer, connect
+from pyengine.errors import EngineError, require_extra
+from pyengine.formats.record import Message as StoredMessage
+from pyengine.ipc.live_reader import open_store
+from pyengine.results import PutError
+from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
+
+try:
+    from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
+    from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
+except ImportError:
+    require_extra("dramatiq", name="dramatiq")
+    raise
+
+SESSION_TIMEOUT_S = 3600.0  # of a worker that hangs, not of one that is killed, whose queues are free at once
+JOIN_POLL_INTERVAL_S = 0.1
+_LOG = logging.getLogger("pyengine.dramatiq")
+
+
+class PyengineBroker(Broker):
+    """Sends the messages of the queue Q to the topic `NAMESPACE-Q`, which the workers read as the group of the same name.
+
+    `queues` is the number of queues of a topic that is new: so many worker processes share its messages. Delays are kept by the
+    store, so there are no delay queues. A message that failed for good becomes a dead letter of the group (`pyengine dlq`).
+    A process connects when it first sends, and again after a fork.
+    """
+
+    def __init__(self, store: str | os.PathLike[str], *, namespace: str = "dramatiq", queues: int = QUEUE_NUMS_NEW,
+                 commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S,
+                 middleware: list[Middleware] | None = None) -> None:
+        super().__init__(middleware=middleware)
+        self.store = Path(store).absolute()
+        self.namespace = namespace
+        self._new_topic = TopicConfig(namespace, queues, queues).check()
+        self._commit_interval_s = commit_interval_s
+        self._session_timeout_s = session_timeout_s
+        self._topics: set[str] = set()  # that this process has made or found
+        self._producers: dict[int, Producer] = {}  # by process: a forked child cannot use its parent's
+        self._lock = threading.Lock()
+
+    def topic(self, queue_name: str) -> str:
+        """Return the topic, and the group, of a declared queue; QueueNotFound for another one."""
+        if queue_name not in self.queues:
+            raise QueueNotFound(queue_name)  # type: ignore[no-untyped-call]  # Dramatiq's errors have none
+        return f"{self.namespace}-{queue_name}"
+
+    def declare_queue(self, queue_name: str) -> None:
+        """Declare a queue; its topic is made when it is first used."""
+        if queue_name not in self.queues:
+            self.emit_before("declare_queue", queue_name)
+            self.queues[queue_name] = None
+            self.emit_after("declare_queue", queue_name)
+
+    def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+        """Store a message, to be delivered after `delay` ms. PutError if it is refused, EngineUnavailableError without an engine."""
+        due_ms = None if delay is None else time.time_ns() // 1_000_000 + 1 + int(delay)
+        self.emit_before("enqueue", message, delay)
+        try:
+            self.put(message, due_ms)
+        except EngineError:
+            if isinstance(message, _Task):  # its retry: Dramatiq only logs the error, and acknowledges the message
+                message.unsent_due_ms = due_ms or 0
+            raise
+        self.emit_after("enqueue", message, delay)
+        return message
+
+    def put(self, message: Message[Any] | MessageProxy, due_ms: int | None) -> None:
+        """Store a message, to be delivered at a time in ms since 1970, without telling middleware."""
+        topic = self.topic(message.queue_name)
+        self._connected(topic).put(topic, message.encode(), keys=message.message_id, deliver_at=due_ms)
+
+    def _connected(self, topic: str) -> Producer:
+        with self._lock:
+            if os.getpid() not in self._producers:
+                self._producers = {os.getpid(): connect(self.store)}
+            if topic not in self._topics:
+                self._make(topic)
+            return self._producers[os.getpid()]
+
+    def _make(self, topic: str) -> None:
+        TopicConfigs(self.store).ensure(replace(self._new_topic, topic=topic))
+        self._topics.add(topic)
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
+        """Return a member of the queue's group, with up to `prefetch` messages at once; ConnectionClosed if it cannot read now."""
+        topic = self.topic(queue_name)
+        with _errors_of_a_connection():
+            member = consume(self.store, topic, group=topic, auto_commit=False, commit_interval_s=self._commit_interval_s,
+                             session_timeout_s=self._session_timeout_s)
+            try:
+                self._make(topic)
+            except BaseException:
+                member.close()
+                raise
+        return _QueueConsumer(self, member, prefetch, timeout / 1000)
+
+    def flush(self, queue_name: str) -> None:
+        """Drop the messages that have arrived in a queue and are not done; delayed ones still arrive."""
+        topic = self.topic(queue_name)
+        groups = ConsumerGroups(self.store)
+        if groups.groups(topic=topic, group=topic):
+            groups.reset(topic, topic, "last")
+        else:  # a group that is new begins after these messages
+            consume(self.store, topic, group=topic, from_="last", auto_commit=False).close()
+
+    def flush_all(self) -> None:
+        """Drop the messages that have arrived in any declared queue and are not done."""
+        for queue_name in self.queues:
+            self.flush(queue_name)
+
+    def join(self, queue_name: str, *, timeout: int | None = None) -> None:
+        """Wait until each message that has arrived in a queue is stored as done; QueueJoinTimeout after `timeout` ms."""
+        topic = self.topic(queue_name)
+        until_s = None if timeout is None else time.monotonic() + timeout / 1000
+        while self._undone(topic):
+            if until_s is not None and time.monotonic() >= until_s:
+                raise QueueJoinTimeout(queue_name)  # type: ignore[no-untyped-call]  # Dramatiq's errors have none
+            time.sleep(JOIN_POLL_INTERVAL_S)
+
+    def _undone(self, topic: str) -> int:
+        groups = ConsumerGroups(self.store).groups(topic=topic, group=topic)
+        if groups:
+            return sum(each.lag for each in groups)
+        with open_store(self.store) as reader:
+            return sum(reader.queue_end(topic, queue_id) for queue_id in reader.queue_ids(topic))
+
+    def close(self) -> None:
+        """Disconnect; the next message connects again."""
+        with self._lock:
+            producer = self._producers.pop(os.getpid(), None)
+        if producer is not None:
+            producer.close()
+
+
+class _Task(MessageProxy):
+    """A message that was delivered to `consumer`. `unsent_due_ms`: when its next try, which could not be stored, is due; or None."""
+
+    def __init__(self, message: Message[Any], stored: StoredMessage, consumer: _QueueConsumer) -> None:
+        super().__init__(message)
+        self.stored = stored
+        self.consumer = consumer
+        self.unsent_due_ms: int | None = None
+
+
+class _QueueConsumer(Consumer):
+    """A member of a queue's group. Its own thread asks for messages; the worker's threads acknowledge them."""
+
+    def __init__(self, broker: PyengineBroker, member: Member, prefetch: int, timeout_s: float) -> None:
+        self._broker = broker
+        self._member = member
+        self._timeout_s = timeout_s
+        self._room = threading.Semaphore(prefetch)
+
+    def __next__(self) -> MessageProxy | None:
+        """Return the next message; None after the timeout, or if as many as may be prefetched are not done."""
+        if not self._room.acquire(timeout=self._timeout_s):
+            return None
+        task = None
+        try:
+            task = self._pull()
+        finally:
+            if task is None:
+                self._room.release()
+        return task
+
+    def _pull(self) -> _Task | None:
+        with _errors_of_a_connection():
+            for stored in self._member.pull(1, timeout_s=self._timeout_s):
+                try:
+                    return _Task(Message.decode(stored.body), stored, self)
+                except DecodeError:
+                    _LOG.exception("%s is no message of Dramatiq, so it becomes a dead letter of %s", stored.msg_id, self._member.group)
+                    self._give_up(stored)
+        return None
+
+    def ack(self, message: MessageProxy) -> None:
+        """Note that a message is done. If it failed and its next try could not be stored, store that first: ConnectionClosed."""
+        task = self._own(message)
+        if task is None:
+            return
+        if task.unsent_due_ms is not None:
+            try:
+                with _errors_of_a_connection():
+                    self._broker.put(task, task.unsent_due_ms)
+            except ConnectionClosed as error:
+                if not _is_lasting(error.__cause__):
+                    raise
+                self.nack(message)
+                return
+        self._member.ack(task.stored)
+        self._room.release()
+
+    def nack(self, message: MessageProxy) -> None:
+        """Make a message a dead letter of the group; ConnectionClosed if that could not be stored, so that Dramatiq tries again."""
+        task = self._own(message)
+        if task is not None:
+            with _errors_of_a_connection():
+                self._give_up(task.stored)
+            self._room.release()
+
+    def _own(self, message: MessageProxy) -> _Task | None:
+        """Return the message if it is this consumer's; that of one that was closed after an error is delivered again."""
+        return message if isinstance(message, _Task) and message.consumer is self else None
+
+    def _give_up(self, stored: StoredMessage) -> None:
+        try:
+            self._member.retry(stored, delay_level=-1)
+        except PutError as error:
+            if not _is_lasting(error):
+                raise
+            _LOG.error("%s failed and can never be a dead letter of %s, so it counts as done; read it by its id: %s",
+                       stored.msg_id, self._member.group, error)
+            self._member.ack(stored)
+
+    def close(self) -> None:
+        """Store the acknowledgements and leave the group: messages that are not acknowledged come again."""
+        with _errors_of_a_connection():
+            self._member.close()
+
+
+def _is_lasting(error: BaseException | None) -> bool:
+    return isinstance(error, PutError) and error.result.status.is_lasting
+
+
+@contextlib.contextmanager
+def _errors_of_a_connection() -> Iterator[None]:
+    """Raise an error of the store as the one after which Dramatiq tries again."""
+    try:
+        yield
+    except EngineError as error:
+        raise ConnectionClosed(error) from error  # type: ignore[no-untyped-call]  # Dramatiq's errors have none

@@ -1,0 +1,253 @@
+"""pyengine.dramatiq: real workers of Dramatiq run what was sent, also when they are killed or cannot store a retry."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import dramatiq
+import pytest
+from dramatiq.errors import QueueJoinTimeout, QueueNotFound
+
+import pyengine
+from fix_cli import environment
+from fix_tasks import kill_group, rig, task_store  # noqa: F401
+from pyengine import testing
+from pyengine.dramatiq import PyengineBroker
+from test_docs import blocks_of
+from waiting import eventually, scaled_timeout_s
+
+TASKS = """
+import dramatiq
+from pyengine.dramatiq import PyengineBroker
+
+dramatiq.set_broker(PyengineBroker(os.environ["STORE"], namespace=os.environ["TOPIC"].removesuffix("-default"), queues=4))
+
+@dramatiq.actor
+def work(name):
+    note(name)
+
+@dramatiq.actor
+def held(name):
+    note(f"{name}-begun")
+    wait_for(f"{name}-go")
+    note(name)
+
+@dramatiq.actor(max_retries=2, min_backoff=10, max_backoff=20)
+def failing(name, times):
+    note(name)
+    with open("notes") as notes:
+        if sum(line.startswith(name + " ") for line in notes) <= times:
+            raise ValueError("not now")
+
+@dramatiq.actor(max_retries=2, min_backoff=10, max_backoff=20)
+def failing_when_told(name):
+    note(name)
+    wait_for(f"{name}-go")
+    with open("notes") as notes:
+        if sum(line.startswith(name + " ") for line in notes) == 1:
+            raise ValueError("not now")
+"""
+COMMAND = ["dramatiq", "tasks", "--processes", "2", "--threads", "4"]
+
+
+def broker_of(rig, **options):
+    broker = PyengineBroker(rig.store, namespace=rig.topic.removesuffix("-default"), queues=4, **options)
+    broker.declare_queue("default")
+    return broker
+
+
+def message(actor, *arguments):
+    return dramatiq.Message(queue_name="default", actor_name=actor, args=arguments, kwargs={}, options={})
+
+
+def send_all(rig, actor, calls, delay=None):
+    broker = broker_of(rig)
+    for arguments in calls:
+        broker.enqueue(message(actor, *arguments), delay=delay)
+    broker.close()
+
+
+@pytest.fixture(scope="module")
+def workers(task_store, tmp_path_factory):  # noqa: F811
+    """Two workers of one topic, which only get messages."""
+    with rig(tmp_path_factory.mktemp("dramatiq"), task_store, "shared-default", TASKS, COMMAND) as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def own(task_store, tmp_path, request):  # noqa: F811
+    """A rig with a topic of the test's own, without a worker."""
+    with rig(tmp_path / "rig", task_store, f"{request.node.name[:80]}-default", TASKS, COMMAND) as made:
+        yield made
+
+
+def dead_letters(rig):
+    with pyengine.open_store(rig.store) as store:
+        return store.queue_end(f"%DLQ%{rig.topic}", 0)
+
+
+def test_two_workers_share_the_messages_of_a_new_queue_and_run_each_once(workers):
+    send_all(workers, "work", [(f"warm-{n}",) for n in range(8)])
+    workers.noted(*(f"warm-{n}" for n in range(8)))
+    pids = workers.wait_until_shared(2)
+    names = [f"shared-{n}" for n in range(200)]
+    send_all(workers, "work", [(name,) for name in names])
+    found = workers.noted(*names)
+    assert set(Counter(each.what for each in found).values()) == {1} and {each.pid for each in found} == pids
+    broker_of(workers).join("default", timeout=int(scaled_timeout_s(60) * 1000))
+    assert workers.lag() == 0
+    assert pyengine.TopicConfigs(workers.store).read().rows[workers.topic].write_queue_nums == 4
+
+
+def test_a_delayed_message_is_not_run_before_its_time(workers):
+    sent_s = time.time()
+    send_all(workers, "work", [("due",)], delay=1500)
+    (ran,) = workers.noted("due")
+    assert ran.time_s >= sent_s + 1.5
+
+
+def test_a_failed_message_is_retried_and_one_that_fails_for_good_is_a_dead_letter(workers):
+    before = dead_letters(workers)
+    send_all(workers, "failing", [("twice", 2), ("always", 100)])
+    eventually(lambda: Counter(each.what for each in workers.notes())["twice"] == 3, "it was run again twice")
+    eventually(lambda: dead_letters(workers) == before + 1, "the other one is a dead letter")
+    workers.wait_until_acknowledged()
+    assert len(workers.noted("twice", "always")) == 6
+
+
+def test_a_body_that_is_no_message_and_an_unknown_actor_are_dead_letters(workers):
+    before = dead_letters(workers)
+    with pyengine.connect(workers.store) as producer:
+        producer.put(workers.topic, b"\xff no message")
+    send_all(workers, "unknown", [()])
+    eventually(lambda: dead_letters(workers) == before + 2, "both are dead letters")
+    workers.wait_until_acknowledged()
+
+
+def test_kill_9_under_load_loses_no_message_and_repeats_none_that_is_stored_as_done(own):
+    process = own.start()
+    before = [f"before-{n}" for n in range(100)]
+    send_all(own, "work", [(name,) for name in before])
+    own.noted(*before)
+    own.wait_until_acknowledged()
+    own.wait_until_shared(2)
+    held = [f"held-{n}" for n in range(3)]
+    send_all(own, "held", [(name,) for name in held])
+    begun = {each.what: each.pid for each in own.noted(*(f"{name}-begun" for name in held))}
+    names = [f"load-{n}" for n in range(1500)]
+    send_all(own, "work", [(name,) for name in names])
+    eventually(lambda: own.lag() <= 1500 + 3 - 300, "what is done in the queue without a held message is stored")
+    victim = begun["held-0-begun"]
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: "shutting down" in own.log.lower(), "Dramatiq ends when one of its workers was killed")
+    kill_group(process)
+    for name in held:
+        (own.folder / f"{name}-go").touch()
+    own.start()
+    runs = Counter(each.what for each in own.noted(*before, *names, *held))
+    own.wait_until_acknowledged()
+    assert {runs[name] for name in before} == {1}
+
+
+def test_sigterm_lets_running_actors_end_and_acknowledges_them(own):
+    process = own.start()
+    send_all(own, "held", [("long",), ("longer",)])
+    own.noted("long-begun", "longer-begun")
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: "Shutting down..." in own.log, "the workers wait for their actors")
+    for name in ("long", "longer"):
+        (own.folder / f"{name}-go").touch()
+    assert process.wait(scaled_timeout_s(60)) == 0, own.log
+    own.wait_until_acknowledged()
+    send_all(own, "work", [("later",)])
+    own.start()
+    own.noted("later")
+    assert Counter(each.what for each in own.notes()) == {
+        "long-begun": 1, "longer-begun": 1, "long": 1, "longer": 1, "later": 1}, own.log
+
+
+@pytest.mark.ci
+def test_a_retry_that_no_engine_can_store_is_stored_when_one_runs_again(tmp_path):
+    """Dramatiq itself only logs that a retry was not sent, and acknowledges the message."""
+    store = tmp_path / "store"
+    with rig(tmp_path / "rig", store, "again-default", TASKS, COMMAND) as own:
+        with pyengine.Engine(store, **testing.SMALL_FILES):
+            own.start()
+            send_all(own, "failing_when_told", [("again",)])
+            own.noted("again")
+        (own.folder / "again-go").touch()
+        eventually(lambda: "Failed to post_process_message" in own.log, "the retry could not be stored", 30)
+        with pyengine.Engine(store):
+            eventually(lambda: len(own.notes()) == 2, "it was run again", 30)
+            own.wait_until_acknowledged()
+
+
+def test_a_message_that_is_not_stored_raises_the_error_of_the_put(own):
+    with pytest.raises(pyengine.PutRefusedError):
+        send_all(own, "work", [("x" * (300 << 10),)])
+
+
+def test_flush_drops_what_has_arrived_whether_the_group_is_new_or_not(own):
+    broker = broker_of(own)
+    for _ in range(2):
+        for n in range(8):
+            broker.enqueue(message("work", f"dropped-{n}"))
+        with pytest.raises(QueueJoinTimeout):
+            broker.join("default", timeout=1)
+        broker.flush_all()
+        broker.join("default", timeout=int(scaled_timeout_s(30) * 1000))
+    broker.enqueue(message("work", "kept"))
+    broker.close()
+    own.start()
+    own.noted("kept")
+    assert [each.what for each in own.notes()] == ["kept"]
+
+
+def test_a_queue_that_was_not_declared_is_not_found(task_store):  # noqa: F811
+    broker = PyengineBroker(task_store)
+    for call in (lambda: broker.enqueue(message("work")), lambda: broker.consume("default"), lambda: broker.flush("default"),
+                 lambda: broker.join("default")):
+        with pytest.raises(QueueNotFound):
+            call()
+
+
+def test_a_forked_child_sends_too(own):
+    broker = broker_of(own)
+    broker.enqueue(message("work", "parent"))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            broker.enqueue(message("work", "child"))
+            broker.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    broker.enqueue(message("work", "parent again"))
+    with pyengine.open_store(own.store) as store:
+        assert sum(store.queue_end(own.topic, queue_id) for queue_id in range(4)) == 3
+    broker.close()
+
+
+def test_the_actors_of_the_tasks_page_run(tmp_path):
+    program = blocks_of("docs/tasks.md")[-1].text
+    with rig(tmp_path / "rig", tmp_path / "rig" / "my-store", "dramatiq-default", program, COMMAND) as own:
+        with pyengine.Engine(own.store, **testing.SMALL_FILES):
+            sent = subprocess.run([sys.executable, "tasks.py"], cwd=own.folder, env=environment(), check=False)
+            assert sent.returncode == 0
+            own.start()
+            eventually(lambda: "charged 17" in own.log, "the first message ran")
+            own.wait_until_acknowledged()
+            assert "charged 18" not in own.log
+
+
+def test_without_dramatiq_the_sentence_says_how_to_get_it():
+    code = "import sys; sys.modules['dramatiq'] = None; import pyengine.dramatiq"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "dramatiq is not installed" in done.stderr and "pip install '.[dramatiq]'" in done.stderr
