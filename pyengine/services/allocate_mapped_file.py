@@ -207,7 +207,7 @@ class AllocateMappedFileService(Service):
 
     def pause_s(self) -> float:
         now_ns = monotonic_ns()
-        if native.load(self._allocator, "error_number"):
+        if native.load(self._allocator, "error_number") and not self._is_frozen:
             return max(0.01, (min(self._retry_ns.values(), default=now_ns) - now_ns) / 1e9)
         if self._warmer is None:
             return 1.0

@@ -280,7 +280,8 @@ def test_a_frozen_store_is_left_as_it_is(allocator):
     settle(service)
     native.freeze(owner.control, native.FLUSHER, errno.EIO, "tried")
     native.store(owner.control.writer, "wanted_end", 5 * SEGMENT)
-    assert not service.work()
+    native.store(owner.control.allocator, "error_number", errno.ENOSPC)
+    assert not service.work() and service.pause_s() == 1.0, "it does not wait for a moment to try again"
     service.drain()
     assert len(segments(owner)) == 2
 
