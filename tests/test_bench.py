@@ -223,20 +223,3 @@ def test_growth_is_measured_at_points_of_their_own(tmp_path):
     assert list(measured) == ["properties"] and [point["value"] for point in measured["properties"]] == [1, 16]
     for point in measured["properties"]:
         assert all(value > 0 for value in point["figures"].values())
-
-
-@pytest.mark.spark
-def test_it_says_from_which_log_on_workers_are_faster(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    crossing = importlib.import_module("bench_spark").crossing
-    gigabyte = 10**9
-
-    def of(*workers_s: float) -> str:
-        """One process takes a second for each GB; the workers take these for one, two, three GB, on two cores."""
-        return crossing("diff", {size * gigabyte: ((float(size), float(size)), (took_s, 2 * took_s))
-                                 for size, took_s in enumerate(workers_s, 1)}, 2)
-
-    assert "the workers are faster from 2,000 MB on" in of(1.2, 1.8, 2.4)
-    assert "faster up to 3.0 GB; from about 4.0 GB on the workers would be" in of(2.5, 3.0, 3.5)
-    assert "faster at all of these sizes, and no size changes that" in of(2.0, 4.0, 6.0)
-    assert "more than 4.0 cores" in of(2.0, 4.0, 6.0)

@@ -27,4 +27,4 @@ def test_topics_are_made_and_listed(reader):  # noqa: F811
     said = reader.run(shell)
     assert "4 queues to read, 8 to write, R--" in said and '"messages": 1' in said
     assert reader.run(program) == "['orders', 'payments']\n"
-    assert reader.run(choice) == "0\n[0, 1, 2, 3, 4, 5, 6, 7]\n1\n"
+    assert reader.run(choice) == "{0}\n"

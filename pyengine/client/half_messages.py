@@ -231,6 +231,7 @@ class HalfMessages:
             reader, self._reader = self._reader, None
             if reader is not None:
                 reader.close()
+            self._store.close()
 
     @contextmanager
     def lock_check(self) -> Iterator[int | None]:

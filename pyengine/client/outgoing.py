@@ -329,6 +329,13 @@ class QueueChoice:
         self._stamp = -1
         self._until_ns = 0
 
+    def close(self) -> None:
+        """Close the store's folder, which would keep its file system in use; nothing is entered afterwards."""
+        store, self._store = self._store, None
+        if store is not None:
+            self._topics = TopicConfigs(store.name)
+            store.close()
+
     def next_queue(self, topic: str, *, may_wait: bool = True) -> int:
         """Return the topic's queues in turn, starting at a random one, so that many short programs also use all of them."""
         return self._turn(topic, may_wait).take()

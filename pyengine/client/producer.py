@@ -216,6 +216,8 @@ class Producer(ProducerFront):
         self._puts.close()
         if self._transactions is not None:
             self._transactions.close()
+        if self._choice is not None:
+            self._choice.close()
 
     def __enter__(self) -> Producer:
         """Return self; UsageError if the producer is closed, or was made before a fork."""

@@ -374,3 +374,22 @@ def test_a_daemon_without_standard_descriptors_embeds_an_engine(root):
     words = [sys.executable, "-c", CLOSED, str(root), *(f"{name}={value}" for name, value in SMALL.items())]
     ran = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=scaled_timeout_s(120))
     assert (ran.returncode, ran.stdout) == (0, "/dev/null /dev/null /dev/null\nstopped True\n")
+
+
+def test_closed_clients_hold_no_file_of_the_store(make_engine):
+    """What they keep open keeps a file system from being unmounted."""
+    engine = make_engine("async")
+    engine.start()
+    with pyengine.connect(engine.root) as producer, producer.transaction(checker=lambda message: "commit") as transaction:
+        producer.put("orders", b"in turn")
+        transaction.put("orders", b"both or none")
+    with pyengine.consume(engine.root, "orders", group="g") as consumer:
+        assert consumer.pull(timeout_s=scaled_timeout_s(20))
+    with pyengine.open_store(engine.root) as reader:
+        assert reader.topics()
+
+    def opened() -> list[str]:
+        links = (os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd"))
+        return [path for path in (os.readlink(link) for link in links if os.path.lexists(link)) if path.startswith(str(engine.root))]
+
+    assert opened() == []

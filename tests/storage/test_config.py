@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import threading
 from pathlib import Path
@@ -50,7 +51,8 @@ def test_a_setting_that_nothing_reads_says_so():
     """Otherwise its documentation promises what does not happen."""
     package = Path(pyengine.__file__).parent
     sources = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "engine_config.py")
-    unread = {name for name in SETTINGS if not re.search(rf"\b{name}\b", sources)}
+    own = inspect.getsource(EngineConfig)  # its properties read some
+    unread = {name for name in SETTINGS if not re.search(rf"\b{name}\b", sources) and f"self.{name}" not in own}
     assert unread <= {name for name, row in SETTINGS.items() if row.inert}
 
 
