@@ -403,7 +403,7 @@ def test_start_names_the_space_that_is_missing(tmp_path, monkeypatch):
     real = os.statvfs(tmp_path)
     monkeypatch.setattr("os.statvfs", lambda path: os.statvfs_result([*real[:4], 1000, *real[5:]]))
     ran = run("start", tmp_path / "store")
-    assert ran.code == 1 and "20,971,520 of an index file" in ran.stderr and "--set mapped_file_size_commit_log_bytes" in ran.stderr
+    assert ran.code == 1 and "20,971,520 of an index file" in ran.stderr and "settings mapped_file_size_commit_log_bytes" in ran.stderr
     assert list(tmp_path.iterdir()) == []
 
 
