@@ -18,7 +18,6 @@ from pyspark.sql.datasource import InputPartition
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.native.scan import EVERY_OFFSET, choose_queues
 from pyengine.spark.options import EARLIEST, LATEST, Queue, QueueOffsets, ReadOptions, flat
 
 if TYPE_CHECKING:
@@ -152,6 +151,8 @@ def queue_chooser(options: ReadOptions, *, with_offsets: bool = True) -> ChooseQ
 
     Return None if all rows of all queues are wanted. Without offsets the rows are those of a stream at any position.
     """
+    from pyengine.native.scan import choose_queues  # here, since Spark imports this module to find the format
+
     topics = frozenset(options.subscribe)
     pattern = re.compile(options.subscribe_pattern) if options.subscribe_pattern else None
     offsets, times = (offset_bounds(options), time_bounds(options)) if with_offsets else ({}, {})
@@ -173,6 +174,8 @@ def without_light_queues(choose: ChooseQueue) -> ChooseQueue:
 
 def _bounds(starts: QueueOffsets | None, ends: QueueOffsets | None) -> dict[Queue, tuple[int, int]]:
     """Return [start, end) of the queues that either argument bounds."""
+    from pyengine.native.scan import EVERY_OFFSET
+
     found: dict[Queue, tuple[int, int]] = {}
     for queue, start in flat(starts).items():
         if start != EARLIEST:

@@ -17,7 +17,6 @@ from pyspark.sql.datasource import InputPartition
 
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.native.scan import EVERY_OFFSET
 from pyengine.spark.options import BY_NAME, ReadOptions, hint, read_options
 from pyengine.spark.partitions import REMEDY, DataLossError, QueueSlice, queue_chooser
 
@@ -208,6 +207,7 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """Return the read's partitions: every chosen queue up to the current end of the level."""
+    from pyengine.native.scan import EVERY_OFFSET
     from pyengine.spark.plan import grouped
     from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading
