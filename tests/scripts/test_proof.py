@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import fix_proof
 from crash import proof as proofs
 from crash.report import finish
 from crash.rounds import CrashRun
@@ -110,6 +111,14 @@ def test_each_class_names_the_part_that_tries_it():
     script = (CHECKOUT / "scripts" / "prove_all.sh").read_text()
     assert all(f"{part})" in script for part in proofs.PARTS.values())
     assert proofs.read_page((CHECKOUT / "docs" / "proof.md").read_text()).keys() <= set(proofs.PARTS)
+
+
+def test_a_share_of_a_long_form_is_chosen_at_random_in_order_and_is_never_empty(share, monkeypatch):
+    monkeypatch.setattr(fix_proof, "SHARE", 1)
+    assert share(range(30)) == [*range(30)]
+    monkeypatch.setattr(fix_proof, "SHARE", 12)
+    assert share(range(30)) == sorted({*share(range(30))}) and len(share(range(30))) == 3
+    assert (share([["writer", "open"]]), share([])) == ([["writer", "open"]], [])
 
 
 def test_a_crash_script_speaks_for_itself(records):
