@@ -25,7 +25,7 @@ quietly() { "$@" >"$log" 2>&1 || { tail -n 40 "$log" >&2; give_up "$* failed"; }
 
 mkdir "$work/source"
 tar -C "$checkout" --exclude='*.so' --exclude=__pycache__ -cf - \
-  csrc pyengine pyspark_pyengine pyspark_pyengine_queue workers setup.py pyproject.toml MANIFEST.in README.md LICENSE |
+  csrc pyengine pyspark_pyengine pyspark_pyengine_queue.py workers setup.py pyproject.toml MANIFEST.in README.md LICENSE |
   tar -C "$work/source" -xf -
 
 wheels=()

@@ -228,19 +228,18 @@ def option_table() -> str:
 
 
 def queue_table(view: str, columns: Iterable[tuple[str, str, str]]) -> str:
-    """Return the table of the columns of one view of `pyengine-queue`."""
+    """Return the table of the columns of one view of queues."""
     lines = [f"| `view={view}` | type | meaning |", "|---|---|---|"]
     return "\n".join(lines + [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in columns])
 
 
 def queue_section() -> str:
-    """Return the section about `pyengine-queue`."""
-    from pyengine.spark.queue_view import ENTRY_COLUMNS, OWN_OPTIONS, QUEUE_COLUMNS, SHARED_OPTIONS
+    """Return the section about views of queues."""
+    from pyengine.spark.queue_view import VIEW_OPTIONS, VIEWS
 
-    shared = ", ".join(f"`{name}`" for name in SHARED_OPTIONS)
-    own = "\n".join(f"- `{name}`: {meaning}" for name, meaning in OWN_OPTIONS.items())
-    tables = "\n\n".join((queue_table("queues", QUEUE_COLUMNS), queue_table("entries", ENTRY_COLUMNS)))
-    return f"Options are {shared}, as above, the sizes, and\n\n{own}\n\n{tables}"
+    names = ", ".join(f"`{name}`" for name in VIEW_OPTIONS)
+    tables = "\n\n".join(queue_table(view, columns) for view, columns in VIEWS.items())
+    return f"A view takes the options {names} and the sizes.\n\n{tables}"
 
 
 def stats_table() -> str:

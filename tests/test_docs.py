@@ -88,7 +88,7 @@ def test_files_of_the_tree_that_a_page_names_exist(page):
 
 
 def source_texts() -> list[tuple[str, str]]:
-    folders = ("pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue", "csrc", "tests", "scripts", "bench",
+    folders = ("pyengine", "workers", "pyspark_pyengine", "csrc", "tests", "scripts", "bench",
                "examples")
     kinds = {".py", ".c", ".h", ".sh", ".java", ".md"}
     found = [path for folder in folders for path in sorted((SOURCES / folder).rglob("*")) if path.suffix in kinds]

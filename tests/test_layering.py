@@ -24,7 +24,7 @@ import pytest
 from pyengine.ipc.shared_objects import KIND_NAMES
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("pyengine", "pyspark_pyengine", "pyspark_pyengine_queue")
+PACKAGES = ("pyengine", "pyspark_pyengine")
 FOLDERS = {**{name: name for name in PACKAGES}, "workers": "pyengine.workers"}  # pyengine/workers is a link to workers/
 
 # From left to right. A name is a package (with all below it) or a single module.
@@ -37,7 +37,7 @@ LAYERS = (
     ("pyengine.services", "pyengine.client"),
     ("pyengine.engine", "pyengine.gateway"),
     ("pyengine.workers", "pyengine.testing", "pyengine.taskiq", "pyengine.dramatiq"),
-    ("pyengine.spark", "pyspark_pyengine", "pyspark_pyengine_queue"),
+    ("pyengine.spark", "pyspark_pyengine"),
     ("pyengine.cli", "pyengine.__main__"),
 )
 # Executors need the package and the store's files, nothing that runs.

@@ -150,9 +150,9 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
     assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "setup.py"} <= inside
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
-    modules = {str(path.relative_to(ROOT)) for package in ("pyengine", "pyspark_pyengine", "pyspark_pyengine_queue")
+    modules = {str(path.relative_to(ROOT)) for package in ("pyengine", "pyspark_pyengine")
                for path in (ROOT / package).rglob("*.py")}
-    modules |= {f"pyengine/workers/{path.name}" for path in (ROOT / "workers").glob("*.py")}
+    modules |= {"pyspark_pyengine_queue.py"} | {f"pyengine/workers/{path.name}" for path in (ROOT / "workers").glob("*.py")}
     beside = {"pyengine/_native.abi3.so", "pyengine/_native.pyi", "pyengine/_front.abi3.so", "pyengine/_front.pyi",
               "pyengine/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == modules | beside

@@ -21,7 +21,7 @@ import pytest
 from waiting import scaled_timeout_s
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("csrc", "pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue", "tests", "scripts", "docs", "setup.py",
+SOURCES = ("csrc", "pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue.py", "tests", "scripts", "docs", "setup.py",
            "pyproject.toml", "README.md")
 NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so", "*.o", "target", "_native.c")
 COMPILER = os.environ.get("CC", "cc")

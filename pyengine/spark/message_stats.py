@@ -3,7 +3,7 @@
     from pyengine.spark import stats
     stats(spark, store, by="hour").orderBy("topic", "hour").show()
 
-Only sums leave the workers: each task returns a row for each group, and the driver adds them up. `format("pyengine-queue")`
+Only sums leave the workers: each task returns a row for each group, and the driver adds them up. The option `view=queue`
 counts messages and bytes of queues in milliseconds; this module reads the log, so it also has times, and messages in no queue.
 """
 

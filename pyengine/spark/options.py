@@ -25,6 +25,7 @@ from pyengine.settings import BYTE_UNITS
 from pyengine.storage.config import FIXED_NAMES, SETTINGS, fold
 
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
+MESSAGES = "messages"          # of the option view
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
 BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns, which an options page need not load
 
@@ -73,6 +74,8 @@ class ReadOptions:
     """The parsed options of a read. None as an offset or time is not a bound; `sizes` are settings of the store's files."""
 
     path: str
+    view: str = MESSAGES
+    group: str | None = None
     file_system: str = AUTO
     subscribe: tuple[str, ...] = ()
     subscribe_pattern: str | None = None
@@ -194,6 +197,12 @@ def _names(value: str) -> tuple[str, ...]:
     if not names:
         raise ValueError("give names separated by commas")
     return names
+
+
+def _group(value: str) -> str:
+    if not value.strip() or "@" in value:
+        raise ValueError("give the name of a consumer group")
+    return value
 
 
 def _pattern(value: str) -> str:
@@ -334,6 +343,11 @@ _UNITS_MS = {"ms": 1, "millisecond": 1, "milliseconds": 1} | {
 
 OPTIONS = (
     Option("path", "path", location, "", "The store's root directory; also the argument of `load()`."),
+    Option("view", "view", _word(MESSAGES, "queue", "entries", "groups"), MESSAGES,
+           "What a row is: a message; or, from the files of the consume queues, a queue, an entry of a queue, or a queue as a consumer "
+           "group sees it, see [Queues](#queues)."),
+    Option("group", "group", _group, "", "With view=queue or view=groups: the consumer group; one that the store does not know is an "
+           "error unless allowMissing=true."),
     Option("subscribe", "subscribe", _names, "all",
            "Topics, separated by commas. One of subscribe, subscribePattern and assign, or none of them: the whole log."),
     Option("subscribePattern", "subscribe_pattern", _pattern, "", "A regular expression that the whole topic must match."),
@@ -443,6 +457,8 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
         values["starting_point"] = values.pop("starting_offsets")
     options = ReadOptions(**values, sizes=sizes)
     _check_together(options)
+    if use != "any" and options.view != MESSAGES:
+        raise UsageError(f"option view = {options.view}: only spark.read takes it; streams and jobs read messages")
     if use == "batch":
         _check_batch({name.lower(): str(text) for name, text in given.items()}, options)
     elif use == "stream":
@@ -500,6 +516,8 @@ def _check_together(options: ReadOptions) -> None:
                 raise UsageError(f"option {_camel(name)} names topic {topic!r}, which subscribe does not")
             if options.assign and queue_id not in options.assign.get(topic, ()):
                 raise UsageError(f"option {_camel(name)} names queue {topic}/{queue_id}, which assign does not")
+    if options.group is not None and options.view not in ("queue", "groups"):
+        raise UsageError(f"option group = {options.group!r}: give it with view=queue or view=groups")
     if options.columns and options.schema_mode != "default":
         raise UsageError("give one of columns and schemaMode")
     for name in ("timestamp_ms", "physical_offset"):

@@ -106,7 +106,7 @@ class _Names:
             light.append(min(self._matched))
         if light:
             raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
-                             "INNER_MULTI_DISPATCH names their light queues; format(\"pyengine-queue\") with view=entries lists "
+                             "INNER_MULTI_DISPATCH names their light queues; view=entries lists "
                              "where they are")
 
     def require_match(self) -> None:

@@ -1,7 +1,7 @@
-"""Consume queues as rows: one for each queue, or one for each entry.
+"""The option `view`: consume queues as rows, one for each queue, for each entry, or for each queue and consumer group.
 
-`view=queues` (the default) counts, and reads the records of each queue's first and last entry; `view=entries` lists entries, and
-compares each with the head of its record. It runs in Spark's workers on the store's files; the plan of the read has the end of
+`queue` and `groups` count, and read the records of each queue's first and last entry; `entries` lists entries, and
+compares each with the head of its record. They run in Spark's workers on the store's files; the plan of the read has the end of
 each queue.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
@@ -30,13 +30,8 @@ if TYPE_CHECKING:
     from pyengine.storage.consume_queue import ConsumeQueue
 
 log = logging.getLogger(__name__)
-SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
+VIEW_OPTIONS = ("path", "view", "group", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
                   "failOnDataLoss", "onCorrupt", "fileSystem")
-OWN_OPTIONS = {
-    "view": "`queues`: a row for each queue; `entries`: a row for each message that a queue names.",
-    "group": "With view=queues: the consumer group whose offsets give committedOffset and lag; one that the store does not know is an "
-             "error unless allowMissing=true.",
-}
 ENTRIES_PER_PART = 4 << 20
 QUEUES_PER_PART = 5_000
 
@@ -64,17 +59,11 @@ ENTRY_COLUMNS = (
     ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the "
                            "queue's extension."),
 )
-VIEWS = {"queues": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS}
-
-
-@dataclass(frozen=True, slots=True)
-class QueueViewOptions:
-    """The parsed options; `read` has those shared with the format `pyengine`, `columns` are of VIEWS[view]."""
-
-    read: ReadOptions
-    view: str
-    group: str | None
-    columns: tuple[str, ...]
+GROUP_COLUMNS = (
+    ("group", "STRING", "The consumer group: each that has committed an offset in the topic, or that of the option `group`."),
+    *(column for column in QUEUE_COLUMNS if column[0] in ("topic", "partition", "minOffset", "maxOffset", "committedOffset", "lag")),
+)
+VIEWS = {"queue": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS, "groups": GROUP_COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -167,23 +156,14 @@ class _Examiner:
                 f"entries {first} to {end - 1} of queue {queue.topic}/{queue.queue_id} were deleted with their file; {REMEDY}")
 
 
-def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:
-    """Parse the options of one read; UsageError says which one is wrong and what is allowed."""
-    own = {name.lower(): value for name, value in given.items() if name.lower() in OWN_OPTIONS}
-    view = own.get("view", "queues").strip().lower()
-    if view not in VIEWS:
-        raise UsageError(f"option view = {own['view']!r}: give queues or entries")
-    group = own.get("group")
-    if group is not None and (view != "queues" or not group or "@" in group):
-        raise UsageError(f"option group = {group!r}: give the name of a consumer group, with view=queues")
-    shared = {name: value for name, value in given.items() if name.lower() not in OWN_OPTIONS}
-    known = {name.lower() for name in SHARED_OPTIONS}
-    for name in shared:
+def view_options(given: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of a view, with its columns; UsageError says which one is wrong and what is allowed."""
+    read = read_options(given, "any")
+    known = {name.lower() for name in VIEW_OPTIONS}
+    for name in given:
         if name.lower() in BY_NAME and name.lower() not in known:
-            raise UsageError(f"option {BY_NAME[name.lower()].name} is one of the format pyengine; pyengine-queue takes "
-                             f"{', '.join((*SHARED_OPTIONS, *OWN_OPTIONS))}")
-    read = read_options(shared)
-    return QueueViewOptions(read, view, group, _columns(view, read.columns))
+            raise UsageError(f"option {BY_NAME[name.lower()].name} is for messages; view={read.view} takes {', '.join(VIEW_OPTIONS)}")
+    return replace(read, columns=_columns(read.view, read.columns))
 
 
 def _columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
@@ -205,80 +185,80 @@ def types_of(view: str) -> dict[str, str]:
     return {name: kind for name, kind, _ in VIEWS[view]}
 
 
-def plan_view(options: QueueViewOptions) -> list[QueueRows]:
+def plan_view(options: ReadOptions) -> list[QueueRows]:
     """Return the read's partitions: every chosen queue up to the current end of the level."""
     from pyengine.native.scan import EVERY_OFFSET
     from pyengine.spark.plan import grouped
     from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading
 
-    read = options.read
-    choose = queue_chooser(read)
-    with open_for_reading(read) as reader:
-        require_names(read, reader, use="view")
+    choose = queue_chooser(options)
+    with open_for_reading(options) as reader:
+        require_names(options, reader, use="view")
         if options.group is not None:
-            require_group(read, reader, options.group)
-        extents = QueueExtents(read, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
-        require_end(read, reader, extents)
-        limit = max(0, reader.dispatched_offset(read.read_level))
-        require_entries(read, reader, extents, limit)
+            require_group(options, reader, options.group)
+        extents = QueueExtents(options, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
+        require_end(options, reader, extents)
+        limit = max(0, reader.dispatched_offset(options.read_level))
+        require_entries(options, reader, extents, limit)
         found = [QueueSlice(queue.topic, queue.queue_id, first, high, high - first) for queue, first, high, _ in extents.bounds(limit)]
-    if options.view == "queues":
-        step = max(1, min(QUEUES_PER_PART, -(-len(found) // read.min_partitions)))
+    if options.view != "entries":
+        step = max(1, min(QUEUES_PER_PART, -(-len(found) // options.min_partitions)))
         return [QueueRows(tuple(found[at : at + step]), limit) for at in range(0, len(found), step)]
     found = [one for one in found if one.first < one.end]
     entries = sum(one.log_bytes for one in found)  # an entry counts as a byte here
-    return [QueueRows(tuple(group), limit) for group in grouped(found, min(ENTRIES_PER_PART, -(-entries // read.min_partitions)))]
+    return [QueueRows(tuple(group), limit) for group in grouped(found, min(ENTRIES_PER_PART, -(-entries // options.min_partitions)))]
 
 
-def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+def view_rows(options: ReadOptions, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of one partition in `schema`."""
     from pyengine.spark.remote_store import open_in_task
 
-    with open_in_task(options.read) as reader:
-        yield from (_count if options.view == "queues" else _list)(options, reader, part, schema)
+    with open_in_task(options) as reader:
+        yield from (_list if options.view == "entries" else _count)(options, reader, part, schema)
 
 
-def _count(options: QueueViewOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+def _count(options: ReadOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
     from pyengine.spark.remote_store import consumer_offsets
 
-    examiner = _Examiner(options.read, reader, part.limit)
-    groups = consumer_offsets(reader).groups() if options.group else {}
+    examiner = _Examiner(options, reader, part.limit)
+    committed = consumer_offsets(reader).groups() if options.group or options.view == "groups" else {}
     rows: dict[str, list[Any]] = {name: [] for name in options.columns}
     for one in part.queues:
         topic, queue_id, first, end = one.topic, one.queue_id, one.first, one.end
         queue = reader.queue(topic, queue_id)
         if queue is None:  # deleted since the read was planned
             continue
-        committed = groups.get((topic, options.group or ""), {}).get(queue_id)
         ends = [queue.entry(number, end) if first < end else None for number in (first, end - 1)]
         for number in sorted({first, end - 1}) if first < end else ():
             for at, entries in examiner.entries(queue, number, number + 1):
                 examiner.right(queue, at, entries)
         examiner.require_files(queue, first, end)
-        values = {
+        values: dict[str, Any] = {
             "topic": topic, "partition": queue_id, "minOffset": first, "maxOffset": end, "messages": end - first,
             "firstPhysicalOffset": ends[0] and ends[0].physical_offset,
             "lastPhysicalOffset": ends[1] and ends[1].physical_offset,
-            "committedOffset": committed,
-            "lag": max(0, end - max(first, committed or 0)) if options.group else None,
         }
         if "bytes" in rows:
             values["bytes"] = sum(int(entries["size"].sum(dtype="int64")) for _, entries in examiner.entries(queue, first, end))
-        for name, column in rows.items():
-            column.append(values[name])
+        is_of_all = options.view == "groups" and options.group is None
+        for group in sorted(name for of, name in committed if of == topic) if is_of_all else [options.group]:
+            offset = committed.get((topic, group or ""), {}).get(queue_id)
+            lag = None if group is None else max(0, end - max(first, offset or 0))
+            for name, column in rows.items():
+                column.append((values | {"group": group, "committedOffset": offset, "lag": lag})[name])
     if rows[options.columns[0]]:
         arrays = [pyarrow.array(rows[name], field.type) for name, field in zip(options.columns, schema, strict=True)]
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _list(options: QueueViewOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+def _list(options: ReadOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     import numpy
     import pyarrow
 
-    examiner = _Examiner(options.read, reader, part.limit)
+    examiner = _Examiner(options, reader, part.limit)
     for one in part.queues:
         queue = reader.queue(one.topic, one.queue_id)
         if queue is None:

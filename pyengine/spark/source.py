@@ -1,5 +1,4 @@
-"""The data sources of `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`, and the entry
-to the sink.
+"""The data source of `spark.read.format("pyengine")` and `spark.readStream.format("pyengine")`, and the entry to the sink.
 
 Spark makes a source in the driver's planning process, asks it for a schema and partitions, and sends the reader to the tasks.
 There is no filter pushdown: Spark 4.3 reuses a filtered plan for the next query on the same DataFrame, which then returns too few
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from pyengine.errors import UsageError
-from pyengine.spark.options import read_options
+from pyengine.spark.options import MESSAGES, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, joined
-from pyengine.spark.queue_view import QueueRows, plan_view, read_view_options, types_of, view_rows
+from pyengine.spark.queue_view import QueueRows, plan_view, types_of, view_options, view_rows
 from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text
 from pyengine.spark.versions import arrow_schema_of
 
@@ -41,12 +40,17 @@ class PyEngineSource(DataSource):
         return "pyengine"
 
     def schema(self) -> str:
-        """Return the default columns, or those of the option `columns`."""
-        return schema_text(chosen_columns(read_options(self.options, "any")))
+        """Return the default columns of the view, or those of the option `columns`."""
+        options = read_options(self.options, "any")
+        if options.view == MESSAGES:
+            return schema_text(chosen_columns(options))
+        types = types_of(options.view)
+        return ", ".join(f"`{name}` {types[name]}" for name in view_options(self.options).columns)
 
-    def reader(self, schema: StructType) -> LogReader:
+    def reader(self, schema: StructType) -> LogReader | QueueViewReader:
         """Return the reader of the columns in `schema`: that of schema(), or the user's."""
-        return LogReader(schema, dict(self.options))
+        is_view = read_options(self.options, "any").view != MESSAGES
+        return (QueueViewReader if is_view else LogReader)(schema, dict(self.options))
 
     def streamReader(self, schema: StructType) -> LogStreamReader:
         """Return the reader of a stream with the columns in `schema`."""
@@ -94,32 +98,27 @@ class LogReader(DataSourceReader):
         return read_partition(self.options, self.columns, partition, arrow_schema_of(self.schema))
 
 
-class PyEngineQueueSource(DataSource):
-    """The consume queues of one store, as a table."""
+class OldQueueSource(DataSource):
+    """Refuses the name that the views of queues had in version 0.2, with the option that replaces it."""
 
     @classmethod
     def name(cls) -> str:
         return "pyengine-queue"
 
     def schema(self) -> str:
-        """Return the columns of the view, or those of the option `columns`."""
-        options = read_view_options(self.options)
-        types = types_of(options.view)
-        return ", ".join(f"`{name}` {types[name]}" for name in options.columns)
-
-    def reader(self, schema: StructType) -> QueueViewReader:
-        return QueueViewReader(schema, dict(self.options))
+        raise UsageError('format("pyengine-queue") is now an option of format("pyengine"): view=queue gives a row for each queue, '
+                         "view=entries one for each entry, view=groups the offsets of consumer groups")
 
 
 class QueueViewReader(DataSourceReader):
-    """One read: planned once in the driver, then each partition in some task."""
+    """One read of a view: planned once in the driver, then each partition in some task."""
 
     def __init__(self, schema: StructType, given: dict[str, str]) -> None:
-        self.options = read_view_options(given)
+        self.options = view_options(given)
         types = types_of(self.options.view)
         wanted = [(name, types[name]) for name in self.options.columns]
         if [(field.name, field.dataType.simpleString().upper()) for field in schema.fields] != wanted:
-            raise UsageError("pyengine-queue takes no .schema(): name columns with the option columns")
+            raise UsageError(f"view={self.options.view} takes no .schema(): name columns with the option columns")
         self.schema = schema
 
     def partitions(self) -> list[QueueRows]:

@@ -1,6 +1,6 @@
 """A Spark session for this data source, the source's registration, and SQL that reads only the columns of the query.
 
-Spark finds the formats `pyengine` and `pyengine-queue` through the modules `pyspark_pyengine` and `pyspark_pyengine_queue`;
+Spark finds the format `pyengine` through the module `pyspark_pyengine`;
 `register` is for sessions that do not look for modules, `session` for scripts.
 
 Spark passes neither columns nor filters to a source in Python. Its optimizer knows the columns: `sql` plans the query over the
@@ -34,12 +34,12 @@ _PASSING_ON = frozenset(("Project", "Filter", "Aggregate", "Join", "Window", "Wi
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the formats `pyengine` and `pyengine-queue` known to this session, and return it. A second call does nothing."""
-    from pyengine.spark.source import PyEngineQueueSource, PyEngineSource
+    """Make the format `pyengine` known to this session, and return it. A second call does nothing."""
+    from pyengine.spark.source import OldQueueSource, PyEngineSource
     from pyengine.spark.versions import register_source
 
     register_source(spark, PyEngineSource)
-    register_source(spark, PyEngineQueueSource)
+    register_source(spark, OldQueueSource)
     return spark
 
 

@@ -14,7 +14,7 @@ from pyengine.formats.record import encode_blank
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
-from pyengine.spark.queue_view import plan_view, read_view_options, types_of, view_rows
+from pyengine.spark.queue_view import plan_view, types_of, view_options, view_rows
 from pyengine.spark.schema import chosen_columns
 from pyengine.spark.stream import LogStreamReader
 from pyengine.spark.task_reader import arrow_schema, read_partition
@@ -116,8 +116,8 @@ def streamed(root: Path | str, **given: object) -> list[tuple]:
 
 
 def view_of(root: Path | str, view: str, **given: object) -> list[tuple]:
-    """The rows of `pyengine-queue`, sorted."""
-    options = read_view_options({"path": str(root), "view": view, **{name: str(value) for name, value in given.items()}})
+    """The rows of a view of queues, sorted."""
+    options = view_options({"path": str(root), "view": view, **{name: str(value) for name, value in given.items()}})
     kinds = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64()}
     schema = pa.schema([pa.field(name, kinds[types_of(view)[name]]) for name in options.columns])
     return sorted(row for part in plan_view(options) for batch in view_rows(options, part, schema)

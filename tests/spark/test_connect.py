@@ -23,7 +23,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 assert "connect" in type(spark).__module__
 log = spark.read.format("pyengine").load(source)
 print(log.count(), log.where("topic = 'A'").agg({"size": "sum"}).collect()[0][0])
-print(spark.read.format("pyengine-queue").load(source).agg({"messages": "sum"}).collect()[0][0])
+print(spark.read.format("pyengine").option("view", "queue").load(source).agg({"messages": "sum"}).collect()[0][0])
 stream = spark.readStream.format("pyengine").options(subscribe="A", startingOffsets="earliest", columns="topic,value").load(source)
 query = stream.writeStream.format("pyengine").option("checkpointLocation", folder).trigger(availableNow=True).start(sink)
 query.awaitTermination()

@@ -131,7 +131,7 @@ def test_spark_itself_gives_it_too(spark, tmp_path, recipe, request):
         stream.writeStream.format("parquet").option("checkpointLocation", str(place / "state")).trigger(
             availableNow=True).start(str(place / "rows")).awaitTermination()
         assert collected(spark.read.schema(stream.schema).parquet(str(place / "rows"))) == expected
-    entries = spark.read.format("pyengine-queue").options(view="entries").load(str(store.root))
+    entries = spark.read.format("pyengine").options(view="entries").load(str(store.root))
     found = sorted(tuple(row) for row in entries.select("topic", "partition", "offset", "physicalOffset").collect())
     assert [row for row in found if row in set(queues)] == queues
 

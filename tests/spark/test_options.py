@@ -75,7 +75,7 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"subscribe": "a", "endingOffsetsByTimestamp": '{"b": {"0": 1}}'}, "names topic 'b', which subscribe does not"),
         ({"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "error"}, "needs a choice of topics"),
         ({"startingOffsetsByTimestampStrategy": "fail"}, "give latest or error"),
-        ({"zzz": "1"}, "unknown option 'zzz': known are path, subscribe"),
+        ({"zzz": "1"}, "unknown option 'zzz': known are path, view, group, subscribe"),
         ({"subscribe": " , "}, "option subscribe = ' , ': give names separated by commas"),
         ({"subscribe": "a", "assign": '{"b": [0]}'}, "give one of subscribe, subscribePattern and assign"),
         ({"subscribePattern": "("}, "this is not a regular expression"),

@@ -18,7 +18,7 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.spark import plan as planning
 from pyengine.spark import presence
 from pyengine.spark.partitions import DataLossError
-from pyengine.spark.queue_view import plan_view, read_view_options
+from pyengine.spark.queue_view import plan_view, view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.storage.checkpoint import DurableWatermark, write_checkpoint, write_watermark
 from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfig, TopicConfigs
@@ -59,7 +59,7 @@ def stream(builder: StoreBuilder, **given: object) -> LogStreamReader:
 
 
 def view(builder: StoreBuilder, **given: object) -> list:
-    return plan_view(read_view_options({"path": str(builder.root), **{name: str(value) for name, value in given.items()}}))
+    return plan_view(view_options({"path": str(builder.root), "view": "queue", **{name: str(value) for name, value in given.items()}}))
 
 
 @pytest.mark.parametrize(("given", "sentence"), [*NO_SUCH, NO_MATCH])
@@ -325,7 +325,7 @@ def test_messages_that_the_log_has_and_a_queue_has_not_are_a_loss(builder, monke
         found = rows(builder.root, **given, columns="topic,partition,offset", access="queue", fileSystem=system, failOnDataLoss=False)
         assert [offset for *queue, offset in sorted(found) if queue == ["orders", 1]] == list(left) and len(found) == 20 + len(left)
         assert rows(builder.root, **COLUMNS, **given, access="scan", fileSystem=system) == whole
-        for asked in ({"view": "queues"}, {"view": "entries"}):
+        for asked in ({"view": "queue"}, {"view": "entries"}):
             with pytest.raises(DataLossError, match=re.escape(sentence)):
                 view(builder, fileSystem=system, **asked)
             view(builder, fileSystem=system, failOnDataLoss=False, **asked)

@@ -1,4 +1,4 @@
-"""`pyengine-queue` counts and lists the entries of the queues' files, without the log."""
+"""The option `view` counts and lists the entries of the queues' files, without the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fix_store_builder import StoreBuilder
 from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.partitions import DataLossError
-from pyengine.spark.queue_view import ENTRY_COLUMNS, QUEUE_COLUMNS, plan_view, read_view_options, types_of, view_rows
+from pyengine.spark.queue_view import VIEWS, plan_view, types_of, view_options, view_rows
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from reference import queue_table
@@ -21,7 +21,7 @@ _TYPES = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64()}
 
 def read(root, **given: object) -> list[dict]:
     """The rows, as the tasks would give them."""
-    options = read_view_options({"path": str(root), **{name: str(value) for name, value in given.items()}})
+    options = view_options({"path": str(root), "view": "queue", **{name: str(value) for name, value in given.items()}})
     types = types_of(options.view)
     schema = pa.schema([pa.field(name, _TYPES[types[name]]) for name in options.columns])
     found = []
@@ -105,6 +105,18 @@ def test_the_lag_of_a_group_is_counted_from_its_offset_or_the_minimum(builder):
     assert row["minOffset"] > 1 and row["lag"] == row["messages"] == row["maxOffset"] - row["minOffset"]
 
 
+def test_every_group_that_committed_in_a_topic_has_a_row_for_each_of_its_queues(builder):
+    offsets = ConsumerOffsets(builder.root)
+    offsets.commit("A", "G", {0: 11})
+    offsets.commit("A", "H", {0: 15, 1: 2})
+    offsets.commit("B", "H", {1: 15})
+    found = [tuple(row.values()) for row in read(builder.root, view="groups", columns="group,topic,partition,committedOffset,lag")]
+    assert sorted(found, key=lambda row: row[:3]) == [
+        ("G", "A", 0, 11, 4), ("G", "A", 1, None, 15), ("H", "A", 0, 15, 0), ("H", "A", 1, 2, 13), ("H", "B", 0, None, 15),
+        ("H", "B", 1, 15, 0)]
+    assert {row["group"] for row in read(builder.root, view="groups", subscribe="A", group="G")} == {"G"}
+
+
 @pytest.mark.parametrize("system", ["auto", "arrow"])
 def test_a_group_that_the_store_does_not_know_is_an_error_unless_it_is_allowed(builder, system):
     given = {"group": "billin", "columns": "lag", "fileSystem": system}
@@ -137,18 +149,18 @@ def test_entries_of_messages_beyond_the_level_do_not_exist(builder):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"view": "rows"}, "option view = 'rows': give queues or entries"),
+        ({"view": "rows"}, "option view = 'rows': give messages, queue, entries or groups"),
         ({"group": ""}, "give the name of a consumer group"),
-        ({"group": "g", "view": "entries"}, "with view=queues"),
-        ({"columns": "lagg"}, "unknown column 'lagg' of view=queues: did you mean lag?"),
+        ({"group": "g", "view": "entries"}, "give it with view=queue or view=groups"),
+        ({"columns": "lagg"}, "unknown column 'lagg' of view=queue: did you mean lag?"),
         ({"columns": "lag,LAG"}, "named twice"),
-        ({"tags": "a"}, "option tags is one of the format pyengine; pyengine-queue takes path"),
+        ({"tags": "a"}, "option tags is for messages; view=queue takes path"),
         ({"vieww": "a"}, "unknown option 'vieww'"),
     ],
 )
 def test_a_wrong_option_is_named(options, sentence):
     with pytest.raises(UsageError) as refused:
-        read_view_options({"path": "/store", **options})
+        view_options({"path": "/store", "view": "queue", **options})
     assert sentence in str(refused.value)
 
 
@@ -156,16 +168,27 @@ def test_the_page_holds_the_tables():
     from spark.test_options import DOCS
 
     text = DOCS.read_text(encoding="utf-8")
-    assert queue_table("queues", QUEUE_COLUMNS) in text and queue_table("entries", ENTRY_COLUMNS) in text
+    assert all(queue_table(view, columns) in text for view, columns in VIEWS.items())
 
 
 @pytest.mark.spark
 @pytest.mark.java
-def test_spark_finds_the_format_by_itself(spark, builder):
-    df = spark.read.format("pyengine-queue").option("columns", "topic,partition,messages,bytes").load(str(builder.root))
+def test_spark_reads_the_views_and_refuses_the_old_name(spark, builder):
+    def load(name="pyengine", **given):
+        return spark.read.format(name).options(**given).load(str(builder.root))
+
+    df = load(view="queue", columns="topic,partition,messages,bytes")
     assert sorted(tuple(row)[:3] for row in df.collect()) == [("A", 0, 15), ("A", 1, 15), ("B", 0, 15), ("B", 1, 15)]
-    entries = spark.read.format("pyengine-queue").option("view", "entries").load(str(builder.root))
+    entries = load(view="entries")
     assert entries.selectExpr("sum(size)").first()[0] == df.selectExpr("sum(bytes)").first()[0]
-    assert spark.read.format("pyengine-queue").options(subscribe="Nothing", allowMissing="true").load(str(builder.root)).count() == 0
+    assert load(view="queue", subscribe="Nothing", allowMissing="true").count() == 0
     with pytest.raises(Exception, match="takes no .schema"):
-        spark.read.format("pyengine-queue").schema("topic INT").load(str(builder.root)).count()
+        spark.read.format("pyengine").schema("topic INT").options(view="queue").load(str(builder.root)).count()
+    ConsumerOffsets(builder.root).commit("A", "G", {0: 11})
+    rows = load(view="groups", columns="group,topic,partition,lag").collect()
+    assert sorted(map(tuple, rows)) == [("G", "A", 0, 4), ("G", "A", 1, 15)]
+    for call in (lambda: load("pyengine-queue"), lambda: load("pyengine-queue", view="entries").count()):
+        with pytest.raises(Exception, match="option of format.*view=queue"):
+            call()
+    with pytest.raises(Exception, match="only spark.read takes it"):
+        spark.readStream.format("pyengine").options(view="queue").load(str(builder.root)).writeStream.format("noop").start().processAllAvailable()

@@ -283,7 +283,7 @@ def test_the_queues_of_a_golden_store_read_as_those_that_are_mapped(golden, reci
         with pytest.raises(UsageError, match="the store was not stopped in order|has no queues"):
             rows(root, access="queue", **chosen, **far)
     shared = {"failOnDataLoss": False, **level}
-    for view in ("queues", "entries"):
+    for view in ("queue", "entries", "groups"):
         assert view_of(root, view, **shared, **far) == view_of(root, view, **shared)
     for given in ({"columns": "*", **level, **allowing(recipe)}, chosen):
         if given is chosen and not any((root / "consumequeue").glob("*/*/*")):
@@ -501,7 +501,7 @@ def test_a_copy_of_the_log_alone_is_scanned_and_what_needs_queues_is_refused(tmp
         rows(tmp_path, startingOffsets='{"T": {"0": 5}}', **far)
     with pytest.raises(UsageError, match="has no queues .*, by which a stream of topics goes"):
         streamed(tmp_path, **far)
-    assert view_of(tmp_path, "queues", fileSystem=RANGED) == []
+    assert view_of(tmp_path, "queue", fileSystem=RANGED) == []
     with pytest.raises(UsageError, match="give auto, arrow, or module:name"):
         read_options({"path": "/store", "fileSystem": "s3"})
 

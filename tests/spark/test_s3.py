@@ -53,7 +53,7 @@ def test_a_golden_store_reads_as_it_does_locally(golden, bucket, recipe):
     queues = {"columns": "*", "subscribePattern": ".*", "allowMissing": True}
     for given in ({"columns": "*"}, {**queues, "access": "queue"}, {**queues, "access": "scan", "maxPartitionBytes": 9000}):
         assert sorted(rows(far, **given), key=repr) == sorted(rows(root, **given), key=repr)
-    for view, more in (("queues", {"group": "billing", "allowMissing": True}), ("entries", {})):
+    for view, more in (("queue", {"group": "billing", "allowMissing": True}), ("entries", {})):
         assert view_of(far, view, **more) == view_of(root, view, **more)
     for given in ({"columns": "*"}, queues) if any((root / "consumequeue").glob("*/*/*")) else ({"columns": "*"},):
         unbounded = {**given, "maxOffsetsPerTrigger": 1_000_000}
@@ -155,7 +155,7 @@ def test_spark_reads_streams_and_counts_a_store_in_a_bucket(spark, bucket, build
     for given in ({}, {"subscribe": "orders", "access": "queue"}):
         frame = spark.read.format("pyengine").options(columns=COLUMNS, **given).load(far)
         assert sorted((*row[:3], bytes(row[3])) for row in frame.collect()) == sorted(rows(builder.root, columns=COLUMNS, **given))
-    counted = spark.read.format("pyengine-queue").load(far)
+    counted = spark.read.format("pyengine").option("view", "queue").load(far)
     assert counted.selectExpr("sum(messages)").first()[0] == 60
     assert sorted(map(tuple, stats(spark, far).collect())) == sorted(map(tuple, stats(spark, builder.root).collect()))
     stream = spark.readStream.format("pyengine").options(subscribe="orders,events", columns=COLUMNS, startingOffsets="earliest").load(far)

@@ -126,7 +126,7 @@ def test_damage_fails_the_query_with_its_place(spark, tmp_path):
 
 
 def test_modules_that_spark_imports_to_find_formats_load_neither_arrow_nor_c(tmp_path):
-    code = ("import sys, pyspark_pyengine, pyspark_pyengine_queue; "
+    code = ("import sys, pyspark_pyengine; "
             "print(sorted(set(sys.modules) & {'pyarrow', 'pandas', 'pyengine._native'}))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=60)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

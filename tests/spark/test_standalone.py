@@ -77,7 +77,7 @@ def findings(root, **sizes):
 for name, task_bytes in (("halves", 1 << 30), ("pieces", 16384)):
     job(f"{name}: verify", lambda: findings(store, task_bytes=task_bytes))
     job(f"{name}: verify damaged", lambda: findings(damaged, task_bytes=task_bytes))
-job("queue", lambda: rows(spark.read.format("pyengine-queue").load(store)))
+job("queue", lambda: rows(spark.read.format("pyengine").option("view", "queue").load(store)))
 job("by queue", lambda: rows(read(access="queue", subscribe="Roll1").select("physicalOffset", "value")))
 
 options = read_options({"path": store})
