@@ -230,6 +230,9 @@ class LiveStoreReader(StoreReader):
         self._require_open()
         return self._live_watermark.is_live
 
+    def _is_dispatched(self) -> bool:
+        return self.is_live or super()._is_dispatched()
+
     def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
         """Return the physical offset below which each message is in its queue; never beyond the end of the log for this level."""
         return self._queue_limit(level)

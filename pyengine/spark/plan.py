@@ -42,15 +42,13 @@ from pyengine.spark.presence import (
     with_lost_end,
 )
 from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
-from pyengine.storage.store_reader import log_range
+from pyengine.storage.consume_queue import log_range
+from pyengine.storage.queue_entries import LOG_BYTES_MIN, SHARE_MAX
 
 if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue
 
 log = logging.getLogger(__name__)
-# `auto` scans small logs, and logs of which most is wanted: then sequential reading is faster.
-LOG_BYTES_MIN = 256 << 20
-SHARE_MAX = 0.3
 QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue needs some requests before its share is known
 
 

@@ -27,12 +27,12 @@ from pyengine.results import ReadLevel
 from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, scanned, walk_piece
 from pyengine.spark.options import Queue, ReadOptions, flat
 from pyengine.spark.partitions import REMEDY, DataLossError, offset_bounds
-from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
 from pyengine.spark.remote_store import OpenStore, RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint, read_watermark
-from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfig, TopicConfigs
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd
+from pyengine.storage.queue_entries import ENTRY, following_entries, newest_bytes, queue_entries, slice_bytes
 from pyengine.storage.read_level import StoreUse, store_use
 
 if TYPE_CHECKING:
@@ -192,10 +192,6 @@ def require_offsets(options: ReadOptions, reader: OpenStore) -> None:
 
 # -- where queues begin and end -----------------------------------------------------
 
-_BLOCK_BYTES = 1 << 16
-_AHEAD_BYTES = 1 << 12
-_VOID = bytes(_BLOCK_BYTES + _AHEAD_BYTES)
-
 
 class QueueExtent(NamedTuple):
     """A queue, its entries [first, high), and the physical end of the last one's message; -1 if that entry is wrong."""
@@ -315,7 +311,7 @@ def queue_end(options: ReadOptions, store: OpenStore, queue: ConsumeQueue, limit
     """
     high = queue.max_offset(limit)
     at, tries = high, 0
-    while (found := _following(queue, at)) is not None:
+    while (found := following_entries(queue, at)) is not None:
         number, entries = found
         offsets, sizes = (entries[name].astype(numpy.int64) for name in ("physicalOffset", "size"))
         inside = numpy.flatnonzero((offsets >= 0) & (sizes > 0) & (offsets <= limit - sizes))
@@ -354,26 +350,8 @@ def _is_message(message: Message | None, queue: ConsumeQueue, number: int, size_
     return is_own or further_offset(message, queue.topic, queue.queue_id) == number
 
 
-def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None:
-    """Return (number of the first, entries) of the next entries at or after `at` that are not all zeros, or None. It reads the next
-    block and the first one of each later file."""
-    for start in queue.files.starts():
-        number = max(at, start // CQ_ENTRY_BYTES)
-        position = number * CQ_ENTRY_BYTES - start
-        view = queue.files.view(start) if position < queue.files.size_bytes else None
-        if view is None:
-            continue
-        end = min(queue.files.size_bytes, (position + _AHEAD_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES + _BLOCK_BYTES)
-        data = view[position : end - (end - position) % CQ_ENTRY_BYTES]
-        if not _VOID.startswith(data):
-            return number, numpy.frombuffer(data, ENTRY)
-    return None
-
-
 # -- what queues lack ----------------------------------------------------------------
 
-SCAN_BYTES = 64 << 20           # the newest part of the log, whose messages are looked up in their queues
-LOST_QUEUE_BYTES = 256 << 20    # the same if an expected queue has no entry
 _LOST_MAX = 100_000             # most that are counted
 _PLACES = ("topic", "queueId", "queueOffset", "physicalOffset")
 
@@ -446,13 +424,12 @@ def _lost_before(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, Qu
 def _lost_after(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int) -> Iterator[_Record]:
     """Yield the messages after the queues' last entries.
 
-    Reads the log from the last entry's message on if a queue ends at a file's boundary, and always its newest SCAN_BYTES, or
-    LOST_QUEUE_BYTES if a queue lacks all entries; FETCH_BYTES over a file system. A topic without a folder that topics.json does not
-    name was deleted.
+    Reads the log from the last entry's message on if a queue ends at a file's boundary, and always its newest_bytes; FETCH_BYTES over
+    a file system. A topic without a folder that topics.json does not name was deleted.
     """
     configured = TopicConfigs(store.root).read().rows
     topics = configured.keys() | _queue_folders(store) if configured else None
-    least = LOST_QUEUE_BYTES if _has_lost_queue(configured, found, choose) else SCAN_BYTES
+    least = newest_bytes(configured, found, choose)
     begins = [limit - (FETCH_BYTES if isinstance(store, RemoteStore) else least)]
     begins += [one.max_physical for one in found.values() if one.max_physical > 0 and one.high % one.queue.entries_per_file == 0]
 
@@ -463,16 +440,6 @@ def _lost_after(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, Que
     for record in _records(store, max(0, store.min_physical_offset, min(begins)), limit, after):
         if record.queue not in found or record.physical_offset >= found[record.queue].max_physical:
             yield record
-
-
-def _has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[Queue], choose: ChooseQueue) -> bool:
-    """Return whether a chosen queue should have entries and has none: it is in topics.json, or a higher queue of its topic has
-    some. Also if topics.json names no topic, since a whole topic may be lost."""
-    counts = {topic: max(row.read_queue_nums, row.write_queue_nums) for topic, row in configured.items()}
-    for topic, queue_id in found:
-        counts[topic] = max(counts.get(topic, 0), queue_id + 1)
-    return not configured or any((topic, queue_id) not in found and choose(topic, queue_id) is not None
-                                  for topic, count in counts.items() for queue_id in range(min(count, QUEUE_NUMS_MAX)))
 
 
 class _Record(NamedTuple):

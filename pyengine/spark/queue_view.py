@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import pyarrow
 
     from pyengine.spark.file_access import Segment
-    from pyengine.spark.queue_entries import WrongEntry
     from pyengine.spark.remote_store import TaskStore
     from pyengine.storage.consume_queue import ConsumeQueue
+    from pyengine.storage.queue_entries import WrongEntry
 
 log = logging.getLogger(__name__)
 VIEW_OPTIONS = ("path", "view", "group", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
@@ -78,7 +78,7 @@ class _Examiner:
     """Checks the entries of one part: wrong ones are an error, or left out, as the options say."""
 
     def __init__(self, options: ReadOptions, reader: TaskStore, limit: int) -> None:
-        from pyengine.spark.queue_entries import EntryCheck
+        from pyengine.storage.queue_entries import EntryCheck
 
         self._options, self._reader, self._limit = options, reader, limit
         self._check = EntryCheck()
@@ -87,7 +87,7 @@ class _Examiner:
 
     def entries(self, queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
         """Do as queue_entries; DataLossError if a file of the queue is missing."""
-        from pyengine.spark.queue_entries import queue_entries
+        from pyengine.storage.queue_entries import queue_entries
 
         expected = first
         for number, entries in queue_entries(queue, first, end):
@@ -103,8 +103,8 @@ class _Examiner:
         missing segment means damage."""
         import numpy
 
-        from pyengine.spark.queue_entries import runs_of_segments, without_record
         from pyengine.spark.remote_store import segment_of
+        from pyengine.storage.queue_entries import runs_of_segments, without_record
 
         is_right = numpy.ones(len(entries), dtype=bool)
         commit_log = self._reader.commit_log

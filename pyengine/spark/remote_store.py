@@ -264,6 +264,8 @@ class _RemoteLogView(LogView):
 class RemoteQueueFiles:
     """A queue's files, with the interface of a MappedFileQueue: listed by the store, fetched by slices."""
 
+    is_mapped = False
+
     def __init__(self, store: RemoteStore, folder: str, size_bytes: int) -> None:
         self._store = store
         self._folder = folder

@@ -39,9 +39,9 @@ from pyengine.spark.partitions import (
 )
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
 from pyengine.spark.presence import queue_begin, queue_end
-from pyengine.spark.queue_entries import queue_entries, slice_bytes
 from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segment_of, segments_of
 from pyengine.storage.arrow import allocate, to_array
+from pyengine.storage.queue_entries import queue_entries, slice_bytes
 
 if TYPE_CHECKING:
     import pyarrow

@@ -6,7 +6,7 @@ follows). A body can imitate that. So the task of the range *before* compares: f
 begins, and it finds what the next task will find. If they differ the query fails, so no row is wrong or missing without an error.
 
 A QueuePartReader reads the records of consume queue entries, and so only their pages of the log. It uses an entry only if it agrees
-with its record (pyengine.spark.queue_entries); the rows are those of a scan. (It leaves out messages of other topics, which a
+with its record (pyengine.storage.queue_entries); the rows are those of a scan. (It leaves out messages of other topics, which a
 queue may have by INNER_MULTI_DISPATCH.)
 """
 
@@ -43,10 +43,10 @@ from pyengine.spark.file_access import (
 )
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, Part, QueuePart, QueueSlice, queue_chooser, time_bounds
-from pyengine.spark.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import WRONG_BODY, Refiner, allocate, to_array
 from pyengine.storage.mapped_file import map_read_only
+from pyengine.storage.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 
 log = logging.getLogger(__name__)
 _TYPES = {

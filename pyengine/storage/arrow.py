@@ -24,6 +24,7 @@ from pyengine.native.scan import (
     ColumnBuffer,
     ColumnData,
     ColumnScanner,
+    RawBatch,
     RowFilter,
     column_kind,
     sync,
@@ -119,12 +120,23 @@ class LogScanner:
         position: int | None = start
         while position is not None and position < end:
             for batch in self._scanner.scan(view, base_offset, position, end, limit):
-                arrays = [to_array(column, batch.rows) for column in batch.columns]
-                chosen = pa.RecordBatch.from_arrays(arrays[: len(self.schema)], schema=self.schema)
-                yield from filter(len, self._refiner.refine(chosen, dict(zip(self._scanner.columns, arrays))))
+                yield from self._refined(batch)
             if self._scanner.reason in ("range_end", "blank"):  # not damage
                 return
             position = self._skip_damage(view, base_offset, end, limit)
+
+    def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the records that these entries of consume queues name, all in the segment in `view`; CorruptionError for an
+        entry that does not name a record below `limit`."""
+        for batch in self._scanner.gather(view, base_offset, entries, limit):
+            yield from self._refined(batch)
+        if self._scanner.reason != "range_end":
+            raise CorruptionError(f"the log is damaged at {self._scanner.position}: {self._scanner.reason.replace('_', ' ')}")
+
+    def _refined(self, batch: RawBatch) -> Iterator[pa.RecordBatch]:
+        arrays = [to_array(column, batch.rows) for column in batch.columns]
+        chosen = pa.RecordBatch.from_arrays(arrays[: len(self.schema)], schema=self.schema)
+        yield from filter(len, self._refiner.refine(chosen, dict(zip(self._scanner.columns, arrays))))
 
     def _note_body(self, offset: int, size_bytes: int, error: FormatError) -> None:
         if self._on_corrupt == "fail":

@@ -14,9 +14,9 @@ import functools
 import mmap
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyengine.errors import FormatError, StoreRefusedError, disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_UNIT_BYTES_MIN, CQ_FILLER_SIZE, MESSAGE_BYTES_MIN
@@ -35,6 +35,9 @@ from pyengine.formats.record import store_timestamp_ms
 from pyengine.native.dispatch import WINDOW_BYTES, count_entries, fill
 from pyengine.storage.durable_writes import create_file, open_file, sync_file, sync_folder
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
+
+if TYPE_CHECKING:
+    from pyengine.formats.record import Message
 
 
 class ConsumeQueue:
@@ -291,6 +294,38 @@ def message_stored_ms(commit_log: MappedFileQueue, physical_offset: int, size_by
     if start is None or view is None or physical_offset - start + max(size_bytes, MESSAGE_BYTES_MIN) > len(view):
         return -1
     return store_timestamp_ms(view, physical_offset - start)
+
+
+class QueuesAndLog(Protocol):
+    """A reader of one store's queue entries and of the records that they name."""
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
+    def message_below(self, physical_offset: int, limit: int) -> Message | None: ...
+
+
+def log_range(reader: QueuesAndLog, bounds: Mapping[tuple[str, int], tuple[int, int]], limit: int) -> tuple[int, int]:
+    """Return [start, end) of the log, outside of which there is no message of these queues' [first, end) of offsets.
+
+    A bound of the range is 0 or `limit` unless each queue has an entry that agrees with its record, and so proves where its messages
+    begin or end: other entries can be missing after a crash and prove nothing. Other bounds are those of a record.
+    """
+    firsts, lasts = [], []
+    for queue, (first, end) in bounds.items():
+        own, before, last = (place_of(reader, queue, offset, limit) for offset in (first, first - 1, end - 1))
+        firsts.append(own[0] if own else before[1] if before else 0)
+        lasts.append(last[1] if last else limit)
+    return min(firsts, default=0), max(lasts, default=limit)
+
+
+def place_of(reader: QueuesAndLog, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
+    """Return [start, end) in the log of a queue's message, None unless its entry and its record agree."""
+    topic, queue_id = queue
+    entries = reader.queue(topic, queue_id)
+    entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None else None
+    message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
+    if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, offset):
+        return None
+    return message.physical_offset, message.physical_offset + message.size_bytes
 
 
 class QueueEnd(NamedTuple):

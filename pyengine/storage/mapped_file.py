@@ -193,6 +193,8 @@ class MappingCache:
 class MappedFileQueue:
     """One folder of segments of `size_bytes`, which it follows."""
 
+    is_mapped = True
+
     def __init__(self, folder: str | os.PathLike[str], size_bytes: int, cache: MappingCache, advice: str = "") -> None:
         """`advice`: as for list_segments."""
         self.folder = os.fspath(folder)

@@ -18,8 +18,9 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX, INT64_MIN
@@ -30,21 +31,24 @@ from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.formats.small_file import keep_standard_descriptors
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
-from pyengine.storage.checkpoint import read_watermark
+from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfigs
-from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
+from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, log_range, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, folder_names, is_plain_file
 from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, Wanted, parse_subscription
-from pyengine.storage.read_level import FilesWatermark, Watermark
+from pyengine.storage.read_level import FilesWatermark, StoreUse, Watermark, store_use
 
 if TYPE_CHECKING:
     import pyarrow
 
     from pyengine.engine_config import EngineConfig, Geometry
+    from pyengine.formats.constants import Readable
+    from pyengine.native.scan import ChooseQueue
     from pyengine.storage.arrow import LogScanner
+    from pyengine.storage.queue_entries import NamedRecords
 
 FETCH_BYTES_MAX = 4 << 20
 
@@ -427,13 +431,37 @@ class StoreReader:
                                queued_only=choose is not None)
         scanner = LogScanner(columns, row_filter=None if row_filter == RowFilter() else row_filter, condition=condition,
                              decompress=chosen.decompress)
-        return self._scan(scanner, begin, limit, self._segments_between(chosen.since_ms, chosen.until_ms, limit))
+        segments = [start for start in self._segments_between(chosen.since_ms, chosen.until_ms, limit)
+                    if start + self.commit_log.size_bytes > begin]
+        named = None if choose is None else self._find_named(chosen, choose, segments, begin, limit, self._queue_limit(level))
+        return self._scan(scanner, begin, limit, segments, named)
 
-    def _scan(self, scanner: LogScanner, begin: int, limit: int, segments: Sequence[int]) -> Iterator[pyarrow.RecordBatch]:
+    def _find_named(self, chosen: _Chosen, choose: ChooseQueue, segments: Sequence[int], begin: int, limit: int, dispatched: int
+                    ) -> NamedRecords | None:
+        """Return where consume queues replace a scan of the chosen topics; None if that would not be faster, or may lack messages."""
+        if not segments or not self._is_dispatched() or find_spec("numpy") is None:
+            return None
+        from pyengine.storage.queue_entries import LogPart, find_named, newest_bytes
+
+        keys = [(topic, queue_id) for topic in chosen.topics or () for queue_id in self.queue_ids(topic) if choose(topic, queue_id)]
+        queues = {queue: chosen.first_offsets.get(key, 0) for key in keys
+                  if (queue := self.queue(*key)) is not None and queue.max_offset(INT64_MAX)}
+        with_entries = {(queue.topic, queue.queue_id) for queue in queues}
+        if {topic for topic, _ in with_entries} != set(chosen.topics or ()):
+            return None  # the queues may be lost
+        part = LogPart(max(begin, segments[0]), min(limit, segments[-1] + self.commit_log.size_bytes), dispatched, limit,
+                       self.commit_log.min_offset, self.commit_log.size_bytes)
+        return find_named(self, queues, part, newest_bytes(TopicConfigs(self.root).read().rows, with_entries, choose))
+
+    def _is_dispatched(self) -> bool:
+        """Whether every message below the limit of queues is in its queue, unless that is damaged."""
+        return store_use(self.root) is StoreUse.CLOSED and not abort_file_exists(self.root)
+
+    def _scan(self, scanner: LogScanner, begin: int, limit: int, segments: Sequence[int], named: NamedRecords | None
+              ) -> Iterator[pyarrow.RecordBatch]:
         for start in segments:
-            if start + self.commit_log.size_bytes > begin:
-                with self._hold(start):
-                    yield from self._scan_segment(scanner, start, max(start, begin), limit)
+            with self._hold(start):
+                yield from self._scan_segment(scanner, start, max(start, begin), limit, named)
 
     def _segments_between(self, since_ms: int, until_ms: int, limit: int) -> list[int]:
         """Return the segments below `limit`, without those whose neighbours show that all their messages were stored at other times.
@@ -449,12 +477,13 @@ class StoreReader:
         return [start for start, following in zip(starts, [*starts[1:], -1])
                 if start not in begins_ms or begins_ms[start] < until_ms and begins_ms.get(following, INT64_MAX) >= since_ms]
 
-    def _scan_segment(self, scanner: LogScanner, start: int, first: int, limit: int) -> Iterator[pyarrow.RecordBatch]:
+    def _scan_segment(self, scanner: LogScanner, start: int, first: int, limit: int, named: NamedRecords | None
+                      ) -> Iterator[pyarrow.RecordBatch]:
         view = self.commit_log.view(start)
         if view is None:
             return
         try:
-            for batch in scanner.scan(view, start, first, min(limit, start + len(view))):
+            for batch in _batches(scanner, view, start, first, min(limit, start + len(view)), named):
                 if start < self.commit_log.min_offset:
                     return  # deleted during the copy: its blocks may have been freed
                 yield batch
@@ -512,36 +541,17 @@ class StoreReader:
             raise UsageError(f"this reader of {self.root} is closed")
 
 
-class QueuesAndLog(Protocol):
-    """A reader of one store's queue entries and of the records that they name."""
-
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
-    def message_below(self, physical_offset: int, limit: int) -> Message | None: ...
-
-
-def log_range(reader: QueuesAndLog, bounds: Mapping[tuple[str, int], tuple[int, int]], limit: int) -> tuple[int, int]:
-    """Return [start, end) of the log, outside of which there is no message of these queues' [first, end) of offsets.
-
-    A bound of the range is 0 or `limit` unless each queue has an entry that agrees with its record, and so proves where its messages
-    begin or end: other entries can be missing after a crash and prove nothing. Other bounds are those of a record.
-    """
-    firsts, lasts = [], []
-    for queue, (first, end) in bounds.items():
-        own, before, last = (_place(reader, queue, offset, limit) for offset in (first, first - 1, end - 1))
-        firsts.append(own[0] if own else before[1] if before else 0)
-        lasts.append(last[1] if last else limit)
-    return min(firsts, default=0), max(lasts, default=limit)
-
-
-def _place(reader: QueuesAndLog, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
-    """Return [start, end) in the log of a queue's message, None unless its entry and its record agree."""
-    topic, queue_id = queue
-    entries = reader.queue(topic, queue_id)
-    entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None else None
-    message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
-    if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, offset):
-        return None
-    return message.physical_offset, message.physical_offset + message.size_bytes
+def _batches(scanner: LogScanner, view: Readable, start: int, first: int, end: int, named: NamedRecords | None
+             ) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows of [first, end) in the segment at `start`: by a scan, and by queue entries where these are right."""
+    low, high = (end, end) if named is None else (min(max(first, bound), end) for bound in (named.begin, named.end))
+    entries = None if named is None or low == high else named.entries(view, start, end)
+    if entries is None:
+        low = high = end
+    yield from scanner.scan(view, start, first, low, end)
+    if entries is not None:
+        yield from scanner.gather(view, start, entries, end)
+        yield from scanner.scan(view, start, high, end)
 
 
 def find_topics(reader: StoreReader, are_enough: Callable[[set[str]], bool]) -> set[str]:

@@ -16,10 +16,10 @@ from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.small_file import Checkpoint
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import plan as planning
-from pyengine.spark import presence
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view, view_options
 from pyengine.spark.stream import LogStreamReader
+from pyengine.storage import queue_entries
 from pyengine.storage.checkpoint import DurableWatermark, write_checkpoint, write_watermark
 from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue
@@ -394,21 +394,21 @@ def test_queues_that_no_topic_can_have_are_not_looked_for():
         assert next(asked) < 2 * QUEUE_NUMS_MAX
 
     planned = TopicConfig("planned", read_queue_nums=INT32_MAX)
-    assert not presence._has_lost_queue({"planned": planned}, {("orders", INT32_MAX): None}, choose)
+    assert not queue_entries._has_lost_queue({"planned": planned}, {("orders", INT32_MAX): None}, choose)
 
 
 def test_loss_search_begins_at_the_last_queue_entry_and_goes_further_back_without_entries(builder, monkeypatch):
     """It begins at the last entry if the queue ends at a file's boundary; it is long for a queue without entries, else short."""
     for _ in range(30):
         builder.put("late", bytes(300))
-    monkeypatch.setattr(presence, "SCAN_BYTES", 0)
+    monkeypatch.setattr(queue_entries, "SCAN_BYTES", 0)
     lose_last_file(builder)
     with pytest.raises(DataLossError, match=r"orders/1 from offset 10 on \(10\)"):
         view(builder, subscribe="orders")
     shutil.rmtree(builder.root / "consumequeue" / "other")
     with pytest.raises(DataLossError, match=r"other/0 from offset 0 on \(10\)"):
         view(builder, subscribePattern="other|late")
-    monkeypatch.setattr(presence, "LOST_QUEUE_BYTES", 0)
+    monkeypatch.setattr(queue_entries, "LOST_QUEUE_BYTES", 0)
     assert view(builder, subscribePattern="other|late")
 
 

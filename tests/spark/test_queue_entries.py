@@ -11,8 +11,8 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.presence import queue_end
-from pyengine.spark.queue_entries import EntryCheck, queue_entries, runs_of_segments
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.queue_entries import EntryCheck, queue_entries, runs_of_segments
 from spark.logs import DAMAGED_END, rows, streamed
 from spark.test_presence import stream
 from spark.test_queue_view import read

@@ -23,10 +23,12 @@ from pyengine.formats.paths import parse_segment_name
 from pyengine.formats.record import Message
 from pyengine.formats.record_case import iter_records
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
 pa = pytest.importorskip("pyarrow")
 from pyengine.native.scan import COLUMNS  # noqa: E402
-from pyengine.storage.arrow import schema  # noqa: E402
+from pyengine.storage import queue_entries  # noqa: E402
+from pyengine.storage.arrow import LogScanner, schema  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "arrow.md"
 
@@ -139,14 +141,26 @@ def require_the_chosen_rows(root: Path, messages: list[Message], rng: random.Ran
                 assert found["queueOffset"].to_pylist() == got, (topic, queue_id, filters)
 
 
+@pytest.fixture(params=["scan", "queues"])
+def by_queues(request, monkeypatch) -> list[bool]:
+    """Reads go through queues wherever these prove what a scan would give, or never. The result has an item for each such read."""
+    used: list[bool] = []
+    if request.param == "queues":
+        for name, value in (("LOG_BYTES_MIN", 0), ("SHARE_MAX", 1.0), ("_QUEUE_BYTES", 0), ("SCAN_BYTES", 500), ("LOST_QUEUE_BYTES", 500)):
+            monkeypatch.setattr(queue_entries, name, value)
+        gather = LogScanner.gather
+        monkeypatch.setattr(LogScanner, "gather", lambda *arguments: (used.append(True), gather(*arguments))[1])
+    return used
+
+
 @pytest.mark.parametrize("name", usual([name for name in CLEAN if name != "empty"]))
-def test_the_choice_gives_the_rows_of_a_plain_filter_in_golden_stores(name, golden, rng):
+def test_the_choice_gives_the_rows_of_a_plain_filter_in_golden_stores(name, golden, rng, by_queues):
     store = golden(name)
     require_the_chosen_rows(store.root, list(all_messages(store.root)), rng, **store.sizes)
 
 
 @pytest.mark.parametrize("has_watermark", [True, False], ids=["pyengine", "rocketmq"])
-def test_the_choice_gives_the_rows_of_a_plain_filter_in_random_stores(tmp_path, rng, has_watermark):
+def test_the_choice_gives_the_rows_of_a_plain_filter_in_random_stores(tmp_path, rng, has_watermark, by_queues, request):
     made = StoreBuilder(tmp_path / "random")
     messages = []
     for _ in range(300):
@@ -159,6 +173,60 @@ def test_the_choice_gives_the_rows_of_a_plain_filter_in_random_stores(tmp_path, 
     if has_watermark:
         write_watermark(made.root, DurableWatermark("u", 1, made.end))
     require_the_chosen_rows(made.root, messages, rng)
+    assert bool(by_queues) == ("queues" in request.node.callspec.id)
+
+
+@pytest.mark.parametrize("by_queues", ["queues"], indirect=True)
+@pytest.mark.parametrize("harm", ["bit", "zeros", "file"])
+def test_damaged_queues_hide_no_message(tmp_path, rng, by_queues, harm, monkeypatch):
+    """What their entries do not prove is read from the log itself."""
+    monkeypatch.setattr(queue_entries, "LOST_QUEUE_BYTES", 1 << 30)
+    made = StoreBuilder(tmp_path / "harmed")
+    for topic in ("orders", "events"):  # so that it is known which queues the store should have
+        TopicConfigs(made.root).create(TopicConfig(topic, read_queue_nums=2, write_queue_nums=2))
+    messages = [made.put(rng.choice(["orders", "events"]), rng.randbytes(rng.randrange(60)), queue_id=rng.randrange(2),
+                         tags=rng.choice([None, "paid"])) for _ in range(200)]
+    for _ in range(60):
+        files = sorted((made.root / "consumequeue" / "orders").glob("*/*"))
+        path = rng.choice(files)
+        saved = path.read_bytes()
+        last = (len(saved.rstrip(b"\0")) - 1) // 20
+        at = 20 * rng.randrange(last + 1)
+        if harm == "bit":
+            flipped = bytearray(saved)
+            flipped[at + rng.randrange(20)] ^= 1 << rng.randrange(8)
+            path.write_bytes(flipped)
+        elif harm == "zeros":  # an entry with others after it
+            path.write_bytes(saved[:at] + bytes(20) + saved[at + 20 :] if at < 20 * last else saved)
+        else:
+            path.unlink()
+        with pyengine.open_store(made.root) as store:
+            found = store.to_arrow(["orders"], ["physicalOffset"]).read_all()["physicalOffset"].to_pylist()
+        assert found == [message.physical_offset for message in messages if message.topic == "orders"], (path, at, saved[at : at + 20])
+        path.write_bytes(saved)
+    assert by_queues
+
+
+def test_a_few_messages_of_a_large_log_are_read_through_their_queues(tmp_path, by_queues, monkeypatch):
+    """Records of other topics are not looked at, and the rows come in the order of the log."""
+    made = StoreBuilder(tmp_path / "large")
+    for number in range(300):
+        made.put("few" if number % 50 == 7 else "many", b"y" * 100, queue_id=number % 2)
+    other = next(message for message in all_messages(made.root) if message.topic == "many" and message.physical_offset > 10_000)
+    made.write_log(b"\xff" * 8, at=other.physical_offset)
+    monkeypatch.setattr(queue_entries, "SHARE_MAX", 0.3)
+    with pyengine.open_store(made.root) as store:
+        read = store.to_arrow(["few"], ["physicalOffset"], "written").read_all
+        if queue_entries.LOG_BYTES_MIN == 0:
+            offsets = read()["physicalOffset"].to_pylist()
+            assert len(offsets) == 6 and offsets == sorted(offsets) and by_queues
+        else:
+            with pytest.raises(CorruptionError):
+                read()
+        used = len(by_queues)
+        with pytest.raises(CorruptionError):  # most of the log: a scan
+            store.to_arrow(["many"], ["physicalOffset"], "written").read_all()
+        assert len(by_queues) == used
 
 
 def test_segments_of_other_times_are_not_read_in_a_log_of_pyengine(builder):
