@@ -1,4 +1,4 @@
-"""A store as a table, running or not: python examples/spark_read.py STORE   (pip install '.[spark]', Java 17 or later)"""
+"""A store as a table, running or not: python examples/spark_read.py STORE   (pip install 'pyengine-store[spark]', Java 17 or later)"""
 
 import sys
 

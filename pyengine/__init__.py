@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pyengine.storage.config_table import TopicConfig, TopicConfigs
     from pyengine.storage.store_reader import ScanChoice, StoreReader
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 _MODULES = {
     "pyengine.storage.config_table": ("TopicConfig", "TopicConfigs",),

@@ -158,8 +158,7 @@ def require_extra(*packages: str, name: str = "spark") -> None:
 
     for package in packages:
         if find_spec(package) is None:
-            raise UsageError(f"{package} is not installed: install pyengine with its extra `{name}`, "
-                             f"in its source folder: pip install '.[{name}]'")
+            raise UsageError(f"{package} is not installed: it comes with an extra, pip install 'pyengine-store[{name}]'")
 
 
 def disk_error(error: OSError, doing: str, path: object, advice: str = "") -> DiskError:

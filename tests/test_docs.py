@@ -73,11 +73,12 @@ def test_the_index_has_every_page_of_docs():
 
 
 def test_the_newest_version_of_the_change_log_is_the_packages():
-    """Its section is dated; `pyproject.toml` and `pyengine.__version__` name the same version. Above it may be an unreleased one."""
-    sections = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)
-    newest = sections[1] if sections[0].endswith(" - unreleased") else sections[0]
-    assert re.fullmatch(re.escape(pyengine.__version__) + r" - \d{4}-\d\d-\d\d", newest)
+    """Its section is dated, or unreleased and the version ends with .dev0; `pyproject.toml` and `CITATION.cff` name the same one."""
+    newest = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)[0]
+    version, _, is_development = pyengine.__version__.partition(".dev")
+    assert re.fullmatch(re.escape(version) + (" - unreleased" if is_development else r" - \d{4}-\d\d-\d\d"), newest)
     assert f'\nversion = "{pyengine.__version__}"\n' in text_of("pyproject.toml")
+    assert f"\nversion: {pyengine.__version__}\n" in text_of("CITATION.cff")
 
 
 @IN_ORDER

@@ -250,4 +250,4 @@ def test_the_actors_of_the_tasks_page_run(tmp_path):
 def test_without_dramatiq_the_sentence_says_how_to_get_it():
     code = "import sys; sys.modules['dramatiq'] = None; import pyengine.dramatiq"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "dramatiq is not installed" in done.stderr and "pip install '.[dramatiq]'" in done.stderr
+    assert done.returncode == 1 and "dramatiq is not installed" in done.stderr and "pip install 'pyengine-store[dramatiq]'" in done.stderr

@@ -160,7 +160,7 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
 
 @pytest.mark.ci
 def test_one_wheel_is_for_every_python_from_3_11_on(installed):
-    assert re.fullmatch(r"pyengine-[\d.]+-cp311-abi3-linux_\w+\.whl", installed.wheel.name)
+    assert re.fullmatch(r"pyengine_store-[\d.]+(dev\d+)?-cp311-abi3-linux_\w+\.whl", installed.wheel.name)
 
 
 def test_spark_and_arrow_are_an_extra(installed):
@@ -206,9 +206,10 @@ def test_without_the_extra_the_sentence_says_how_to_get_it(installed, tmp_path):
                         ("import pyengine; pyengine.open_store('store').scan()", "arrow"),
                         ("import pyengine; pyengine.open_store('store').to_arrow()", "arrow")):
         done = installed.run("-c", code, cwd=tmp_path)
-        assert "UsageError" in done.stderr and "is not installed" in done.stderr and f"pip install '.[{extra}]'" in done.stderr, done.stderr
+        assert "UsageError" in done.stderr and "is not installed" in done.stderr, done.stderr
+        assert f"pip install 'pyengine-store[{extra}]'" in done.stderr, done.stderr
     done = installed.run("-m", "pyengine", "export", "store", "out", "--format", "parquet", cwd=tmp_path)
-    assert done.returncode == 2 and "pip install '.[spark]'" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "pip install 'pyengine-store[spark]'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_plain_copy_of_the_checkout_runs(tmp_path):

@@ -232,7 +232,7 @@ def test_a_number_of_queues_that_a_topic_cannot_have_is_refused(task_store):  # 
 def test_without_taskiq_the_sentence_says_how_to_get_it():
     code = "import sys; sys.modules['taskiq'] = None; import pyengine.taskiq"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "taskiq is not installed" in done.stderr and "pip install '.[taskiq]'" in done.stderr
+    assert done.returncode == 1 and "taskiq is not installed" in done.stderr and "pip install 'pyengine-store[taskiq]'" in done.stderr
 
 
 @pytest.mark.ci

@@ -460,7 +460,7 @@ def report(
 
     The page is one file that loads nothing else. The command reads the log once, like `stats`, with
     Spark on all processors of this host or of a cluster; it does not disturb a running engine. It
-    needs Java 17 or later and the extra `spark` (pip install '.[spark]').
+    needs Java 17 or later and the extra `spark` (pip install 'pyengine-store[spark]').
 
     \b
     Examples:

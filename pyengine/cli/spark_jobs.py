@@ -48,7 +48,7 @@ def stats(
     The command reads the whole flushed log (see --level), with Spark on all processors of this host
     or of a cluster; it does not disturb a running engine. `topics` is faster for counts by queue.
     STORE may be a URI (s3://bucket/store). It needs Java 17 or later and the extra `spark`
-    (pip install '.[spark]').
+    (pip install 'pyengine-store[spark]').
 
     \b
     Examples:
@@ -119,7 +119,7 @@ def export(
     DEST and STORE are folders, or URIs of pyarrow.fs (s3://bucket/path). The command reads what is
     flushed when it starts (see --level), with Spark on all processors of this host; it does not
     disturb a running engine. It writes DEST/_SUCCESS last: without that file the export is
-    incomplete. It needs Java 17 or later and the extra `spark` (pip install '.[spark]').
+    incomplete. It needs Java 17 or later and the extra `spark` (pip install 'pyengine-store[spark]').
 
     \b
     Examples:

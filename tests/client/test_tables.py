@@ -97,7 +97,7 @@ def test_tables_without_the_extra_names_the_packages_to_install(tmp_path, monkey
     monkeypatch.delitem(sys.modules, "pyengine.client.tables")
     monkeypatch.setitem(sys.modules, "deltalake", None)
     done = run("tables", tmp_path / "store", tmp_path / "lake", "--to", "delta")
-    assert done.code == 2 and "deltalake is not installed" in done.stderr and "pip install '.[tables]'" in done.stderr
+    assert done.code == 2 and "deltalake is not installed" in done.stderr and "pip install 'pyengine-store[tables]'" in done.stderr
 
 
 def test_a_run_that_cannot_begin_holds_no_more_than_the_run_before(engine, tmp_path, monkeypatch):
