@@ -45,6 +45,7 @@ from typing import TypeVar
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, command, disk_error, disk_errors, passing
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.durable_writes import open_new
 from pyengine.storage.engine_id import EngineId, read_engine_id
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.ofd_lock import remove_unlocked
@@ -359,7 +360,8 @@ def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]
             return
     temporary = path.with_name(path.name + ".tmp")
     with disk_errors("write", path):
-        temporary.write_text(text)
+        with open(open_new(temporary), "w", encoding="utf-8") as file:
+            file.write(text)
         failpoint("run_written")
         os.rename(temporary, path)
 

@@ -73,7 +73,7 @@ from pyengine.formats.small_file import (
     seal,
 )
 from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.durable_writes import FILE_MODE, open_shared_file, pwrite_all, sync_descriptor, sync_folder
+from pyengine.storage.durable_writes import open_new, open_shared_file, pwrite_all, sync_descriptor, sync_folder
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.ofd_lock import is_at, try_lock, unlock
 from pyengine.storage.read_level import StoreUse, store_use
@@ -209,7 +209,7 @@ class Writer:
         return self._target.with_name(f"{self._target.name}.{kind}{self._generation}.tmp")
 
     def _write(self, path: Path, content: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        descriptor = open_new(path)
         try:
             pwrite_all(descriptor, content, 0, self._target)
             sync_descriptor(descriptor, self._target, may_repeat=True)

@@ -151,11 +151,8 @@ def write_config(path: Path | str, content: Content, *, keep_backup: bool = True
 def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
-        # A link or a pipe of that name is refused, and removed below: the file that root writes may be in another user's folder.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+        descriptor = open_new(temporary, mode)
         try:
-            if mode != FILE_MODE:
-                os.fchmod(descriptor, mode)  # the file may exist, from a crash or another program, with other rights
             failpoint("config_opened")
             pwrite_all(descriptor, content(os.fstat(descriptor)) if callable(content) else content, 0, path)
             failpoint("config_written")
@@ -170,6 +167,20 @@ def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None
     finally:
         with contextlib.suppress(OSError):  # it exists only after a failure
             os.unlink(temporary)
+
+
+def open_new(path: Path, mode: int = FILE_MODE) -> int:
+    """Create a file and open it for writing; what has that name is removed, never written to or followed. OSError.
+
+    So a file of another user that has a second name there, by a hard link or a symbolic one, is not changed.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, mode)
+    except FileExistsError:  # from a crash
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return os.open(path, flags, mode)
 
 
 def make_folders(folder: Path | str) -> None:
@@ -418,8 +429,9 @@ def _link_backup(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError:  # the file system has no hard links
-        spare.write_bytes(read_small_file(path))
-        with open(spare, "rb") as copied:
+        content = read_small_file(path)
+        with open(open_new(spare), "wb", buffering=0) as copied:
+            pwrite_all(copied.fileno(), content, 0, spare)
             sync_descriptor(copied.fileno(), spare, may_repeat=True)
     failpoint("config_backup_linked")
     os.rename(spare, path.with_name(path.name + ".bak"))

@@ -13,6 +13,7 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.ipc.group_members import GroupMembers
+from pyengine.ipc.shared_objects import note_run
 from pyengine.storage import durable_writes
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import (
@@ -217,21 +218,33 @@ def test_a_config_file_is_written_although_an_engine_that_starts_sweeps(tmp_path
     assert sorted(file.name for file in path.parent.iterdir()) == ["topics.json", "topics.json.bak"]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("other")), lambda path: path.mkdir()],
-                         ids=["pipe", "link", "folder"])
-def test_a_foreign_file_with_a_temporary_files_name_is_not_written_to(tmp_path, make):
-    path, other = tmp_path / "config" / "topics.json", tmp_path / "config" / "other"
+@pytest.mark.parametrize("name, write", [
+    ("topics.json.tmp", lambda root: write_config(root / "config" / "topics.json", b"new")),
+    ("topics.json.tmp", lambda root: write_config(root / "config" / "topics.json", b"new", mode=0o600)),
+    ("consumerOffset.json.1.tmp", lambda root: ConsumerOffsets(root).commit("orders", "billing", {0: 7})),
+    ("engine-run.json.tmp", lambda root: note_run(root, "/dev/shm")),
+], ids=["config", "private", "offsets", "run"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("other")),
+                                  lambda path: path.hardlink_to(path.with_name("other"))], ids=["pipe", "link", "hard link"])
+def test_a_foreign_file_with_a_temporary_files_name_is_replaced_and_not_written_to(tmp_path, make, name, write):
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "other").write_bytes(b"of another user")
+    make(config / name)
+    write(tmp_path)
+    assert (config / "other").read_bytes() == b"of another user" and not (config / name).exists()
+    written = [path for path in config.glob("*.json")]
+    assert len(written) == 1 and not written[0].is_symlink() and written[0].stat().st_nlink == 1
+
+
+def test_a_folder_with_a_temporary_files_name_is_an_error(tmp_path):
+    """It may have a user's files."""
+    path = tmp_path / "config" / "topics.json"
     write_config(path, b"old")
-    other.write_bytes(b"of another user")
-    make(path.with_name("topics.json.tmp"))
+    path.with_name("topics.json.tmp").mkdir()
     with pytest.raises(DiskError, match=r"cannot write .*topics.json"):
         write_config(path, b"new")
-    assert (path.read_bytes(), other.read_bytes()) == (b"old", b"of another user")
-    is_folder = path.with_name("topics.json.tmp").is_dir()
-    assert sweep_unfinished(tmp_path) == []
-    if not is_folder:  # a folder may have a user's files
-        write_config(path, b"new")
-        assert path.read_bytes() == b"new" and not path.is_symlink()
+    assert path.read_bytes() == b"old" and sweep_unfinished(tmp_path) == []
 
 
 @pytest.mark.root

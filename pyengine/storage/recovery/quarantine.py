@@ -35,7 +35,7 @@ from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.checkpoint import RebuildMarker
-from pyengine.storage.durable_writes import make_folders, sync_folder, write_config
+from pyengine.storage.durable_writes import make_folders, open_new, sync_folder, write_config
 
 _COPY_BYTES = 1 << 20
 
@@ -89,7 +89,7 @@ class Quarantine:
         if not self._dry_run and not is_kept:
             make_folders(self._folder)
             with self._removed_on_failure(target):
-                with open(target, "wb") as copy:
+                with open(open_new(target), "wb") as copy:
                     copy.writelines(content())
                     copy.flush()
                     os.fsync(copy.fileno())
