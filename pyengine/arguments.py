@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1  # Java's int and long: of the files, the wire and the settings
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+EVERY_OFFSET = (INT64_MIN, INT64_MAX)  # the bounds of offsets that leave none out
 FOLDER_NAME_BYTES_MAX = 255  # NAME_MAX of Linux
 TIME_MS_MIN = 10 ** 11  # a smaller number than this, of March 1973, is a time in seconds; 0 is one that is over
 MOMENT = "a datetime with a time zone, or an int of milliseconds since 1970"

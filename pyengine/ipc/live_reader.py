@@ -27,10 +27,8 @@ from pyengine.errors import (
     StoreBusyError,
     UsageError,
     command,
-    disk_error,
     disk_errors,
     passing,
-    shown,
 )
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc.cleaning import SegmentHolds
@@ -196,11 +194,8 @@ class LiveStoreReader(StoreReader):
             config = config or load_config(self._store.root, settings)
             self._store.watch()
             super().__init__(self._store.root, watermark=None, config=config)
-        except BaseException as error:
-            refused = disk_error(error, "read", shown(str(error.filename))) if isinstance(error, PermissionError) else None
-            self._store.close()  # then no text knows the name of the held folder any more
-            if refused is not None:
-                raise refused from error
+        except BaseException:
+            self._store.close()
             raise
         self._live_watermark = LiveWatermark(self.root, self.commit_log)
         self._watermark = self._live_watermark

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pyengine._native import ffi, lib
-from pyengine.arguments import INT64_MAX, INT64_MIN
+from pyengine.arguments import EVERY_OFFSET, INT64_MAX, INT64_MIN
 from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
@@ -265,7 +265,6 @@ def allocate_plain(length: int) -> ColumnBuffer:
 # [first queue offset, end) of the wanted rows of a queue, or these and [start, end) of their store times in ms.
 QueueBounds = tuple[int, int] | tuple[int, int, int, int]
 ChooseQueue = Callable[[str, int], QueueBounds | None]  # (topic, queue id) -> which rows, None for none
-EVERY_OFFSET = (INT64_MIN, INT64_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from pyengine.arguments import INT64_MAX
+from pyengine.arguments import EVERY_OFFSET, INT64_MAX
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.spark.options import EARLIEST, LATEST, Queue, QueueOffsets, ReadOptions, flat
@@ -174,8 +174,6 @@ def without_light_queues(choose: ChooseQueue) -> ChooseQueue:
 
 def _bounds(starts: QueueOffsets | None, ends: QueueOffsets | None) -> dict[Queue, tuple[int, int]]:
     """Return [start, end) of the queues that either argument bounds."""
-    from pyengine.native.scan import EVERY_OFFSET
-
     found: dict[Queue, tuple[int, int]] = {}
     for queue, start in flat(starts).items():
         if start != EARLIEST:

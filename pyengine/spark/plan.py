@@ -16,9 +16,9 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pyengine.arguments import EVERY_OFFSET
 from pyengine.errors import UsageError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.native.scan import EVERY_OFFSET
 from pyengine.spark.options import ReadOptions, flat
 from pyengine.spark.partitions import (
     REMEDY,

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy
 
-from pyengine.arguments import INT64_MAX
+from pyengine.arguments import EVERY_OFFSET, INT64_MAX
 from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError, command, did_you_mean
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
 from pyengine.formats.consume_queue import further_offset, is_filler, is_live
 from pyengine.formats.paths import StorePaths
-from pyengine.native.scan import EVERY_OFFSET, ColumnScanner, RowFilter
+from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, scanned, walk_piece
 from pyengine.spark.options import Queue, ReadOptions, flat

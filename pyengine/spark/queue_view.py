@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
+from pyengine.arguments import EVERY_OFFSET
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.spark.options import BY_NAME, ReadOptions, hint, read_options
@@ -187,7 +188,6 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: ReadOptions) -> list[QueueRows]:
     """Return the read's partitions: every chosen queue up to the current end of the level."""
-    from pyengine.native.scan import EVERY_OFFSET
     from pyengine.spark.plan import grouped
     from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading

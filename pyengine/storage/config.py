@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
-from pyengine.errors import ConfigError, EngineError, NotAStoreError, command, passing
+from pyengine.errors import ConfigError, EngineError, NotAStoreError, command, disk_errors, passing
 from pyengine.formats.paths import log_folders, set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
@@ -185,8 +185,12 @@ def set_arguments(settings: Mapping[str, object]) -> list[str]:
 
 
 def existing_store(root: Path) -> Path:
-    """Return `root` if it holds a store, without opening it; NotAStoreError says what is there instead."""
-    if not root.exists():
+    """Return `root` if it holds a store, without opening it; NotAStoreError says what is there instead, DiskError why it is not known."""
+    with disk_errors("open", root):
+        exists = root.exists()
+        if root.is_dir():
+            os.stat(root / ".")  # without the right to enter it no sign of a store would be found
+    if not exists:
         raise passing(NotAStoreError(f"{root.absolute()} does not exist: check the path; {command('start', root)} makes a new store"))
     if not root.is_dir():
         raise NotAStoreError(f"{root} is a file; STORE is the store's root directory")

@@ -8,6 +8,7 @@ golden store with an index exactly one pair fits.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyengine.arguments import INT32_MAX, INT64_MAX
-from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
+from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_error, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
 from pyengine.formats.paths import Root, StorePaths, is_index_name
@@ -136,6 +137,8 @@ def _map_if_longer(path: Path, size_bytes: int) -> mmap.mmap | None:
         return map_read_only(path) if path.stat().st_size > size_bytes else None
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise disk_error(error, "read", path) from error
 
 
 def list_index_files(root: Root) -> list[Path]:
@@ -244,12 +247,10 @@ class IndexService:
         Raises StoreRefusedError when a file with keys does not have the layout's length: it
         would be read at wrong positions.
         """
-        try:
-            with os.scandir(self._folder) as entries:
-                present = sorted((entry.name, entry.inode()) for entry in entries
-                                 if is_index_name(entry.name) and is_plain_file(entry))
-        except (FileNotFoundError, NotADirectoryError):
-            present = []
+        present: list[tuple[str, int]] = []
+        folder = self._folder
+        with disk_errors("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            present = sorted((entry.name, entry.inode()) for entry in entries if is_index_name(entry.name) and is_plain_file(entry))
         views = {}
         files = []
         for key in present:

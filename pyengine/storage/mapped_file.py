@@ -214,6 +214,8 @@ class MappedFileQueue:
             changed_ns = os.stat(self.folder).st_mtime_ns
         except (FileNotFoundError, NotADirectoryError):
             changed_ns = -1
+        except OSError as error:
+            raise disk_error(error, "list", self.folder) from error
         if changed_ns != self._seen_ns:
             complete = self._list()
             settled = complete and time.time_ns() - changed_ns > _TICK_NS
@@ -265,6 +267,8 @@ class MappedFileQueue:
             return os.stat(self.path(start_offset)).st_mtime_ns // 1_000_000
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise disk_error(error, "read", self.path(start_offset)) from error
 
 
 def _inodes(

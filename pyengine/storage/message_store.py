@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.engine_config import EngineConfig, Geometry
-from pyengine.errors import DiskFullError
+from pyengine.errors import DiskFullError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, parse_segment_name
 from pyengine.formats.small_file import Checkpoint
@@ -254,7 +254,7 @@ def segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) 
 def _segments(folder: Path) -> list[tuple[int, int]]:
     """Return (start offset, length) of the 20-digit files of a folder, ascending."""
     found = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+    with disk_errors("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             start = parse_segment_name(entry.name)
             if start is not None and is_plain_file(entry):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX, INT64_MIN
-from pyengine.errors import CorruptionError, FormatError, UsageError, did_you_mean, disk_error, require_extra
+from pyengine.errors import CorruptionError, FormatError, UsageError, did_you_mean, disk_error, disk_errors, require_extra
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
@@ -587,6 +587,6 @@ def _is_folder(path: str) -> bool:
 
 
 def _has_files(folder: str) -> bool:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # it may be deleted since it was listed
+    with disk_errors("list", folder), contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # deleted since it was listed
         return any(is_plain_file(entry) for entry in entries)
     return False

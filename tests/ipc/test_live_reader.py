@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
 import pyengine
+from fix_store_builder import StoreBuilder
+from in_child import InChild
 from pyengine.errors import EngineError, StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import live_reader
@@ -19,7 +23,9 @@ from pyengine.native import waiting
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from pyengine.storage.config import EngineConfig, load_config, record_sizes
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import FilesWatermark
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
 from record_bytes import encode_record
@@ -292,3 +298,45 @@ def test_the_flushed_end_covers_what_was_committed_or_is_an_error(monkeypatch):
     monkeypatch.setattr(live_reader, "FLUSH_WAIT_S", -19.9)
     with pytest.raises(EngineError, match="durable up to 40, but messages up to 100 were committed 0 s ago.*why it is not flushed"):
         flushed_end(Unflushed(40, interval_ms=10_000))  # FLUSH_WAIT_S + two intervals of 10 s: 0.1 s
+
+
+READS = [lambda reader: reader.topics(), lambda reader: reader.queue_ids("T"), lambda reader: reader.queue_range("T", 1),
+         lambda reader: reader.get_message("T", 1, 0), lambda reader: reader.query_message("T", "k"),
+         lambda reader: reader.offset_by_time("T", 1, 0), lambda reader: reader.message_at(0), lambda reader: reader.min_physical_offset]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["../..", "..", ".", "config", "config/engine.toml", "config/watermark", "commitlog", "commitlog/" + "0" * 20,
+                                   "consumequeue", "consumequeue/T", "consumequeue/T/1", "consumequeue/T/1/" + "0" * 20, "index", "index/file"])
+def test_what_this_user_may_not_read_is_an_error_with_the_stores_own_path(golden, place):
+    """Whichever call meets it, and while the reader holds the folder as /proc/self/fd/N."""
+    with tempfile.TemporaryDirectory() as open_folder:
+        root = Path(open_folder) / "inner" / "store"
+        builder = StoreBuilder(root)
+        for number in range(3):
+            builder.put("T", b"body", queue_id=1, keys="k")
+        recover(MessageStore(root, builder.geometry))
+        write_watermark(root, DurableWatermark("", 1, builder.end))
+        record_sizes(root, load_config(root, {}, {}))
+        next((root / "index").iterdir()).rename(root / "index" / ("2" * 17))
+        for folder in (open_folder, root.parent, root):
+            os.chmod(folder, 0o755)
+
+        def look() -> str | None:
+            os.setuid(65534)
+            try:
+                with pyengine.open_store(root) as reader:
+                    for read in READS:
+                        try:
+                            read(reader)
+                        except EngineError as error:
+                            assert str(root) in str(error) and "/proc/" not in str(error), error
+            except EngineError as error:
+                assert str(root) in str(error) and "/proc/" not in str(error), error
+            return None
+
+        path = root / ("index/" + "2" * 17 if place == "index/file" else place)
+        for mode in (0o000, 0o111, 0o444) if path.is_dir() else (0o000,):
+            os.chmod(path, mode)
+            assert InChild(look)() is None, oct(mode)
+        os.chmod(path, 0o755)
