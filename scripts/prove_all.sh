@@ -2,7 +2,7 @@
 # Everything that tries to break the engine, in its long form; docs/proof.md says what it counted.
 # usage: scripts/prove_all.sh [--rounds N] [--share N] [--seed S] [part ...]     exit 0: all held, 1: something did not
 # parts: kills restarts failpoints powercut disk corruption fuzz mutants page; without any: all, which takes hours.
-# --share N: disk and corruption try an Nth of their cases, chosen at random, and count the others as left out.
+# --share N: failpoints, disk and corruption try an Nth of their cases; the last two count the others as left out.
 # A part replaces the rows of its classes in docs/proof.md, the only record; `page` alone updates their age.
 # PYENGINE_PROOF=FILE keeps the lines of the single runs too.
 set -euo pipefail
@@ -70,7 +70,11 @@ restarts() {
   done
 }
 
-failpoints() { run_rig failpoints scripts/failpoints.sh; }
+failpoints() {
+  local part=()
+  [ "$share" = 1 ] || part=(--share "$((RANDOM % share + 1))/$share")
+  run_rig failpoints scripts/failpoints.sh ${part[@]+"${part[@]}"}
+}
 
 power_cuts() {
   local mode then

@@ -306,8 +306,9 @@ READS = [lambda reader: reader.topics(), lambda reader: reader.queue_ids("T"), l
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("place", ["../..", "..", ".", "config", "config/engine.toml", "config/watermark", "commitlog", "commitlog/" + "0" * 20,
-                                   "consumequeue", "consumequeue/T", "consumequeue/T/1", "consumequeue/T/1/" + "0" * 20, "index", "index/file"])
+@pytest.mark.parametrize("place", [
+    "../..", "..", ".", "config", "config/engine.toml", "config/watermark", "commitlog", "commitlog/" + "0" * 20, "consumequeue",
+    "consumequeue/T", "consumequeue/T/1", "consumequeue/T/1/" + "0" * 20, "index", "index/file"])
 def test_what_this_user_may_not_read_is_an_error_with_the_stores_own_path(golden, place):
     """Whichever call meets it, and while the reader holds the folder as /proc/self/fd/N."""
     with tempfile.TemporaryDirectory() as open_folder:

@@ -233,7 +233,7 @@ def test_a_foreign_file_with_a_temporary_files_name_is_replaced_and_not_written_
     make(config / name)
     write(tmp_path)
     assert (config / "other").read_bytes() == b"of another user" and not (config / name).exists()
-    written = [path for path in config.glob("*.json")]
+    written = list(config.glob("*.json"))
     assert len(written) == 1 and not written[0].is_symlink() and written[0].stat().st_nlink == 1
 
 
