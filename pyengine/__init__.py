@@ -90,6 +90,7 @@ _MODULES = {
     ),
     "pyengine.storage.store_reader": ("ScanChoice", "StoreReader"),
 }
+_SUBMODULES = ("arrow",)  # those that a program uses by `import pyengine` alone
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
@@ -108,6 +109,8 @@ if not TYPE_CHECKING:  # with it type checkers would take every name for one of 
 
     def __getattr__(name: str) -> object:
         module = _WHERE.get(name)
+        if name in _SUBMODULES:
+            return import_module(f"pyengine.{name}")
         if module is None:
             raise AttributeError(f"module 'pyengine' has no attribute {name!r}")
         value = getattr(import_module(module), name)

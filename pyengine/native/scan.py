@@ -306,6 +306,18 @@ def choose_topics(topics: Iterable[str], queue_ids: Iterable[int] | None = None,
     return choose_queues(lambda topic, queue_id: topic in wanted and (ids is None or queue_id in ids), offsets, {})
 
 
+def choose_both(one: ChooseQueue, other: ChooseQueue | None) -> ChooseQueue:
+    """Return a `choose_queue` for the rows that both choose; neither bounds store times."""
+    if other is None:
+        return one
+
+    def choose(topic: str, queue_id: int) -> QueueBounds | None:
+        first, second = one(topic, queue_id), other(topic, queue_id)
+        return None if first is None or second is None else (max(first[0], second[0]), min(first[1], second[1]))
+
+    return choose
+
+
 class ColumnScanner:
     """Makes batches of the given columns; one scan at a time, since it keeps the selected rows in its own memory."""
 

@@ -103,6 +103,28 @@ class _Chosen(NamedTuple):
                    arguments.truth(choice.get("decompress", False), "decompress"),
                    arguments.truth(choice.get("allow_missing", False), "allow_missing"))
 
+    def narrowed(self, narrowing: Narrowing) -> tuple[tuple[str, ...] | None, int, int]:
+        """Return (tags, start, end of the store times) of the rows that are chosen and that the narrowing does not exclude."""
+        tags = None if self.wanted.tags is None else frozenset(self.wanted.tags.tags)
+        if tags is None or narrowing.tags is None:
+            tags = narrowing.tags if tags is None else tags
+        else:
+            tags &= narrowing.tags
+        since_ms, until_ms = narrowing.since_ms, narrowing.until_ms
+        return (None if tags is None else tuple(sorted(tags)), self.since_ms if since_ms is None else max(since_ms, self.since_ms),
+                self.until_ms if until_ms is None else min(until_ms, self.until_ms))
+
+
+class Narrowing(NamedTuple):
+    """What a reader of rows knows of those that it wants, beside a ScanChoice: it filters the rows itself, so others are no error."""
+
+    begin: int = 0  # the part [begin, end) of the log; both are ends of records
+    end: int = INT64_MAX
+    choose: ChooseQueue | None = None
+    tags: frozenset[str] | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
 
 def _names(names: Iterable[str] | None, what: str) -> tuple[str, ...] | None:
     if names is None:
@@ -337,6 +359,11 @@ class StoreReader:
         """
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice)
 
+    def scan_narrowed(self, topics: Sequence[str] | None, columns: Sequence[str] | None, level: ReadLevel | str | None, choice: ScanChoice,
+                      narrowing: Narrowing) -> Iterator[pyarrow.RecordBatch]:
+        """Do as scan(), for a dataset: rows that the narrowing excludes may be left out, those outside of its part of the log are."""
+        return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice, narrowing)
+
     def to_arrow(
         self,
         topics: Sequence[str] | None = None,
@@ -411,29 +438,31 @@ class StoreReader:
         self.close()
 
     def _rows(self, call: str, topics: tuple[str, ...] | None, columns: tuple[str, ...] | None, level: ReadLevel | str | None,
-              choice: ScanChoice) -> Iterator[pyarrow.RecordBatch]:
+              choice: ScanChoice, narrowing: Narrowing | None = None) -> Iterator[pyarrow.RecordBatch]:
         self._require_open()
-        limit = self._watermark.limit(self._level(level))
+        narrowing = narrowing or Narrowing()
+        limit = min(self._watermark.limit(self._level(level)), narrowing.end)
         arguments.known_keywords(call, choice, ("topics", "columns", "level", *ScanChoice.__annotations__))
         chosen = _Chosen.of(topics, choice)
         require_extra("pyarrow", name="arrow")
-        from pyengine.native.scan import RowFilter, choose_topics
+        from pyengine.native.scan import RowFilter, choose_both, choose_topics
         from pyengine.storage.arrow import LogScanner
 
-        choose, begin = None, 0
+        choose, begin = narrowing.choose, narrowing.begin
         if chosen.topics is not None:
             self._check_names(chosen.topics, chosen)
             if {(topic, queue_id) for topic in chosen.topics for queue_id in chosen.queues or ()} == chosen.first_offsets.keys():
-                begin, _ = log_range(self, {queue: (first, INT64_MAX) for queue, first in chosen.first_offsets.items()}, limit)
-            choose = choose_topics(chosen.topics, chosen.queues, chosen.first_offsets)
-        tags, condition = chosen.wanted
-        row_filter = RowFilter(choose, None if tags is None else tuple(tags.tags), chosen.since_ms, chosen.until_ms,
-                               queued_only=choose is not None)
-        scanner = LogScanner(columns, row_filter=None if row_filter == RowFilter() else row_filter, condition=condition,
+                start, _ = log_range(self, {queue: (first, INT64_MAX) for queue, first in chosen.first_offsets.items()}, limit)
+                begin = max(begin, start)
+            choose = choose_both(choose_topics(chosen.topics, chosen.queues, chosen.first_offsets), choose)
+        tags, since_ms, until_ms = chosen.narrowed(narrowing)
+        row_filter = RowFilter(choose, tags, since_ms, until_ms, queued_only=chosen.topics is not None)
+        scanner = LogScanner(columns, row_filter=None if row_filter == RowFilter() else row_filter, condition=chosen.wanted.condition,
                              decompress=chosen.decompress)
-        segments = [start for start in self._segments_between(chosen.since_ms, chosen.until_ms, limit)
-                    if start + self.commit_log.size_bytes > begin]
-        named = None if choose is None else self._find_named(chosen, choose, segments, begin, limit, self._queue_limit(level))
+        segments = [start for start in self._segments_between(since_ms, until_ms, limit) if start + self.commit_log.size_bytes > begin]
+        named = None
+        if chosen.topics is not None and choose is not None:
+            named = self._find_named(chosen, choose, segments, begin, limit, self._queue_limit(level))
         return self._scan(scanner, begin, limit, segments, named)
 
     def _find_named(self, chosen: _Chosen, choose: ChooseQueue, segments: Sequence[int], begin: int, limit: int, dispatched: int

@@ -1,0 +1,199 @@
+"""`pyengine.arrow.dataset`: a log as a pyarrow dataset, read by pyarrow, DuckDB and Polars, whole or in splits."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import multiprocessing
+import pickle
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import pyengine
+from fix_golden import CLEAN, usual
+from fix_store_builder import START_MS, StoreBuilder
+from pyengine.errors import UsageError
+
+pa = pytest.importorskip("pyarrow")
+from pyarrow import compute as pc  # noqa: E402
+from pyarrow import dataset as ds  # noqa: E402
+
+from pyengine.native import scan  # noqa: E402
+from pyengine.storage.arrow import schema  # noqa: E402
+from pyengine.storage.store_reader import StoreReader  # noqa: E402
+
+COLUMNS = [*scan.COLUMNS, "property.region"]
+
+
+@pytest.fixture
+def builder(tmp_path, rng) -> StoreBuilder:
+    made = StoreBuilder(tmp_path / "store")
+    for number in range(240):
+        made.put(rng.choice(["orders", "events", "logs"]), b"%d" % number, queue_id=rng.randrange(3),
+                 tags=rng.choice([None, "paid", "sent"]), properties={"region": rng.choice(["eu", "us"])} if number % 3 else {})
+    return made
+
+
+def whole(builder: StoreBuilder, topics: list[str] | None = None) -> Any:
+    with pyengine.open_store(builder.root) as store:
+        return store.to_arrow(topics, COLUMNS).read_all()
+
+
+def conditions(rng: random.Random) -> Any:
+    """A filter of any kind."""
+    at = datetime.fromtimestamp(START_MS / 1000 + rng.randrange(250), UTC)
+    number, tag = rng.randrange(100), rng.choice(["paid", "sent", "none"])
+    field = ds.field
+    simple = [
+        lambda: field("topic") == rng.choice(["orders", "events", "no"]), lambda: field("topic").isin(["orders", "logs"]),
+        lambda: field("queueId") == rng.randrange(4), lambda: field("queueId") != 1, lambda: field("queueOffset") >= number,
+        lambda: field("queueOffset") < number, lambda: field("queueOffset") == number, lambda: field("storeTimestamp") >= pa.scalar(at),
+        lambda: field("storeTimestamp") < pa.scalar(at), lambda: field("storeTimestamp") == pa.scalar(at), lambda: field("tags") == tag,
+        lambda: field("tags").isin([tag, "paid"]), lambda: field("tags") != tag, lambda: field("tags").is_null(),
+        lambda: field("tags").isin([tag, None]), lambda: pc.starts_with(field("tags"), "p"), lambda: field("bodySize") > 2,
+        lambda: field("property.region") == "eu", lambda: field("storeTimestamp") > field("bornTimestamp"),
+        lambda: pc.if_else(field("tags").is_valid(), field("tags") == tag, pa.scalar(None, pa.bool_())),
+        lambda: field("queueOffset").cast(pa.float64()) > number, lambda: pc.add(field("queueOffset"), 3) < number,
+    ]
+    made = rng.choice(simple)()
+    for _ in range(rng.randrange(3)):
+        other = rng.choice(simple)()
+        made = rng.choice([lambda a, b: a & b, lambda a, b: a | b, lambda a, b: a & ~b])(made, other)
+    return made
+
+
+@pytest.mark.parametrize("topics", [None, ["orders", "logs"]], ids=["all", "topics"])
+def test_a_filter_gives_the_rows_that_it_gives_of_a_table(builder, rng, topics):
+    table, log = whole(builder, topics), pyengine.arrow.dataset(builder.root, topics, COLUMNS)
+    for _ in range(150):
+        wanted, columns = conditions(rng), rng.sample(COLUMNS, rng.randrange(1, 4))
+        assert log.to_table(columns, filter=wanted) == table.filter(wanted).select(columns), str(wanted)
+        assert log.count_rows(filter=wanted) == table.filter(wanted).num_rows
+
+
+def test_only_what_a_query_wants_is_read(builder, monkeypatch):
+    asked = []
+    narrowed = StoreReader.scan_narrowed
+    monkeypatch.setattr(StoreReader, "scan_narrowed", lambda self, topics, columns, level, choice, narrowing: (
+        asked.append((list(columns), narrowing)), narrowed(self, topics, columns, level, choice, narrowing))[1])
+    log = pyengine.arrow.dataset(builder.root, columns=COLUMNS)
+    at = datetime.fromtimestamp(START_MS / 1000 + 100, UTC)
+    log.to_table(["body"], filter=(ds.field("tags") == "paid") & (ds.field("storeTimestamp") >= pa.scalar(at)) & (ds.field("queueId") == 1)
+                 & (ds.field("queueOffset") > 5))
+    columns, narrowing = asked.pop()
+    assert columns == ["queueId", "queueOffset", "storeTimestamp", "tags", "body"]
+    assert narrowing.tags == {"paid"} and START_MS + 99_000 < narrowing.since_ms <= START_MS + 100_000 and narrowing.until_ms is None
+    assert narrowing.choose("orders", 1)[0] in (5, 6) and narrowing.choose("orders", 0) is None
+    log.to_table(["size"], filter=(ds.field("topic") == "logs") | (ds.field("storeTimestamp") < pa.scalar(at)))
+    columns, narrowing = asked.pop()
+    assert columns == ["topic", "storeTimestamp", "size"] and narrowing.until_ms is narrowing.tags is None and narrowing.choose("events", 0)
+    for read in (log.count_rows, lambda: log.to_table([]).num_rows):
+        assert read() == 240 and asked.pop()[0] == ["queueId"]
+    assert log.head(3).num_rows == 3 and log.take([1, 5]).num_rows == 2
+
+
+def test_duckdb_and_polars_read_it_as_often_as_they_like(builder):
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    log = pyengine.arrow.dataset(builder.root, ["orders", "logs"])
+    table = whole(builder, ["orders", "logs"])
+    wanted = table.filter((pc.field("tags") == "paid") & (pc.field("queueId") == 1))
+    relation = duckdb.sql("SELECT queueOffset, body FROM log WHERE tags = 'paid' AND queueId = 1")
+    for _ in range(2):
+        assert sorted(relation.fetchall()) == sorted(zip(wanted["queueOffset"].to_pylist(), wanted["body"].to_pylist()))
+    assert duckdb.sql("SELECT count(*), count(DISTINCT topic) FROM log").fetchall() == [(table.num_rows, 2)]
+    early = table.filter(pc.field("tags").is_valid() & (pc.field("storeTimestamp") < pa.scalar(datetime(2023, 11, 14, 22, 15, tzinfo=UTC))))
+    query = "FROM log SELECT count(*) WHERE tags IN ('paid', 'sent') AND storeTimestamp < '2023-11-14 22:15:00Z'::TIMESTAMPTZ"
+    assert duckdb.sql(query).fetchall() == [(early.num_rows,)] and 0 < early.num_rows
+    lazy = polars.scan_pyarrow_dataset(log)
+    for _ in range(2):
+        found = lazy.filter((polars.col("tags") == "paid") & (polars.col("queueId") == 1)).select("queueOffset", "body").collect()
+        assert found.to_arrow().to_pydict() == wanted.select(["queueOffset", "body"]).to_pydict()
+    assert lazy.head(5).collect().height == 5
+    assert lazy.select(polars.len()).collect().item() == table.num_rows
+    builder.put("orders", b"later")
+    assert duckdb.sql("SELECT count(*) FROM log").fetchall() == [(table.num_rows + 1,)]
+    assert lazy.collect().height == table.num_rows + 1
+    assert len(log.to_table(["size"]).to_pandas()) == table.num_rows + 1
+
+
+def rows_of(split: Any) -> list[int]:
+    """Runs in another process."""
+    return split.to_table(["physicalOffset"])["physicalOffset"].to_pylist()
+
+
+@pytest.mark.parametrize("topics", [None, ["orders"]], ids=["all", "topics"])
+def test_splits_have_each_row_once_in_other_processes(builder, topics):
+    wanted = whole(builder, topics)["physicalOffset"].to_pylist()
+    log = pyengine.arrow.dataset(builder.root, topics)
+    few, many = log.splits(1 << 30), log.splits(1000)
+    assert len(few) == 1 < builder.end // 4096 < len(many) and sum(split.log_bytes for split in many) == builder.end
+    assert max(split.log_bytes for split in many) < 4000
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as others:
+        for splits in (few, many):
+            assert list(itertools.chain(*others.map(rows_of, splits))) == wanted
+    builder.put("orders", b"later")
+    assert list(itertools.chain(*map(rows_of, many))) == wanted  # as far as the log went
+    large = max(many, key=lambda split: split.log_bytes)
+    within = large.splits(10)
+    assert len(within) > 1 and list(itertools.chain(*map(rows_of, within))) == rows_of(large)
+
+
+def test_a_split_begins_at_a_record_also_if_a_body_imitates_one(tmp_path):
+    made = StoreBuilder(tmp_path / "imitated")
+    inner = StoreBuilder(tmp_path / "inner")
+    for _ in range(12):
+        inner.put("orders", b"x" * 100)
+    record = (tmp_path / "inner" / "commitlog" / "00000000000000000000").read_bytes()[:1500]
+    for number in range(20):
+        made.put("orders", record[: 1000 + number])
+    log = pyengine.arrow.dataset(made.root)
+    for split_bytes in (500, 700, 1500):
+        assert len(log.splits(split_bytes)) > 5
+        assert list(itertools.chain(*map(rows_of, log.splits(split_bytes)))) == log.to_table()["physicalOffset"].to_pylist()
+
+
+@pytest.mark.parametrize("name", usual([name for name in CLEAN if name != "empty"]))
+def test_splits_of_stores_of_rocketmq_have_each_row_once(name, golden):
+    store = golden(name)
+    log = pyengine.arrow.dataset(store.root, level="committed")
+    wanted = rows_of(log)
+    for split_bytes in (2000, 1 << 20):
+        assert list(itertools.chain(*map(rows_of, log.splits(split_bytes)))) == wanted
+
+
+def test_it_can_be_pickled_and_filtered_before(builder):
+    log = pyengine.arrow.dataset(builder.root, ["orders"], ["queueId", "tags", "body"], tags="paid", queues=[0, 1])
+    table = log.to_table()
+    assert set(table["tags"].to_pylist()) == {"paid"} and set(table["queueId"].to_pylist()) == {0, 1}
+    one = pickle.loads(pickle.dumps(log.filter(ds.field("queueId") == 1)))
+    assert one.to_table() == table.filter(pc.field("queueId") == 1) and one.schema == table.schema
+    assert [split.to_table() for split in one.splits(1 << 30)] == [one.to_table()]
+    assert one.filter(ds.field("tags") == "sent").count_rows() == 0
+    assert log.sort_by("queueId").to_table() == table.sort_by("queueId")
+    assert log.to_table({"next": ds.field("queueId") + 1})["next"].to_pylist() == [one + 1 for one in table["queueId"].to_pylist()]
+    assert repr(log).endswith("store, orders>") and isinstance(log, ds.Dataset)
+
+
+def test_wrong_arguments_are_refused_at_once(builder):
+    with pytest.raises(UsageError, match="did you mean orders"):
+        pyengine.arrow.dataset(builder.root, ["order"])
+    with pytest.raises(UsageError, match="unknown column 'tagz'"):
+        pyengine.arrow.dataset(builder.root, columns=["tagz"])
+    with pytest.raises((UsageError, TypeError), match="sinse"):
+        pyengine.arrow.dataset(builder.root, sinse=3)
+    log = pyengine.arrow.dataset(builder.root, columns=["tags"])
+    with pytest.raises(UsageError, match=r"no column 'tag' \(did you mean tags"):
+        log.to_table(["tag"])
+    for wrong in (0, -1):
+        with pytest.raises(UsageError, match="split_bytes"):
+            log.splits(wrong)
+    assert log.schema == schema(["tags"])
+
+
+def test_code_that_reads_it_otherwise_gets_an_error(builder):
+    log = pyengine.arrow.dataset(builder.root)
+    with pytest.raises(FileNotFoundError, match="call its own methods"):
+        ds.Scanner.from_dataset(log).to_table()
