@@ -28,6 +28,7 @@ class Event(Enum):
                       "Find out what ended the previous supervisor: `dmesg`, `journalctl -k`.")
     ENGINE_STOPPED = (INFO, "The engine has stopped in order: all is durable and dispatched, and the next start is clean.",
                       NOTHING)
+    ENGINE_UNUSED = (INFO, "The last process that shared the engine has left it or ended: the engine stops in order.", NOTHING)
     ENGINE_WAITS = (WARNING, "Workers of an earlier start live and cannot be adopted: the start waits until they end.",
                     "Nothing for a minute; then the start says which processes to end.")
     STORE_READ_ONLY = (ERROR, "A sync or a write of the log failed: the store refuses puts from now on, and can be read.",

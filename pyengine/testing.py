@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pyengine.client.outgoing import RefusedError, properties_text, topic_bytes
 from pyengine.engine.embedded import Engine
@@ -33,7 +34,7 @@ try:
 except ImportError:  # unittest, doctest and scripts use the rest
     pytest = None  # type: ignore[assignment]
 
-SMALL_FILES: Mapping[str, object] = {
+SMALL_FILES: Mapping[str, Any] = {
     "mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 6000, "max_hash_slot_num": 1000,
     "max_index_num": 4000, "max_message_size_bytes": 256 << 10}
 """The sizes of an ephemeral store: 2 MB for a few messages, and files that end soon enough for a test to see the next."""
@@ -45,7 +46,7 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def ephemeral_store(**settings: object) -> Iterator[Engine]:
+def ephemeral_store(**settings: Any) -> Iterator[Engine]:
     """Run an engine on a new store in memory inside the block, and remove both at its end.
 
     `settings` are those of pyengine.Engine; the files are small (SMALL_FILES) unless these say otherwise. `engine.path` is the

@@ -122,7 +122,8 @@ class BenchRun:
     def measure_mode(self, mode: str, flush_disk_type: str) -> None:
         """Add the lines of one flush mode."""
         store = self._folder / mode
-        with Engine(store, **(SIZES | {"flush_disk_type": flush_disk_type} | self._settings)):
+        settings: dict[str, Any] = SIZES | {"flush_disk_type": flush_disk_type} | self._settings
+        with Engine(store, **settings):
             if mode == "async":
                 self._puts(store, "put, async", "put")
                 self._puts(store, "put_async, 1,000 under way, async", "async", count=1000)

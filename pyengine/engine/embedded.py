@@ -7,13 +7,15 @@
 An engine is always a separate supervisor process and its workers. An embedded engine stops in
 order when the process that embeds it ends, even if that process is killed or has forked
 children: the supervisor watches it by a pidfd, and by a pipe whose other end only that process
-has, so that the supervisor also notices an exec.
+has, so that the supervisor also notices an exec. An engine that processes share belongs to none of them:
+locks say which processes use it (SharingLock), and its supervisor waits for the end of the last one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -26,8 +28,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyengine import arguments
 from pyengine.client.producer import connect as connect
 from pyengine.engine import log_file
+from pyengine.engine.kinds import restart_pause_s
 from pyengine.errors import (
     CorruptionError,
     DegradedError,
@@ -36,15 +40,26 @@ from pyengine.errors import (
     ExitCode,
     StoreBusyError,
     UsageError,
-    command,
 )
 from pyengine.formats.small_file import keep_standard_descriptors, open_regular
-from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings
+from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings, restart_differences
 from pyengine.ipc.heartbeat import is_alive
-from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, read_holder, require_startable
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import (
+    SharingLock,
+    how_to_use,
+    kind_holder,
+    living_kinds,
+    name_processes,
+    read_holder,
+    require_startable,
+    sentence_if_unseen,
+)
 from pyengine.native import control as native
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.commit_log import list_complete_log
-from pyengine.storage.config import check_keywords, load_config, set_arguments
+from pyengine.storage.config import check_keywords, config_path, load_config, set_arguments
+from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.file_system import HeldStore, refuse_shared
 from pyengine.storage.message_store import require_space
 
@@ -55,15 +70,18 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
 STOP_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.02
+LOOK_INTERVAL_S = 1.0  # at which a process looks whether the engine that it shares has crashed
 _ERRORS = {ExitCode.USAGE: UsageError, ExitCode.CORRUPTION: CorruptionError, ExitCode.BUSY: StoreBusyError,
            ExitCode.DEGRADED: DegradedError}
 
 Progress = Callable[[int, int], None]
-_embedded: weakref.WeakSet[Engine] = weakref.WeakSet()
+_LOG = logging.getLogger("pyengine.engine")
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for engine in _embedded:
+    for engine in _engines:
         engine._forked()
 
 
@@ -75,35 +93,47 @@ class Engine:
 
     `path` is the store, which is created if it does not exist; `settings` are its settings (docs/configuration.md).
     `state` is "stopped", "running" or "degraded" (read-only), and `reason` says why it is degraded. The engine stops in order
-    when the process that embeds it ends, even if that is killed. ConfigError for an unknown setting or value; start() raises
-    StoreBusyError when another engine or a broker has the store open, CorruptionError when the store is too damaged to open,
-    DiskFullError when the disk has no space for the first messages of a new store.
+    when the process that embeds it ends, even if that is killed.
+
+    `shared=True` is for several processes with the same store: the first one starts the engine, the others use it, and it stops in
+    order when the last one has called stop() or ended, in whatever way. A forked child shares it too, until it calls stop() or ends.
+    An engine that `pyengine start` or another program has started is used and not stopped. If an engine that is shared crashes,
+    the processes start it again; after `pyengine stop` only the next start() does.
+
+    ConfigError for an unknown setting or value; start() raises StoreBusyError when another engine or a broker has the store open, or
+    when processes share it with other settings, CorruptionError when the store is too damaged to open, DiskFullError when the
+    disk has no space for the first messages of a new store.
     """
 
-    def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, **settings: object) -> None:
         check_keywords(Engine, settings)
         self.path = _absolute(path)
         self._settings = {name: _as_text(value) for name, value in settings.items()}
+        self._shared = _SharedEngine(self.path, self._settings) if shared else None
         self._process: subprocess.Popen[bytes] | None = None
         self._store: HeldStore | None = None
-        self.state = "stopped"
-        self.reason = ""
+        self._state, self._reason = "stopped", ""
 
     def start(self, progress: Progress | None = None) -> Engine:
         """Create or recover the store and start its workers; returns when it takes puts.
 
         `progress` is called with (bytes of the log done, all bytes) while the store is recovered.
         """
-        if self._process is not None:
+        if self._process is not None or self._shared and self._shared.is_joined:
             raise UsageError(f"the engine on {self.path} is started already")
+        if self._shared:
+            self._shared.join(progress)
+            _engines.add(self)
+            return self
         _check_new_start(self.path, self._settings)
+        _refuse_second(self.path)
         embedder = os.pidfd_open(os.getpid())
         try:
             process, reading = _spawn_supervisor(self.path, self._settings, stdin=subprocess.PIPE, embedder=embedder)
         finally:
             os.close(embedder)
         self._process = process
-        _embedded.add(self)
+        _engines.add(self)
         try:
             ready = _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
         except BaseException:
@@ -111,18 +141,29 @@ class Engine:
             _request_stop(process)
             process.wait()
             raise
-        with contextlib.suppress(OSError):  # the folder was moved or removed just now: stop() says so too
-            self._store = HeldStore(self.path)
-            self._store.watch()
-        self.state, self.reason = str(ready["state"]), str(ready["reason"])
+        self._store = _watched_store(self.path)
+        self._state, self._reason = str(ready["state"]), str(ready["reason"])
         return self
+
+    @property
+    def state(self) -> str:
+        """Return "stopped", "running" or "degraded"; of an engine that is shared, what it is now."""
+        return self._shared.look()[0] if self._shared else self._state
+
+    @property
+    def reason(self) -> str:
+        """Return why the engine is degraded, or why one that is shared cannot be started again; "" if it runs."""
+        return self._shared.look()[1] if self._shared else self._reason
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop in order: flush everything, remove `abort`. EngineError if the engine does not stop, or not in order, in time.
 
         An engine that was too slow continues to stop; another call waits for it. EngineError too for an engine that has ended
-        because its store was moved, removed or replaced; the text says where the store is.
+        because its store was moved, removed or replaced; the text says where the store is. An engine that is shared stops if no
+        other process uses it.
         """
+        if self._shared:
+            self._shared.leave(timeout_s)
         process = self._process
         if process is None:
             return
@@ -131,7 +172,7 @@ class Engine:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise _still_stopping(self.path, process.pid, timeout_s) from None
-        self._process, self.state = None, "stopped"
+        self._process, self._state = None, "stopped"
         store, self._store = self._store, None
         try:
             if code not in (ExitCode.OK, ExitCode.DEGRADED):
@@ -144,6 +185,8 @@ class Engine:
 
     def connect(self, **options: Any) -> Producer:
         """Return a producer that is connected to this engine; options as for pyengine.connect."""
+        if self._shared:
+            self._shared.keep()
         return connect(self.path, **options)
 
     def open_store(self) -> LiveStoreReader:
@@ -153,15 +196,22 @@ class Engine:
         return open_store(self.path)
 
     def _forked(self) -> None:
-        """In a forked child, give up the parent's engine. While the child had the pipe open, the parent's exec would go unnoticed."""
+        """In a forked child, give up the parent's engine. While the child had the pipe open, the parent's exec would go unnoticed.
+
+        A shared engine stays the child's: it has a copy of the descriptor with the lock.
+        """
+        if self._shared:
+            self._shared.forked()
         if self._process is not None:
             _close_stdin(self._process)
             self._process.returncode = 0  # the supervisor is not a child of this process, which cannot wait for it
-            self._process, self._store, self.state = None, None, "stopped"
+            self._process, self._store, self._state = None, None, "stopped"
 
     @property
     def pid(self) -> int | None:
         """The process id of the supervisor, None while stopped."""
+        if self._shared:
+            return supervisor_pid(self.path) if self._shared.is_joined else None
         return self._process.pid if self._process else None
 
     def __repr__(self) -> str:
@@ -177,6 +227,226 @@ class Engine:
             with contextlib.suppress(EngineError):  # the error that is being raised says more
                 self.stop()
 
+    async def __aenter__(self) -> Engine:
+        start = _AbandonableStart(self)
+        loop = arguments.event_loop()
+        try:
+            await loop.run_in_executor(None, start)
+        except BaseException:  # cancelled, for example: the thread goes on
+            if start.abandon():
+                await loop.run_in_executor(None, self.stop)
+            raise
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await arguments.event_loop().run_in_executor(None, self.__exit__, *exception)
+
+
+class _AbandonableStart:
+    """A start in a thread, which stops the engine again if its caller has gone meanwhile."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._is_abandoned = self._is_done = False
+
+    def __call__(self) -> None:
+        self._engine.start()
+        with self._lock:
+            self._is_done = True
+            if not self._is_abandoned:
+                return
+        self._engine.stop()
+
+    def abandon(self) -> bool:
+        """Let the thread stop the engine; True if it has ended before, so that the caller must."""
+        with self._lock:
+            self._is_abandoned = True
+            return self._is_done
+
+
+class _SharedEngine:
+    """An engine that several processes share, as one of them uses it: it starts one if none runs, also after a crash."""
+
+    def __init__(self, root: Path, settings: Mapping[str, str]) -> None:
+        self._root = root
+        self._settings = settings
+        self._lock = SharingLock(root)
+        self._store: HeldStore | None = None
+        self._ends_with_users = False
+        self._reason = ""  # why it cannot be started again
+        self.is_joined = False
+        self.forked()
+
+    def forked(self) -> None:
+        """Forget what a forked child does not have: the thread that looks after the engine."""
+        self._leaving = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._keeper_lock = threading.Lock()
+
+    def join(self, progress: Progress | None) -> None:
+        """Use the engine from now on, and start it if none runs. Raises as Engine.start()."""
+        keep_standard_descriptors()
+        config = load_config(self._root, self._settings)
+        if native.SUPERVISOR not in living_kinds(self._root, 1):
+            _check_new_start(self._root, self._settings)
+        try:
+            self._wait_for_engine(progress)
+            with EngineMemory.of(self._root) as memory:
+                clauses = restart_differences(config, read_run_settings(memory.folder))
+            if clauses:
+                raise StoreBusyError(f"the engine on {self._root} is shared and runs with other settings: {'; '.join(clauses)}: give all "
+                                     f"processes the same, for example in {config_path(self._root)}")
+        except BaseException:
+            self._lock.leave()
+            raise
+        self._store = _watched_store(self._root)
+        self._reason, self.is_joined = "", True
+        self.keep()
+
+    def _wait_for_engine(self, progress: Progress | None) -> None:
+        deadline_s, seen_by_s = time.monotonic() + START_TIMEOUT_S, time.monotonic() + LOOK_INTERVAL_S
+        is_user = False
+        while True:
+            is_user = is_user or self._lock.enter()  # not while the last engine stops
+            if is_user and self._find_state() is not None:
+                self._ends_with_users = self._lock.is_watched
+                return
+            if is_user:
+                self._start_if_none(progress)
+            if time.monotonic() > seen_by_s:
+                self._require_seen()
+            if time.monotonic() > deadline_s:
+                raise EngineError(f"the engine on {self._root} is not ready after {START_TIMEOUT_S:g} s")
+            time.sleep(POLL_INTERVAL_S)
+
+    def _require_seen(self) -> None:
+        """Raise EngineUnavailableError if the engine that lives runs where this process cannot see it: waiting does not help then."""
+        if native.SUPERVISOR not in living_kinds(self._root, 1) or kind_holder(self._root, native.SUPERVISOR) is not None:
+            return
+        living = living_kinds(self._root)
+        if native.SUPERVISOR in living and (why := sentence_if_unseen(self._root, find_folder(self._root), living)):
+            raise EngineUnavailableError(f"the engine on {self._root} cannot be shared: {why}")
+
+    def _start_if_none(self, progress: Progress | None = None) -> None:
+        """Start the engine, unless a supervisor lives, or another process is starting one."""
+        if native.SUPERVISOR in living_kinds(self._root, 1):
+            return
+        with self._lock.starting() as is_starter:
+            if not is_starter or native.SUPERVISOR in living_kinds(self._root, 1):
+                return
+            process, reading = _spawn_supervisor(self._root, self._settings, stdin=subprocess.DEVNULL, options=("--shared",))
+            try:
+                _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
+            except StoreBusyError:
+                if native.SUPERVISOR not in living_kinds(self._root, 1):  # it is not `pyengine start` that came first
+                    raise
+            finally:
+                process.wait()  # the process that forked the supervisor
+
+    def _find_state(self) -> tuple[str, str] | None:
+        """Return state and reason of the engine that runs; None while none does, or while one starts or stops."""
+        if native.SUPERVISOR not in living_kinds(self._root, 1) or read_holder(self._root).kind != "engine":
+            return None
+        try:
+            with EngineMemory.of(self._root) as memory:
+                if memory.retired or memory.identity.epoch != read_epoch(self._root):
+                    return None
+                states = {native.STATE_RUNNING: "running", native.STATE_DEGRADED: "degraded"}
+                state = states.get(memory.state)
+                return (state, native.reason(memory.control)) if state else None
+        except EngineUnavailableError:
+            return None
+
+    def look(self) -> tuple[str, str]:
+        """Return state and reason of the engine as it is now, ("stopped", ...) before join() and after leave()."""
+        found = self._find_state() if self.is_joined else None
+        return found or ("stopped", self._reason)
+
+    def keep(self) -> None:
+        """Look after the engine from a thread of this process; the thread of the process that forked this one is not here."""
+        with self._keeper_lock:
+            if self._keeper is None and self.is_joined:
+                self._keeper = threading.Thread(target=self._keep, args=(self._leaving,), name="pyengine-sharing", daemon=True)
+                self._keeper.start()
+
+    def _keep(self, leaving: threading.Event) -> None:
+        """Start an engine that has crashed. It looks twice: `pyengine start --take-over` replaces a supervisor meanwhile."""
+        absent = failures = 0
+        while not leaving.wait(max(LOOK_INTERVAL_S, restart_pause_s(failures))):
+            try:
+                if native.SUPERVISOR in living_kinds(self._root, 1):
+                    absent, self._ends_with_users = 0, self._lock.is_watched
+                    continue
+                absent += 1
+                if absent > 1 and self._has_crashed():
+                    self._start_if_none()
+                    absent = 0
+                failures, self._reason = 0, ""
+            except (EngineError, OSError) as error:
+                failures, self._reason = failures + 1, str(error)
+                _LOG.warning("the engine that is shared cannot be started again: %s", error)
+
+    def _has_crashed(self) -> bool:
+        """Whether the engine has ended without being asked to: then the processes that share it start it again."""
+        if not self._ends_with_users or self._store is None or self._store.loss():
+            return False
+        try:
+            with EngineMemory.of(self._root) as memory:
+                return not native.load(memory.control.state, "refuse_puts") & native.REFUSE_STOPPING
+        except EngineUnavailableError:
+            return bool(living_kinds(self._root)) or abort_file_exists(self._root)
+
+    def leave(self, timeout_s: float) -> None:
+        """Use the engine no more. If no process does then, it stops: wait for its end. Raises as Engine.stop()."""
+        if not self.is_joined:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        self._leaving.set()
+        if self._keeper is not None:
+            self._keeper.join(timeout_s)
+        living = living_kinds(self._root)
+        if native.SUPERVISOR in living:
+            self._ends_with_users = self._lock.is_watched
+        elif living and self._has_crashed():
+            self._start_if_none()  # a supervisor that adopts the living workers, and stops them
+        self._lock.leave()
+        self.is_joined = False
+        store, self._store = self._store, None
+        self.forked()
+        try:
+            self._wait_for_end(deadline_s, timeout_s, store)
+        finally:
+            if store is not None:
+                store.close()
+
+    def _wait_for_end(self, deadline_s: float, timeout_s: float, store: HeldStore | None) -> None:
+        """Wait until the engine has stopped, or another process uses it."""
+        if not self._ends_with_users:
+            return
+        while not self._lock.has_users and native.SUPERVISOR in living_kinds(self._root, 1):
+            if time.monotonic() > deadline_s:
+                raise _still_stopping(self._root, supervisor_pid(self._root) or 0, timeout_s)
+            time.sleep(POLL_INTERVAL_S)
+        loss = store.loss() if store is not None else None
+        is_unclean = abort_file_exists(self._root)
+        if self._lock.has_users:
+            return
+        if loss:
+            raise EngineError(f"the engine on {self._root} has ended: {loss.sentence}")
+        if is_unclean:
+            raise EngineError(f"the engine on {self._root} did not stop in order: {_last_log_lines(self._root)}; the next start recovers "
+                              "it")
+
+
+def _watched_store(root: Path) -> HeldStore | None:
+    """Hold the store's folder, to know what happens to it; None if it was moved or removed just now: stop() says so too."""
+    with contextlib.suppress(OSError):
+        store = HeldStore(root)
+        store.watch()
+        return store
+    return None
+
 
 def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *,
                  progress: Progress | None = None, timeout_s: float = START_TIMEOUT_S) -> dict[str, object]:
@@ -190,11 +460,12 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     root = _absolute(root)
     texts = {name: _as_text(value) for name, value in (settings or {}).items()}
     _check_new_start(root, texts)
+    _refuse_second(root)
     process = None
     try:
         with deferred(signal.SIGINT):  # a process of unknown pid could not be stopped
             process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
-        return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
+        return _wait_until_ready(process, reading, timeout_s, progress)
     except KeyboardInterrupt:
         if process is not None:
             process.terminate()
@@ -315,9 +586,11 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     prepare_root(root)
     if read_holder(root).kind == "none":
         list_complete_log(root, config.mapped_file_size_commit_log_bytes)
+
+
+def _refuse_second(root: Path) -> None:
     if native.SUPERVISOR in living_kinds(root, 1):
-        raise StoreBusyError(f"an engine is running on {root} already: any process uses it by pyengine.connect() and pyengine.consume(); "
-                             f"{command('stop', root)} stops it")
+        raise StoreBusyError(f"an engine is running on {root} already: {how_to_use(root)}")
 
 
 def _request_stop(process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,9 @@ SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then comm
 checkpointer and scheduler each finish what was published before them. If all of that succeeded, `abort` is removed; otherwise
 it remains, and the next start recovers the store.
 
-With --no-children (systemd: one unit per kind) it starts no workers.
+With --no-children (systemd: one unit per kind) it starts no workers. With --shared it is no child of the process that starts
+it, and stops the engine in order when no process shares the engine any more (Engine(shared=True)): the kernel says so, through
+the locks of ipc/store_lock.py.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
 from pyengine.ipc.sessions import WORKER_KINDS, Sessions, SessionServer
 from pyengine.ipc.shared_objects import SOCKET, removed_names
 from pyengine.ipc.statistics import StoreStatsService
-from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
+from pyengine.ipc.store_lock import Ownership, SharingLock, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
@@ -93,6 +95,7 @@ class Arguments:
     root: Path
     settings: dict[str, str]
     no_children: bool = False
+    shared: bool = False           # stop with the last process that shares the engine
     stop: bool = False             # stop living workers in order, start nothing
     embedder_descriptor: int = -1  # pidfd of the process that embeds the engine, which then has the other end of stdin
     report_descriptor: int = -1    # JSON lines about the start go here
@@ -114,6 +117,7 @@ class Supervisor:
         self._restart_reason = ""  # why the engine must be stopped in order and started again
         self._last_logged: dict[Event, str] = {}
         self._memory: EngineMemory
+        self._sharing: SharingLock | None = None
         self._fork_server: ForkServer | None = None
         self._presence: MasterLink | None = None
         self._presence_ticks = 0
@@ -149,6 +153,15 @@ class Supervisor:
         """The process that embeds the engine has ended (its pidfd), or runs another program by exec (the end of its pipe)."""
         self._selector.unregister(descriptor)
         self._stop_requested = True
+
+    def _stop_when_unused(self, sharing: SharingLock) -> None:
+        """In a thread of its own: wait for the end of the last process that shares the engine, then ask for an orderly stop."""
+        try:
+            sharing.wait_until_unused()
+        except EngineError:  # the store's folder is gone, which ends the engine too
+            return
+        self._log_event(Event.ENGINE_UNUSED, "no process shares the engine any more: it stops in order")
+        os.kill(os.getpid(), signal.SIGTERM)
 
     # ---- run --------------------------------------------------------------------
 
@@ -297,6 +310,9 @@ class Supervisor:
     def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
         line = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
         line.state(native.WORKER_READY)
+        if self._arguments.shared:
+            self._sharing = SharingLock(self._root)
+            self._sharing.watch()
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else kinds_of(self._memory.identity)
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
@@ -311,11 +327,13 @@ class Supervisor:
             if self._become_ready(children):
                 if not outcome["adopted"]:
                     self._recorder.note("start", self._began_ns, monotonic_ns() - self._began_ns, cause="start")
-                self._report({"ready": outcome | {"state": "degraded" if degraded else "running",
+                self._report({"ready": outcome | {"pid": os.getpid(), "state": "degraded" if degraded else "running",
                                                   "mode": MODE_NAMES[self._memory.identity.mode],
                                                   "reason": native.reason(self._memory.control)}})
                 self._pool.start()
                 children.renew()
+                if self._sharing:
+                    threading.Thread(target=self._stop_when_unused, args=(self._sharing,), name="sharing", daemon=True).start()
                 self._supervise(children, server, line)
             return self._stop(children, server, lock)
         finally:
@@ -616,6 +634,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
     parser.add_argument("--no-children", action="store_true", help="start no workers: something else does (systemd)")
+    parser.add_argument("--shared", action="store_true", help="run in the background; stop when no process shares the engine any more")
     parser.add_argument("--stop", action="store_true", help="stop workers whose supervisor died, in order; start nothing")
     parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_S, metavar="S",
                         help="longest orderly stop (%(default)s)")
@@ -623,8 +642,8 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
                         help="pidfd of the program that embeds the engine: stop when it ends, or when stdin does")
     parser.add_argument("--report-fd", type=int, default=-1, metavar="FD", help="JSON lines about the start")
     given = parser.parse_args(argv)
-    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.stop, given.embedder_fd, given.report_fd,
-                     given.stop_timeout)
+    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.shared, given.stop, given.embedder_fd,
+                     given.report_fd, given.stop_timeout)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -635,6 +654,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(argv)
         descriptor, root = arguments.report_descriptor, arguments.root
+        if arguments.shared and os.fork():  # its starter may end before it, or reap children that it does not know
+            os._exit(ExitCode.OK)
         supervisor = Supervisor(arguments)
         code = supervisor.run()
         if not supervisor.must_restart:

@@ -12,6 +12,17 @@ its POSIX record locks when it closes any descriptor of the file. The kernel rel
 them when the last descriptor is closed, also after kill -9. The file has RocketMQ's four
 letters; pyengine writes them only if they are missing, so the modification time tells whether
 RocketMQ has started on the store since.
+
+The file `config/sharing.lock` has the locks of an engine that processes share (Engine(shared=True)):
+
+| byte | lock | held by |
+|---|---|---|
+| 0 | shared | each process that uses the engine, and the children that it forked |
+| 0 | exclusive | the supervisor, once no process uses the engine: it stops, and a newcomer waits for the next engine |
+| 1 | exclusive | the process that starts the engine |
+| 2 | exclusive | a supervisor that stops with the last process |
+
+Only the store's user can open it: a lock of another user would keep the engine running.
 """
 
 from __future__ import annotations
@@ -23,7 +34,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,13 +43,16 @@ from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusy
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
 from pyengine.native import control as native
+from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.later_format import require_known_format
-from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, try_lock
+from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, is_at, try_lock, wait_lock
 
 LOCK_CONTENT = b"lock"
 OWNER_BYTE = 0
 KIND_BYTE = 16
+SHARING_NAME = "sharing.lock"
+USERS_BYTE, STARTER_BYTE, WATCHED_BYTE = 0, 1, 2
 WORKER_CHECKS_MAX = 25
 POLL_INTERVAL_S = 0.02
 # The file does not exist, cannot be locked, or is another user's.
@@ -98,8 +112,7 @@ class StoreLock:
         require_known_format(self.path.parent)
         if not self._set(KIND_BYTE, EXCLUSIVE):
             root = self.path.parent
-            raise StoreBusyError(f"{root} is in use by another engine or repair: any process uses a running engine by pyengine.connect() "
-                                 f"and pyengine.consume(); {command('stop', root)} stops it")
+            raise StoreBusyError(f"{root} is in use by another engine or repair: {how_to_use(root)}")
         if self._set(OWNER_BYTE, EXCLUSIVE):
             self._write_content()
             return Ownership.EXCLUSIVE
@@ -176,6 +189,84 @@ class StoreLock:
             os.fsync(self._descriptor)
 
 
+class SharingLock:
+    """This process's locks on `config/sharing.lock`, as a user of an engine that processes share, or as its supervisor."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._path = Path(root) / "config" / SHARING_NAME
+        self._descriptor = -1
+
+    def enter(self) -> bool:
+        """Use the engine from now on; False while one stops because its last user has left. DiskError if the file cannot be used."""
+        return self._lock(lambda descriptor: try_lock(descriptor, USERS_BYTE, self._path, SHARED))
+
+    def leave(self) -> None:
+        """Use the engine no more. While a forked child has a copy of the descriptor, the lock stays: that child uses the engine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def has_users(self) -> bool:
+        """Whether another process than the supervisor, or another object of this process, uses the engine."""
+        return self._find(USERS_BYTE) == SHARED
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the engine's supervisor stops it with its last user."""
+        return self._find(WATCHED_BYTE) == EXCLUSIVE
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[bool]:
+        """Be the only process that starts the engine inside the block; False if another one is."""
+        descriptor = open_shared_file(self._path)  # of its own: the processes that were forked share the other one
+        try:
+            yield try_lock(descriptor, STARTER_BYTE, self._path)
+        finally:
+            os.close(descriptor)
+
+    def watch(self) -> None:
+        """Note that this process is the supervisor and stops the engine with its last user."""
+        self._lock(lambda descriptor: try_lock(descriptor, WATCHED_BYTE, self._path))
+
+    def wait_until_unused(self) -> None:
+        """Block until no process uses the engine; until close() or the end of this process none can. For a thread."""
+        while True:
+            wait_lock(self._descriptor, USERS_BYTE, self._path)
+            if is_at(self._descriptor, self._path):
+                return
+            self.leave()  # the file was removed: processes that came later use another one
+            self.watch()
+
+    def _lock(self, lock: Callable[[int], bool]) -> bool:
+        while True:
+            descriptor = open_shared_file(self._path)
+            locked = False
+            try:
+                locked = lock(descriptor)
+                if not locked:
+                    return False
+                if is_at(descriptor, self._path):
+                    self._descriptor = descriptor
+                    return True
+                locked = False
+            finally:
+                if not locked:
+                    os.close(descriptor)
+
+    def _find(self, byte: int) -> int:
+        """Return the kind of lock that another open() of the file has on a byte, UNLOCKED if it has none."""
+        try:
+            descriptor = open_regular(self._path)
+        except OSError:
+            return UNLOCKED
+        try:
+            found = find_lock(descriptor, byte)
+            return found.kind if found else UNLOCKED
+        finally:
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
 def owning(root: str | os.PathLike[str]) -> Iterator[None]:
     """Own the stopped store at `root` inside the block; StoreBusyError if another process has it open."""
@@ -198,6 +289,12 @@ def read_holder(root: str | os.PathLike[str]) -> Holder:
         return _holder(descriptor)
     finally:
         os.close(descriptor)
+
+
+def how_to_use(root: str | os.PathLike[str]) -> str:
+    """Return what to do instead of starting a second engine, for an error."""
+    return ("any process uses a running engine by pyengine.connect() and pyengine.consume(), and pyengine.Engine(path, shared=True) starts "
+            f"one only if none runs; {command('stop', root)} stops it")
 
 
 def require_startable(root: str | os.PathLike[str]) -> None:

@@ -44,6 +44,14 @@ def try_lock(descriptor: int, byte: int, path: object, kind: int = EXCLUSIVE, le
     return True
 
 
+def wait_lock(descriptor: int, byte: int, path: object) -> None:
+    """Lock one byte exclusively as soon as no other open() has a lock there; block until then. DiskError as try_lock()."""
+    try:
+        _call(descriptor, fcntl.F_OFD_SETLKW, EXCLUSIVE, byte, 1)
+    except OSError as error:
+        raise disk_error(error, "lock", path) from error
+
+
 def unlock(descriptor: int, start: int = 0, length: int = 0) -> None:
     """Release the locks of this open() on these bytes, by default on all."""
     _call(descriptor, fcntl.F_OFD_SETLK, UNLOCKED, start, length)

@@ -44,7 +44,7 @@ def test_an_embedded_engine_runs_inside_its_block(root):
             assert producer.put("T", b"one").ok
         with engine.open_store() as store:
             assert eventually(lambda: store.get_message("T", 0, 0, level="committed").messages, "visible")[0].body == b"one"
-        with pytest.raises(StoreBusyError, match="any process uses it by pyengine.connect"):
+        with pytest.raises(StoreBusyError, match=r"any process uses a running engine by pyengine.connect\(\)"):
             Engine(root).start()
         with pytest.raises(UsageError, match="already"):
             engine.start()
