@@ -54,6 +54,8 @@ from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from pyengine.ipc.group_members import Claim
 
 POLL_INTERVAL_S = HEARTBEAT_INTERVAL_S       # interval at which a member checks for members that joined or left and for released queues
@@ -272,6 +274,38 @@ class Consumer:
         while not self._is_closed:
             for message in await self.pull_async(1, timeout_s=None):
                 yield message
+
+    def pull_arrow(self, max_rows: int = 10_000, timeout_s: float | None = 1.0, *, columns: Sequence[str] | None = None,
+                   decompress: bool = False) -> pyarrow.Table:
+        """Like pull(), but return the messages as rows of an Arrow table, without rows after `timeout_s`; needs pyarrow.
+
+        `columns` and `decompress` are those of StoreReader.scan. commit() without messages stores that all rows are done. A message of
+        the retry topic is a row of that topic. Messages whose segment is deleted before they are read count as missed. After an
+        error, such as a CorruptionError for a body that cannot be decompressed, the next call delivers the same messages again.
+        """
+        from pyengine.formats.consume_queue import ENTRY
+
+        rows = self._reader.named_rows(None if columns is None else tuple(columns), arguments.truth(decompress, "decompress"))
+        with self._pulling:
+            messages = self.pull(max_rows, timeout_s)
+            try:
+                table = rows([(one.physical_offset, ENTRY.pack(one.physical_offset, one.size_bytes, 0)) for one in messages])
+            except BaseException:
+                self._take_back(messages)
+                raise
+            if missing := len(messages) - table.num_rows:
+                self.missed += missing
+                self._note(f"{missing} messages were removed before they were read")
+            return table
+
+    def _take_back(self, messages: Iterable[Message]) -> None:
+        """Undo the delivery of these messages, the newest of their queues, which the program did not get."""
+        for consumer, its in zip((self, self._retried or self), _split_by_topic(messages)):
+            for queue_id in {message.queue_id for message in its}:
+                first = min(message.queue_offset for message in its if message.queue_id == queue_id)
+                with consumer._state:
+                    if (held := consumer._held.get(queue_id)) is not None:
+                        held.restore(first, min(first, held.delivered_end), min(first, held.done))
 
     # -- acknowledge, seek, report ------------------------------------------------
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 
@@ -383,6 +384,31 @@ class StoreReader:
 
         return stream(names, batches)
 
+    def named_rows(self, columns: tuple[str, ...] | None, decompress: bool) -> Callable[[Sequence[tuple[int, bytes]]], pyarrow.Table]:
+        """Return a function from (physical offset, entry of a consume queue) of messages to a table of their rows, in this order.
+
+        It leaves out messages of deleted segments; CorruptionError for damage. One thread at a time may call it.
+        """
+        require_extra("pyarrow", name="arrow")
+        from pyarrow import Table
+
+        from pyengine.storage.arrow import LogScanner
+
+        scanner = LogScanner(columns, decompress=decompress)
+        size_bytes = self.commit_log.size_bytes
+
+        def batches(start: int, entries: bytes) -> Iterator[pyarrow.RecordBatch]:
+            view = self.commit_log.view(start)
+            if view is not None:
+                yield from self._while_there(start, scanner.gather(view, start, entries, start + len(view)))
+
+        def rows(places: Sequence[tuple[int, bytes]]) -> pyarrow.Table:
+            by_segment = groupby(places, key=lambda place: place[0] - place[0] % size_bytes)
+            found = (batches(start, b"".join(entry for _, entry in group)) for start, group in by_segment)
+            return Table.from_batches(chain.from_iterable(found), scanner.schema)
+
+        return rows
+
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the reader of one queue's entries, None for a queue that does not exist."""
         queue = self._queues.get((topic, queue_id))
@@ -509,10 +535,13 @@ class StoreReader:
     def _scan_segment(self, scanner: LogScanner, start: int, first: int, limit: int, named: NamedRecords | None
                       ) -> Iterator[pyarrow.RecordBatch]:
         view = self.commit_log.view(start)
-        if view is None:
-            return
+        if view is not None:
+            yield from self._while_there(start, _batches(scanner, view, start, first, min(limit, start + len(view)), named))
+
+    def _while_there(self, start: int, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the batches of a segment until it is deleted, after which damage is none."""
         try:
-            for batch in _batches(scanner, view, start, first, min(limit, start + len(view)), named):
+            for batch in batches:
                 if start < self.commit_log.min_offset:
                     return  # deleted during the copy: its blocks may have been freed
                 yield batch

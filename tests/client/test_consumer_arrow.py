@@ -1,0 +1,123 @@
+"""`Consumer.pull_arrow`: the messages of a pull as rows of an Arrow table."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+import pyengine
+from fix_store_builder import StoreBuilder
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import scaled_timeout_s
+
+pa = pytest.importorskip("pyarrow")
+from pyengine.storage.arrow import schema  # noqa: E402
+
+COLUMNS = ["queueId", "queueOffset", "body"]
+
+
+@pytest.fixture
+def builder(tmp_path, rng) -> StoreBuilder:
+    made = StoreBuilder(tmp_path / "store")
+    for number in range(120):
+        made.put("orders" if number % 4 else "events", b"%d" % number, queue_id=rng.randrange(3), tags=rng.choice(["paid", "sent"]))
+    return made
+
+
+def consume(builder: StoreBuilder, **options) -> pyengine.Consumer:
+    return pyengine.consume(builder.root, "orders", **{"group": "billing"} | options)
+
+
+def rows(table) -> list[tuple]:
+    return [tuple(row.values()) for row in table.select(COLUMNS).to_pylist()]
+
+
+def committed(builder: StoreBuilder) -> dict[int, int]:
+    return {queue_id: offset for queue_id, offset in ConsumerOffsets(builder.root).read("orders", "billing").items() if offset}
+
+
+@pytest.mark.parametrize("choice", [{}, {"tags": "paid"}, {"queues": [0, 2]}], ids=["all", "tags", "queues"])
+@pytest.mark.parametrize("max_rows", [1, 7, 1000])
+def test_the_rows_are_those_of_a_scan_in_the_order_of_their_queues(builder, choice, max_rows):
+    tables = []
+    with consume(builder, **choice) as consumer:
+        while (table := consumer.pull_arrow(max_rows, timeout_s=0)).num_rows:
+            assert table.num_rows <= max_rows
+            tables.append(table)
+        assert table.schema == schema()
+    found = pa.concat_tables(tables)
+    with pyengine.open_store(builder.root) as store:
+        assert sorted(rows(found)) == sorted(rows(store.to_arrow(["orders"], **choice).read_all()))
+    for queue_id in range(3):
+        offsets = [offset for each, offset, _ in rows(found) if each == queue_id]
+        assert offsets == sorted(offsets)
+
+
+def test_rows_are_done_as_the_messages_of_a_pull_are(builder):
+    first, second = consume(builder, auto_commit=False), None
+    try:
+        wanted = rows(first.pull_arrow(1000, columns=COLUMNS))
+        first.close()
+        assert not committed(builder)
+        second = consume(builder)
+        half = rows(second.pull_arrow(40, columns=COLUMNS))
+        assert not committed(builder)
+        second.commit()
+        assert sum(committed(builder).values()) == 40
+        rest = rows(second.pull_arrow(1000, columns=COLUMNS))
+        assert sorted(half + rest) == sorted(wanted)
+        second._close(finished=False, closer=0)  # as by a kill: the rows of the last pull are not done
+    finally:
+        first.close()
+        if second is not None:
+            second.close()
+    with consume(builder) as third:
+        assert sorted(rows(third.pull_arrow(1000, columns=COLUMNS))) == sorted(rest)
+
+
+def test_bodies_are_decompressed_if_asked_and_an_error_delivers_its_rows_again(builder):
+    text = b"as the producer had it " * 20
+    builder.put("orders", zlib.compress(text), sys_flag=1)
+    with consume(builder) as consumer:
+        got = consumer.pull_arrow(1000, columns=["body"], decompress=True)
+        assert got["body"].to_pylist().count(text) == 1
+        consumer.commit()
+        done = committed(builder)
+        builder.put("orders", b"fine")
+        builder.put("orders", b"no stream", sys_flag=1, queue_id=2)
+        for _ in range(3):
+            with pytest.raises(CorruptionError, match="cannot be decompressed"):
+                consumer.pull_arrow(columns=["body"], decompress=True)
+        assert consumer.commit() == done
+        assert sorted(consumer.pull_arrow(columns=["body"])["body"].to_pylist()) == [b"fine", b"no stream"]
+        assert sum(consumer.commit().values()) == sum(done.values()) + 2
+
+
+def test_messages_of_a_segment_that_is_deleted_meanwhile_count_as_missed(builder, monkeypatch):
+    with consume(builder) as consumer:
+        pull = consumer.pull
+        segment = builder.segment(0)
+        monkeypatch.setattr(consumer, "pull", lambda *arguments: (pull(*arguments), segment.unlink(missing_ok=True))[0])
+        table = consumer.pull_arrow(1000, columns=["physicalOffset"])
+        assert min(table["physicalOffset"].to_pylist()) >= 4096
+        assert consumer.missed == 90 - table.num_rows > 0 and "were removed" in consumer.notes[-1]
+
+
+def test_wrong_arguments_deliver_nothing(builder):
+    with consume(builder) as consumer:
+        for arguments, says in (({"columns": ["bodi"]}, "unknown column 'bodi'"), ({"max_rows": 0}, "ask for at least one")):
+            with pytest.raises(UsageError, match=says):
+                consumer.pull_arrow(**arguments)
+        assert consumer.pull_arrow(1000).num_rows == 90
+
+
+def test_retried_messages_are_rows_of_the_retry_topic(undelayed, names):
+    topic, group = names
+    with undelayed.connect() as producer:
+        producer.put(topic, b"again")
+    with pyengine.consume(undelayed.path, topic, group=group, from_="first") as consumer:
+        consumer.retry(consumer.pull(1, timeout_s=scaled_timeout_s(30))[0], 1)
+        table = consumer.pull_arrow(timeout_s=scaled_timeout_s(30), columns=["topic", "body"])
+        assert table.to_pylist() == [{"topic": f"%RETRY%{group}", "body": b"again"}]
