@@ -28,7 +28,7 @@ from pyengine.gateway.acl_file import LIST_BYTES_MAX, NOTHING, PUB, SUB, AccessE
 from pyengine.gateway.connections import Answer, Handler, Handlers, Request, Rights, TurnExecutor
 from pyengine.gateway.names import RETRY_PREFIX, TRACE_TOPIC, Address
 from pyengine.gateway.wire import Frame, WireError, read_json, read_object, write_json
-from pyengine.storage.config_table import exclusive
+from pyengine.storage.durable_file import exclusive
 from pyengine.storage.durable_writes import LOCK_MODE, write_config
 
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"

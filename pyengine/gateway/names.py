@@ -44,9 +44,8 @@ from pyengine.storage.config_table import (
     SubscriptionGroups,
     TopicConfig,
     TopicConfigs,
-    exclusive,
 )
-from pyengine.storage.durable_file import ConfigFile
+from pyengine.storage.durable_file import ConfigFile, exclusive
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic must be a valid topic

@@ -293,7 +293,7 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     path = config_path(root)
     if not any(_unrecorded(path, config)):
         return False
-    from pyengine.storage.config_table import exclusive
+    from pyengine.storage.durable_file import exclusive
     from pyengine.storage.durable_writes import write_config
 
     with exclusive(path):
@@ -320,7 +320,7 @@ def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...
     One process at a time does so; a crash leaves the old file or the new one. ConfigError, with no change, if the file cannot be
     changed line by line.
     """
-    from pyengine.storage.config_table import exclusive
+    from pyengine.storage.durable_file import exclusive
 
     with exclusive(path):
         _change_lines(path, values, without)
@@ -364,7 +364,7 @@ def settings_to_set(pairs: Sequence[str], where: str = "config set") -> dict[str
 
 def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> None:
     """Set `values` in the store's engine.toml as set_in_file() does, if the store can be started with them."""
-    from pyengine.storage.config_table import exclusive
+    from pyengine.storage.durable_file import exclusive
 
     path = config_path(root)
     with exclusive(path):

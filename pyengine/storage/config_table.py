@@ -21,7 +21,6 @@ it as the broker does: a new group is entered with the defaults.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,12 +28,11 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
-from pyengine.storage.durable_file import ConfigFile, ReadConfig
-from pyengine.storage.durable_writes import open_shared_file
+from pyengine.storage.durable_file import ConfigFile, ReadConfig, exclusive
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
 
@@ -148,35 +146,6 @@ class ConfigTable(Generic[Row]):
                 self._file.write(self._format.encode(replace(table, counter=table.counter + 1, timestamp_ms=now_ms)))
 
 
-@contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Allow one process at a time to change this file of config/, by a lock on `<name>.lock` that ends with the process.
-
-    StoreBusyError if another process holds the lock for LOCK_WAIT_S: a stopped process must not block the checkpointer. Only
-    the folder's user, and root, may open the lock file.
-    """
-    lock = path.with_name(path.name + ".lock")
-    descriptor = open_shared_file(lock)
-    try:
-        until_s = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until_s:
-                    raise StoreBusyError(f"{path.name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s") from None
-            except OSError as error:  # for example of a network file system without locks
-                raise disk_error(error, "lock", lock) from error
-            time.sleep(LOCK_POLL_INTERVAL_S)
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
-        os.close(descriptor)
-
-
-LOCK_WAIT_S, LOCK_POLL_INTERVAL_S = 10.0, 0.01
 TOPICS_NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
 QUEUE_NUMS_ABSENT = 16  # RocketMQ's TopicConfig default for a number that the file does not have

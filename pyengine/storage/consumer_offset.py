@@ -5,34 +5,13 @@
 `{"offsetTable": {"topic@group": {"queueId": next offset}}}`, the same file that RocketMQ's
 broker writes, followed by a checksum that JSON readers ignore. Several processes
 may change it: each change reads the file and writes a whole new one under a lock
-(`OffsetLock`), so that no change is lost; a crash leaves the old file or the new one.
+(durable_file.exclusive), so that no change is lost; a crash leaves the old file or the new one.
 While a broker has the store open the file is the broker's, and changes are refused.
 
 A damaged file does not stop a process: it uses the previous file, `.bak`, and `notes` say so. The
 next change renames the damaged file to `.damaged`; it never becomes `.bak`. A file that the system
 does not let a process read (no free descriptor, no permission, a failing disk) does not count as
 damaged: the process raises DiskError and changes nothing.
-
-The lock admits one writer at a time, whichever process dies or hangs inside it.
-`config/consumers/lock` has a generation and a ticket; the writer has an exclusive
-open-file-description lock on the byte of that generation, which the kernel releases when the
-writer dies. If a writer stays alive and makes no progress (SIGSTOP, a stalled disk), another
-process takes over after TIMEOUT_S: it locks the byte of the next generation and writes that
-number to the file. This is why the old writer does no harm when it resumes:
-
-    writer     creates its unfinished file, named after its generation
-               checks that the file's generation is still its own; if not, it gives up
-               renames the unfinished file into place
-    successor  writes its own generation
-               removes every unfinished file except its own
-               reads the table
-
-If the old writer created its file before the successor's removal, either its rename comes
-before that removal, and the successor reads the new content, or its rename fails, since the
-file is removed. If it created its file later, its check finds the newer generation. If it
-did not rename, it raises LockTakenOverError, and its change is repeated on the current content.
-
-The generation may be any number, even one from a damaged lock file.
 
 `config/delayOffset.json` (ScheduleMessageService):
 `{"offsetTable": {level: next offset in queue level - 1 of SCHEDULE_TOPIC_XXXX}}`. RocketMQ
@@ -49,17 +28,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
-import stat
-import struct
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError, UsageError, disk_error
+from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import (
@@ -72,185 +47,14 @@ from pyengine.formats.small_file import (
     read_small_file,
     seal,
 )
-from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.durable_writes import open_new, open_shared_file, pwrite_all, sync_descriptor, sync_folder
+from pyengine.storage.durable_file import ConfigFile, exclusive
+from pyengine.storage.durable_writes import write_config
 from pyengine.storage.later_format import require_known_format
-from pyengine.storage.ofd_lock import is_at, try_lock, unlock
 from pyengine.storage.read_level import StoreUse, store_use
-
-TIMEOUT_S = 10.0
-_POLL_INTERVAL_FIRST_S, _POLL_INTERVAL_LAST_S = 0.0005, 0.02
-_STATE = struct.Struct("<QQ")  # generation, ticket of the current writer
-_GENERATIONS = 1 << 40
-_TRIES_AHEAD = 16
-
-
-class LockTakenOverError(Exception):
-    """Another process has become the writer: nothing was changed; repeat the change."""
-
-
-class OffsetLock:
-    """A lock between processes for the replacement of one file. It keeps no file open between uses.
-
-    `while_waiting` is called at each poll, for a process that must send heartbeats.
-    """
-
-    def __init__(
-        self, target: Path, folder: Path, *, timeout_s: float = TIMEOUT_S, while_waiting: Callable[[], object] | None = None,
-    ) -> None:
-        self._target = target
-        self._folder = folder
-        self._path = folder / "lock"
-        self._timeout_s = timeout_s
-        self._while_waiting = while_waiting or (lambda: None)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[Writer]:
-        """Be the only writer inside the block. Waits as long as other writers make progress."""
-        while True:
-            descriptor = open_shared_file(self._path)
-            try:
-                generation = self._acquire(descriptor)
-                if not is_at(descriptor, self._path):  # the lock file was replaced: other processes lock the new one
-                    continue
-                try:
-                    writer = Writer(self._target, descriptor, generation)
-                    writer.remove_unfinished()
-                    yield writer
-                    return
-                finally:
-                    unlock(descriptor, generation, 1)  # not by close() alone: a child that was forked meanwhile has the descriptor too
-            finally:
-                os.close(descriptor)
-
-    def _acquire(self, descriptor: int) -> int:
-        seen: tuple[int, int] | None = None
-        since_s = 0.0
-        interval_s = _POLL_INTERVAL_FIRST_S
-        while True:
-            state = _read_lock(descriptor)
-            if try_lock(descriptor, state[0], self._path):
-                if _read_lock(descriptor)[0] == state[0]:
-                    self._write(descriptor, state[0])
-                    return state[0]
-                unlock(descriptor, state[0], 1)
-                continue
-            now_s = time.monotonic()
-            if state != seen:
-                seen, since_s = state, now_s
-            elif now_s - since_s >= self._timeout_s:
-                following = self._take_over(descriptor, state[0])
-                if following is not None:
-                    return following
-                seen = None
-            self._while_waiting()
-            time.sleep(interval_s)
-            interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
-
-    def _take_over(self, descriptor: int, generation: int) -> int | None:
-        """Take over with a later generation; None if another process has just done so, or if the writer made progress."""
-        for ahead in range(1, _TRIES_AHEAD):
-            following = (generation + ahead) % _GENERATIONS
-            if try_lock(descriptor, following, self._path):
-                if _read_lock(descriptor)[0] == generation:
-                    self._write(descriptor, following)
-                    return following
-                unlock(descriptor, following, 1)
-                return None
-        return None
-
-    def _write(self, descriptor: int, generation: int) -> None:
-        pwrite_all(descriptor, _STATE.pack(generation, secrets.randbits(64)), 0, self._path)
-
-
-class Writer:
-    """The only writer, until the block ends or another process takes over."""
-
-    def __init__(self, target: Path, descriptor: int, generation: int) -> None:
-        self._target = target
-        self._descriptor = descriptor
-        self._generation = generation
-
-    def check(self) -> None:
-        """Raise LockTakenOverError if another process has taken over."""
-        if _read_lock(self._descriptor)[0] != self._generation:
-            raise LockTakenOverError
-
-    def replace(self, content: bytes, *, keep_as: str) -> Stamp:
-        """Replace the content of the file, atomically and durably; keep the old content as `<name>.<keep_as>`. Return the new stamp.
-
-        Once the file exists it exists at every moment. After LockTakenOverError,
-        DiskFullError, DiskError or FlushError the old file is still in place.
-        """
-        unfinished = self._unfinished("")
-        try:
-            self._write(unfinished, content)
-            stamp = _stamp(unfinished)  # not after the rename: the file may be the next writer's then
-            self._link_old(keep_as)
-            self.check()
-            os.rename(unfinished, self._target)
-        except FileNotFoundError:
-            raise LockTakenOverError from None
-        except OSError as error:
-            raise disk_error(error, "write", self._target) from error
-        finally:
-            with contextlib.suppress(OSError):  # it exists only after a failure
-                os.unlink(unfinished)
-        sync_folder(self._target.parent)
-        return stamp
-
-    def remove_unfinished(self) -> None:
-        """Remove the unfinished files of earlier writers, dead or stopped, so that they cannot rename them."""
-        for path in self._target.parent.glob(f"{self._target.name}.*.tmp"):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-
-    def _unfinished(self, kind: str) -> Path:
-        return self._target.with_name(f"{self._target.name}.{kind}{self._generation}.tmp")
-
-    def _write(self, path: Path, content: bytes) -> None:
-        descriptor = open_new(path)
-        try:
-            pwrite_all(descriptor, content, 0, self._target)
-            sync_descriptor(descriptor, self._target, may_repeat=True)
-        finally:
-            os.close(descriptor)
-
-    def _link_old(self, suffix: str) -> None:
-        """Give the current content a second name, by a hard link: no bytes are copied that could be torn."""
-        spare = self._unfinished("old-")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(spare)
-        try:
-            descriptor = os.open(self._target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # a broker may have written it without a sync
-                sync_descriptor(descriptor, self._target, may_repeat=True)
-            try:
-                os.link(self._target, spare)
-            except FileNotFoundError:
-                raise
-            except OSError:  # the file system has no hard links
-                self._write(spare, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-        finally:
-            os.close(descriptor)
-        os.rename(spare, self._target.with_name(f"{self._target.name}.{suffix}"))
-        with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both names are the same file
-            os.unlink(spare)
-
-
-def _read_lock(descriptor: int) -> tuple[int, int]:
-    found = os.pread(descriptor, _STATE.size, 0).ljust(_STATE.size, b"\0")
-    generation, ticket = _STATE.unpack(found)
-    return generation % _GENERATIONS, ticket
-
 
 SEPARATOR = "@"
 FILE_NAME = "consumerOffset.json"
 GROUP_BYTES_MAX = 127
-_TRIES = 5
 _NOT_THE_FILES_FAULT = (*TRANSIENT_ERRNOS, errno.EIO, errno.EACCES)
 
 Stamp = tuple[int, int, int]       # inode, time of the last change in ns, bytes
@@ -271,13 +75,11 @@ class OffsetTable:
 class ConsumerOffsets:
     """The groups' offsets of one store. It keeps no file open between calls; threads and processes may share it."""
 
-    def __init__(
-        self, root: str | os.PathLike[str], *, timeout_s: float = TIMEOUT_S, while_waiting: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, while_waiting: Callable[[], object] = lambda: None) -> None:
+        """`while_waiting` is called while another process writes, for a process that must send heartbeats."""
         self._root = Path(root)
-        folder = StorePaths(root).config
-        self._path = self.path = folder / FILE_NAME
-        self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
+        self._path = self.path = StorePaths(root).config / FILE_NAME
+        self._while_waiting = while_waiting
 
     def stamp(self) -> Stamp:
         """Return numbers that differ once the file has changed; zeros without a file."""
@@ -328,24 +130,17 @@ class ConsumerOffsets:
     def update(self, change: Callable[[Table], object], *, is_owner: bool = False) -> OffsetTable:
         """Call `change` with the table, as the only writer; the changed table is durable when this returns.
 
-        An unchanged table is not written. `change` is called again if another process
-        took over meanwhile; an exception in it ends the update without a
-        write. StoreBusyError while another program has the store open; `is_owner`: this process has locked it exclusively (recovery).
+        An unchanged table is not written. An exception in `change` ends the update without a write. StoreBusyError while another
+        program has the store open, or if another process that writes makes no progress; `is_owner`: this process has locked the
+        store exclusively (recovery).
         """
-        for _ in range(_TRIES):
-            try:
-                with self._lock.held() as writer:
-                    use = None if is_owner else store_use(self._root)
-                    if use is StoreUse.OTHER:
-                        raise StoreBusyError(
-                            f"{self._root} is open in another program, which keeps the groups' offsets itself")
-                    if use is StoreUse.CLOSED:
-                        require_known_format(self._root)
-                    return self._change(writer, change)
-            except LockTakenOverError:
-                continue
-        raise DiskError(f"cannot write {self._path}: each try took so long that another process was let in before it",
-                        path=str(self._path))
+        with exclusive(self._path, self._while_waiting):
+            use = None if is_owner else store_use(self._root)
+            if use is StoreUse.OTHER:
+                raise StoreBusyError(f"{self._root} is open in another program, which keeps the groups' offsets itself")
+            if use is StoreUse.CLOSED:
+                require_known_format(self._root)
+            return self._change(change)
 
     def lower(self, queue_ends: QueueEnds, before_change: Callable[[], object]) -> list[str]:
         """Lower the groups' offsets that are beyond the ends of their queues; return a sentence for each, and for damage.
@@ -374,8 +169,7 @@ class ConsumerOffsets:
             notes.append(f"the groups' offsets could not be corrected: {error}")
         return notes
 
-    def _change(self, writer: Writer, change: Callable[[Table], object]) -> OffsetTable:
-        stamp = self.stamp()
+    def _change(self, change: Callable[[Table], object]) -> OffsetTable:
         found = self.table()
         before = {key: dict(offsets) for key, offsets in found.offsets.items()}
         change(found.offsets)
@@ -386,10 +180,11 @@ class ConsumerOffsets:
             if len(content) > SMALL_FILE_BYTES_MAX:
                 raise DiskError(f"cannot write {self._path}: {len(content):,} bytes are more than {SMALL_FILE_BYTES_MAX:,}, which is all "
                                 "that is read: forget groups that are no longer used", path=str(self._path))
-            stamp = writer.replace(content, keep_as="damaged" if found.is_damaged else "bak")
-        else:
-            writer.check()  # if another process has taken over, the table may be old
-        found.stamp = stamp
+            if found.is_damaged:
+                with contextlib.suppress(FileNotFoundError), disk_errors("rename", self._path):
+                    os.rename(self._path, self._path.with_name(FILE_NAME + ".damaged"))
+            write_config(self._path, content)
+        found.stamp = self.stamp()
         return found
 
 

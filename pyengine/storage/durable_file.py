@@ -3,24 +3,29 @@
     DurableRecord   a line or a few of JSON that only this engine writes: watermark, markers, notes
     ConfigFile      RocketMQ's config/*.json, with `.bak`: a process starts even if the file is damaged
 
-Both are replaced atomically and durably (durable_writes.write_config). After a power cut RocketMQ's broker may find an empty or
+Both are replaced atomically and durably (durable_writes.write_config), and what several processes change is changed under
+`exclusive`. After a power cut RocketMQ's broker may find an empty or
 garbled file, and then does not start. Here a process uses the `.bak` of the last write instead or, without that, no content, and
 reports it in a sentence.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pyengine.errors import DiskError, FormatError, disk_error, disk_errors
+from pyengine.errors import DiskError, FormatError, StoreBusyError, disk_error, disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, read_small_file
-from pyengine.storage.durable_writes import sync_folder, write_config
+from pyengine.storage.durable_writes import open_shared_file, sync_folder, write_config
 
 Value = TypeVar("Value")
 
@@ -169,3 +174,36 @@ class ConfigFile(Generic[Value]):
 
 
 _MISSING, _EMPTY = "is not there", "is empty"
+LOCK_WAIT_S = 10.0
+_POLL_INTERVAL_FIRST_S, _POLL_INTERVAL_LAST_S = 0.0005, 0.01
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, while_waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Allow one process at a time to change this file of config/, by a lock on `<name>.lock` that ends with the process.
+
+    StoreBusyError if another process holds the lock for LOCK_WAIT_S: a stopped process must not block the others for ever.
+    `while_waiting` is called at each poll, for a process that must send heartbeats. Only the folder's user, and root, may open the
+    lock file.
+    """
+    lock = path.with_name(path.name + ".lock")
+    descriptor = open_shared_file(lock)
+    try:
+        until_s, interval_s = time.monotonic() + LOCK_WAIT_S, _POLL_INTERVAL_FIRST_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise StoreBusyError(f"{path.name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s") from None
+            except OSError as error:  # for example of a network file system without locks
+                raise disk_error(error, "lock", lock) from error
+            while_waiting()
+            time.sleep(interval_s)
+            interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
+        os.close(descriptor)

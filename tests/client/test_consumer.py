@@ -728,13 +728,13 @@ def test_trouble_in_the_background_is_raised_to_the_program(builder, consume):
     fill(builder, 3)
     consumer = consume(commit_interval_s=0)
     consumer.pull(1)
-    config = builder.root / "config"
-    (config / "consumerOffset.json").unlink(missing_ok=True)
-    (config / "consumerOffset.json").mkdir()
+    lock = builder.root / "config" / "consumerOffset.json.lock"
+    lock.unlink()
+    lock.mkdir()
     consumer.pull(1)
     with pytest.raises(DiskError):
         eventually(lambda: consumer.pull(timeout_s=0) and False, "it is raised")
-    (config / "consumerOffset.json").rmdir()
+    lock.rmdir()
     consumer.close()
     assert stored(builder) == {0: 3}, "and it goes on once the trouble is over"
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import struct
 
 import pytest
 
 from pyengine.client import group_session
 from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker, allocate_averagely
 from pyengine.errors import DiskError
-from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
 
 
@@ -144,25 +142,6 @@ def test_a_group_whose_file_was_removed_begins_anew(session, tmp_path):
     (tmp_path / "config" / "consumers" / "orders@billing").unlink()
     assert mine.rejoin_if_removed() and not mine.rejoin_if_removed()
     assert not mine.holds(claim) and list(mine.take([0])) == [0]
-
-
-def test_a_member_replaced_while_it_takes_a_queue_reads_the_offsets_again(session, monkeypatch):
-    """Stopped between reading the offsets and claiming; meanwhile another member consumes and commits."""
-    slow = session()
-    slow.begin(lambda: {0: 100})
-    real_claim = slow._members.claim
-
-    def late_claim(queue_id):
-        monkeypatch.setattr(slow._members, "claim", real_claim)
-        lock = _root_of(slow) / "config" / "consumers" / "lock"
-        generation, ticket = struct.unpack("<QQ", lock.read_bytes())
-        lock.write_bytes(struct.pack("<QQ", generation + 1, ticket))  # what passing over writes down
-        ConsumerOffsets(_root_of(slow)).commit("orders", "billing", {0: 200})
-        return real_claim(queue_id)
-
-    monkeypatch.setattr(slow._members, "claim", late_claim)
-    claim, offset = slow.take([0])[0]
-    assert offset == 200 and slow.holds(claim)
 
 
 def test_a_claim_that_ends_in_an_error_releases_its_queue(session, monkeypatch):

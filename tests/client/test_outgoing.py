@@ -16,7 +16,8 @@ from pyengine.client import outgoing
 from pyengine.client.outgoing import QueueChoice
 from pyengine.errors import DiskError, UsageError
 from pyengine.results import PutRefusedError
-from pyengine.storage.config_table import LOCK_WAIT_S, TopicConfig, TopicConfigs, exclusive
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.durable_file import LOCK_WAIT_S, exclusive
 from waiting import eventually
 
 

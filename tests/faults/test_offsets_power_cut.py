@@ -17,13 +17,13 @@ COMMITS = 60
 # Two groups by turns; argv: store, acks, what it forgets.
 COMMITTER = """
 import os, sys
-from pyengine.storage import consumer_offset
+from pyengine.storage import durable_writes
 from pyengine.storage.consumer_offset import ConsumerOffsets
 store, acks, forgets = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3]
 if forgets == "sync":
-    consumer_offset.sync_descriptor = lambda *_, **__: None
+    durable_writes.sync_descriptor = lambda *_, **__: None
 if forgets == "folder":
-    consumer_offset.sync_folder = lambda *_: None
+    durable_writes.sync_folder = lambda *_: None
 for number in range(1, %d):
     ConsumerOffsets(store).commit("orders", ("billing", "audit")[number %% 2], {number %% 5: number})
     os.write(acks, b"%%d\\n" %% number)

@@ -17,7 +17,7 @@ from pyengine.errors import ConfigError, ExitCode
 from pyengine.formats.delayed_message import parse_delay_levels
 from pyengine.settings import split_address
 from pyengine.storage import config as config_module
-from pyengine.storage import config_table
+from pyengine.storage import durable_file
 from pyengine.storage.config import (
     FIXED_NAMES,
     SETTINGS,
@@ -331,7 +331,7 @@ def test_a_setting_that_is_set_while_a_store_starts_is_kept(tmp_path, monkeypatc
 
 
 def test_sizes_that_another_process_has_written_meanwhile_are_there_once(tmp_path, monkeypatch):
-    config, exclusive, others = load_config(tmp_path, {}, {}), config_table.exclusive, []
+    config, exclusive, others = load_config(tmp_path, {}, {}), durable_file.exclusive, []
 
     def locked_after_another(path):
         if not others:
@@ -339,7 +339,7 @@ def test_sizes_that_another_process_has_written_meanwhile_are_there_once(tmp_pat
             assert record_sizes(tmp_path, config)
         return exclusive(path)
 
-    monkeypatch.setattr(config_table, "exclusive", locked_after_another)
+    monkeypatch.setattr(durable_file, "exclusive", locked_after_another)
     record_sizes(tmp_path, config)
     assert others and set(FIXED_NAMES) <= read_file(config_path(tmp_path)).keys()
 

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import stat
 import threading
 
@@ -15,7 +14,7 @@ import pytest
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.small_file import read_small_file
-from pyengine.storage import config_table
+from pyengine.storage import config_table, durable_file
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
@@ -231,23 +230,9 @@ def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp
     assert found.path.read_text() == "{"
 
 
-def test_a_child_forked_during_a_change_does_not_keep_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(config_table, "LOCK_WAIT_S", 1.0)
-    configs = TopicConfigs(tmp_path)
-    with config_table.exclusive(configs.path):
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-    try:
-        configs.create(TopicConfig("orders"))
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
 def test_a_lock_that_another_process_keeps_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     table = configs(tmp_path, ROCKETMQ)
-    monkeypatch.setattr(config_table, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(durable_file, "LOCK_WAIT_S", 0.05)
     lock = tmp_path / "config" / "topics.json.lock"
     lock.touch(0o644)
     with open(lock) as held:  # to read is enough

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from broker_lock import held_by_a_broker
 from dying import run_and_die_at
+from fix_cli import environment
 from pyengine.errors import DiskError, StoreBusyError, UsageError
+from pyengine.ipc.heartbeat import is_stopped
+from pyengine.storage import durable_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import eventually, scaled_timeout_s
 
 # As 4.9.8 writes it: integer keys without quotes, tabs.
 BY_ROCKETMQ = '{\n\t"offsetTable":{"orders@billing":{0:123,1:45\n\t\t},"%RETRY%billing@billing":{0:7\n\t\t}\n\t}\n}'
@@ -35,20 +43,14 @@ def test_offsets_that_rocketmq_wrote_are_read_and_kept(tmp_path, path):
     assert path.with_name(path.name + ".bak").read_text() == BY_ROCKETMQ
 
 
-@pytest.mark.parametrize(("committed", "last_step"), [
-    pytest.param(8, "pyengine.storage.consumer_offset.sync_folder", id="changed"),
-    pytest.param(7, "pyengine.storage.consumer_offset.Writer.check", id="unchanged")])
-def test_the_stamp_of_an_update_is_of_its_own_table(tmp_path, path, monkeypatch, committed, last_step):
+def test_the_stamp_of_an_update_is_of_its_own_table(tmp_path):
     offsets = ConsumerOffsets(tmp_path)
     offsets.commit("orders", "billing", {0: 7})
-
-    def paused_until_another_process_has_written(*_):
-        path.with_name("next").write_text('{"offsetTable":{"orders@billing":{"0":9}}}')
-        path.with_name("next").rename(path)
-
-    monkeypatch.setattr(last_step, paused_until_another_process_has_written)
-    found = offsets.update(lambda table: table["orders@billing"].update({0: committed}))
-    assert found.offsets == {"orders@billing": {0: committed}} and found.stamp != offsets.stamp()
+    for committed in (8, 8):  # changed, unchanged
+        found = offsets.update(lambda table: table["orders@billing"].update({0: committed}))
+        assert found.offsets == {"orders@billing": {0: committed}} and found.stamp == offsets.stamp()
+    ConsumerOffsets(tmp_path).commit("orders", "billing", {0: 9})
+    assert found.stamp != offsets.stamp()
 
 
 HOSTILE = {
@@ -139,7 +141,7 @@ def test_killed_at_any_system_call_a_commit_is_made_or_not(tmp_path, path):
         if ended:
             assert offsets.read("orders", "billing")[0] == before + 1 and step > 8
             assert sorted(one.name for one in path.parent.iterdir()) == [
-                "consumerOffset.json", "consumerOffset.json.bak", "consumers"], "nothing unfinished is left"
+                "consumerOffset.json", "consumerOffset.json.bak", "consumerOffset.json.lock"], "nothing unfinished is left"
             return
     pytest.fail("the commit never came to its end")
 
@@ -166,6 +168,65 @@ def test_no_commit_of_another_is_lost(tmp_path):
     for thread in threads:
         thread.join()
     assert ConsumerOffsets(tmp_path).read("orders", "billing") == dict.fromkeys(range(4), 10)
+
+
+# Stops itself, by SIGSTOP, at the system call named, in the middle of its commit.
+STOPS = """
+import os, signal, sys
+from pyengine.storage.consumer_offset import ConsumerOffsets
+offsets, where = ConsumerOffsets(sys.argv[1]), sys.argv[2]
+def change(table):
+    table["orders@billing"][0] = 2
+    real = getattr(os, where)
+    def stop_once(*arguments, **named):
+        setattr(os, where, real)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*arguments, **named)
+    setattr(os, where, stop_once)
+offsets.update(change)
+"""
+
+
+@pytest.mark.parametrize("where", ["open", "pwrite", "fsync", "link", "rename", "unlink"])
+@pytest.mark.parametrize("ends", [signal.SIGCONT, signal.SIGKILL], ids=["resumes", "dies"])
+def test_while_a_writer_is_stopped_commits_are_refused_and_none_is_lost(tmp_path, monkeypatch, where, ends):
+    offsets, heard = ConsumerOffsets(tmp_path, while_waiting=lambda: heard.append(1)), []
+    offsets.commit("orders", "billing", {0: 1})
+    stopped = subprocess.Popen([sys.executable, "-c", STOPS, str(tmp_path), where], env=environment())
+    try:
+        eventually(lambda: is_stopped(stopped.pid), "the writer has stopped itself")
+        with monkeypatch.context() as patch:
+            patch.setattr(durable_file, "LOCK_WAIT_S", 0.05)
+            with pytest.raises(StoreBusyError, match="another process has held .*consumerOffset.json.lock"):
+                offsets.commit("orders", "audit", {0: 5})
+        assert heard and offsets.read("orders", "billing")[0] in (1, 2)
+        os.kill(stopped.pid, ends)
+        stopped.wait(scaled_timeout_s(60))
+    finally:
+        stopped.kill()
+        stopped.wait()
+    before = offsets.read("orders", "billing")
+    offsets.commit("orders", "audit", {0: 5})
+    assert offsets.read("orders", "billing") == before and before[0] in ((2,) if ends == signal.SIGCONT else (1, 2))
+    assert offsets.read("orders", "audit") == {0: 5} and offsets.table().notes == []
+
+
+def test_a_child_forked_during_a_commit_does_not_keep_the_lock(tmp_path):
+    offsets, children = ConsumerOffsets(tmp_path), []
+
+    def fork(_):
+        children.append(os.fork())
+        if children[0] == 0:
+            signal.pause()
+
+    offsets.update(fork)
+    try:
+        waits = []
+        ConsumerOffsets(tmp_path, while_waiting=lambda: waits.append(1)).commit("orders", "billing", {0: 1})
+        assert waits == []
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
 
 
 def test_a_commit_is_refused_while_another_program_owns_the_store(tmp_path, path):

@@ -221,7 +221,7 @@ def test_a_config_file_is_written_although_an_engine_that_starts_sweeps(tmp_path
 @pytest.mark.parametrize("name, write", [
     ("topics.json.tmp", lambda root: write_config(root / "config" / "topics.json", b"new")),
     ("topics.json.tmp", lambda root: write_config(root / "config" / "topics.json", b"new", mode=0o600)),
-    ("consumerOffset.json.1.tmp", lambda root: ConsumerOffsets(root).commit("orders", "billing", {0: 7})),
+    ("consumerOffset.json.tmp", lambda root: ConsumerOffsets(root).commit("orders", "billing", {0: 7})),
     ("engine-run.json.tmp", lambda root: note_run(root, "/dev/shm")),
 ], ids=["config", "private", "offsets", "run"])
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("other")),
@@ -258,7 +258,7 @@ def test_folders_and_locks_that_root_makes_first_are_of_the_stores_user(tmp_path
     config.mkdir()
     os.chown(config, 65534, 65534)
     use(tmp_path)
-    shared = [path for path in config.rglob("*") if path.is_dir() or path.parent.name == "consumers"]
+    shared = [path for path in config.rglob("*") if path.is_dir() or path.parent.name == "consumers" or path.suffix == ".lock"]
     assert shared and {(path.stat().st_uid, path.stat().st_gid) for path in shared} == {(65534, 65534)}
 
 

@@ -60,7 +60,8 @@ def test_a_folder_in_the_place_of_the_file_is_a_note(builder):
     builder.put("orders", b"x")
     os.mkdir(builder.root / "config" / "consumerOffset.json")
     notes = ConsumerOffsets(builder.root).lower({("orders", 0): 1}, lambda: None)
-    assert any("could not be corrected" in note for note in notes)
+    assert any("config/consumerOffset.json cannot be used" in note for note in notes)
+    assert (builder.root / "config" / "consumerOffset.json.damaged").is_dir() and ConsumerOffsets(builder.root).table().notes == []
 
 
 def test_a_delay_level_whose_waiting_messages_were_lost_delivers_what_comes_in_their_place(builder):

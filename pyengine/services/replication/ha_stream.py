@@ -56,9 +56,8 @@ from pyengine.services.service import BlockedReason
 from pyengine.settings import split_address
 from pyengine.storage import config_table, consumer_offset
 from pyengine.storage.commit_log import LocalLog
-from pyengine.storage.config_table import exclusive
 from pyengine.storage.consumer_offset import ConsumerOffsets, decode_offsets
-from pyengine.storage.durable_file import ConfigFile
+from pyengine.storage.durable_file import ConfigFile, exclusive
 
 BUFFER_BYTES_FIRST = 1 << 20
 RUN_BYTES = 1 << 20  # submitted to the writer at once, and up to one record more
