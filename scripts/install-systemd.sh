@@ -14,7 +14,8 @@
 # Uninstalling stops nothing: it refuses while a store runs. Stores, settings (/etc/pyengine) and the user stay.
 set -euo pipefail
 
-here=$(cd "$(dirname "$0")/.." && pwd)
+unset CDPATH # or cd prints
+here=$(cd -- "$(dirname -- "$0")/.." && pwd)
 python= user=pyengine units=/etc/systemd/system uninstall= force=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -35,7 +36,14 @@ refuse() {
     [ -n "$force" ] || fail "$*; or give --force and change the units by drop-ins"
     say "warning: $*" >&2
 }
-as_user() { (cd / && setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups "$@"); }
+# Root never runs the given Python itself, which may be another user's; nor does that have root's terminal, into which it could type.
+as_user() {
+    if [ "$(id -u)" = "$(id -u "$user")" ]; then
+        (cd / && "$@")
+    else
+        (cd / && setsid --wait setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups "$@" < /dev/null)
+    fi
+}
 # The outermost folder on the way to PATH that the user may not pass, if any.
 closed_folder() { # closed_folder PATH
     local folder=
@@ -72,8 +80,12 @@ reload() {
     fi
 }
 
+case $units in /*) ;; *) fail "$units: give an absolute path" ;; esac
 [ -d "$units" ] || fail "$units is not a directory"
 [ -w "$units" ] || fail "$units cannot be written: run this as root"
+# What root writes there, its owner could turn into another file by a link, and into commands of root by another unit.
+[ -O "$units" ] && [ -z "$(find "$units" -maxdepth 0 -perm -o+w)" ] ||
+    fail "$units belongs to another user, or every user may write in it: give a directory that only you may write in"
 
 if [ -n "$uninstall" ]; then
     if [ -d /run/systemd/system ]; then
@@ -94,12 +106,23 @@ fi
 [ -n "$python" ] || python=$(command -v python3) || fail "no python3 on PATH: give --python"
 case $python in /*) ;; *) fail "$python: give an absolute path, systemd needs one" ;; esac
 case $python in *'$'*) fail "$python: systemd takes no path with a dollar sign" ;; esac
-[ -x "$python" ] || fail "$python is not a program"
-problem=$("$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1) ||
-    fail "$python cannot import pyengine; install it there, or give --python another one: ${problem##*$'\n'}"
-places=$("$python" -P -c 'import os, sys, pyengine
+[ -f "$python" ] && [ -x "$python" ] || fail "$python is not a program"
+case $user in '' | -* | *[!A-Za-z0-9._-]*) fail "$user is no name of a system user" ;; esac
+if ! id -u "$user" >/dev/null 2>&1; then
+    useradd --system --user-group --home-dir /var/lib/pyengine --no-create-home --shell /usr/sbin/nologin "$user" ||
+        fail "the user $user could not be made"
+    say "made the system user $user"
+fi
+[ "$(id -u)" = 0 ] || [ "$(id -u)" = "$(id -u "$user")" ] || fail "only root can try whether $user can run $python: run this as root"
+problem=
+if ! places=$(as_user "$python" -P -c 'import os, sys, pyengine, pyengine.workers.supervisor
 for place in sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(pyengine.__file__):
-    print(place, os.path.realpath(place), sep="\n")')
+    print(place, os.path.realpath(place), sep="\n")' 2>&1); then
+    problem=${places##*$'\n'} places=$(readlink -f -- "$python")
+    if [ "$(id -u)" = "$(id -u "$user")" ]; then
+        fail "$python cannot import pyengine; install it there, or give --python another one: $problem"
+    fi
+fi
 while IFS= read -r place; do
     case $place/ in /tmp/* | /var/tmp/*)
         refuse "the units cannot see $place, because they have temporary folders of their own (PrivateTmp=yes): \
@@ -107,27 +130,22 @@ install pyengine somewhere else, for example in /opt/pyengine"
         break ;;
     esac
 done <<< "$python"$'\n'"$places"
-if ! id -u "$user" >/dev/null 2>&1; then
-    useradd --system --user-group --home-dir /var/lib/pyengine --no-create-home --shell /usr/sbin/nologin "$user" ||
-        fail "the user $user could not be made"
-    say "made the system user $user"
-fi
-if [ "$(id -u)" = 0 ] && [ "$(id -u "$user")" != 0 ] && command -v setpriv > /dev/null &&
-    ! problem=$(as_user "$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1); then
+if [ -n "$problem" ]; then
     while IFS= read -r place; do
         closed=$(closed_folder "$place/")
         [ -z "$closed" ] || { problem="$closed is closed to that user"; break; }
     done <<< "$python"$'\n'"$places"
-    refuse "the user $user cannot run pyengine with $python: ${problem##*$'\n'}; install it where all users can \
+    refuse "the user $user cannot run pyengine with $python: $problem; install it where all users can \
 read, for example in /opt/pyengine, or give --user the one that owns it"
 fi
 command=$(escaped "$python")
 for source in "$here"/systemd/pyengine*; do
     target=$units/$(basename "$source") text=$(< "$source")
     text=${text//@PYTHON@/"$command"}
-    printf '%s\n' "${text//@USER@/"$user"}" > "$target.new"
-    chmod 644 "$target.new"
-    mv "$target.new" "$target"
+    unfinished=$(mktemp "$units/.pyengine.XXXXXX")
+    printf '%s\n' "${text//@USER@/"$user"}" > "$unfinished"
+    chmod 644 "$unfinished"
+    mv -T -- "$unfinished" "$target"
 done
 remove_made_by_us "$here/systemd"
 reload

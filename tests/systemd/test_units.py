@@ -162,7 +162,10 @@ def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_pa
     (("--python", "bin/python"), 1, "absolute path"),
     (("--python", "/bin/true"), 0, None),
     (("--python", "/no/such/python"), 1, "is not a program"),
+    (("--python", "/bin"), 1, "is not a program"),
     (("--python", "/bin/false"), 1, "cannot import pyengine"),
+    (("--python", "/bin/true", "--user", "-r"), 1, "is no name of a system user"),
+    (("--python", "/bin/true", "--units", "units"), 1, "units: give an absolute path"),
 ])
 def test_wrong_arguments_of_the_installer(tmp_path, arguments, code, sentence):
     done = install(tmp_path, "--user", pwd.getpwuid(os.getuid()).pw_name, *arguments)
@@ -196,6 +199,39 @@ def test_a_python_in_a_folder_that_is_closed_to_the_user_is_refused(tmp_path):
         arguments = ("--python", python_in(Path(folder)), "--user", "nobody")
         assert install(tmp_path, *arguments).returncode == 1 and list(tmp_path.iterdir()) == []
         assert f"{folder}/ is closed to that user" in install(tmp_path, *arguments, "--force").stderr
+
+
+@pytest.mark.root
+def test_the_installer_never_runs_the_python_of_another_user_as_root(tmp_path):
+    """Its owner could do anything then; and with root's terminal it could type commands into it."""
+    with tempfile.TemporaryDirectory(dir="/run") as folder:
+        os.chmod(folder, 0o755)
+        ran = Path(folder) / "ran"
+        ran.touch()
+        os.chmod(ran, 0o666)
+        python = Path(folder) / "python"
+        python.write_text(f"#!/bin/sh\nid -u >> {ran}\ntest -t 0 && echo terminal >> {ran}\nexec {sys.executable} \"$@\"\n")
+        python.chmod(0o755)
+        install(tmp_path, "--python", python, "--user", "nobody", "--force")
+        assert set(ran.read_text().split()) == {str(pwd.getpwnam("nobody").pw_uid)}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("owner, mode", [(65534, 0o755), (0, 0o777)])
+def test_units_are_not_installed_where_another_user_can_write(tmp_path, owner, mode):
+    os.chmod(tmp_path, mode)
+    os.chown(tmp_path, owner, owner)
+    done = install(tmp_path, "--user", "root", "--python", sys.executable)
+    assert done.returncode == 1 and "give a directory that only you may write in" in done.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_an_installed_unit_replaces_a_link_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "units").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for name in ("pyengine.slice", "pyengine.slice.new"):
+        (tmp_path / "units" / name).symlink_to(tmp_path / "file")
+    done = install(tmp_path / "units", "--user", pwd.getpwuid(os.getuid()).pw_name, "--python", sys.executable, "--force")
+    assert done.returncode == 0 and (tmp_path / "file").read_text() == "mine" and not (tmp_path / "units/pyengine.slice").is_symlink()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze not found")
