@@ -39,6 +39,7 @@ from pyengine.engine.kinds import child_environment
 from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import existing_store
+from pyengine.storage.file_system import open_output
 
 if TYPE_CHECKING:
     from pyengine.client.pending_puts import PutFuture
@@ -315,7 +316,7 @@ class AckedList:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = open_output(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
             raise UsageError(f"cannot write the list of acknowledged messages {path}: {error.strerror}") from error
         self._path = path

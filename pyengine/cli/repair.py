@@ -16,7 +16,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from pyengine.cli.output import (
 )
 from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
 from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_HALF_TOPIC
-from pyengine.storage.config import existing_store, load_config, record_sizes
+from pyengine.storage.config import existing_store, load_config
 
 if TYPE_CHECKING:
     from pyengine.client.pending_puts import PutFuture
@@ -323,8 +323,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     options = RecoveryOptions.of(config)
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=options, progress=show,
-                               with_quarantine=with_quarantine)
-    record_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # DEST has its log in its own folder
+                               with_quarantine=with_quarantine, settings=config)
     output.print_answer(report.to_dict(), as_json, lambda: _print_salvage(report, dest))
     return report.exit_code
 

@@ -35,8 +35,9 @@ from pyengine.cli.output import (
     spark_session,
     store_command,
 )
-from pyengine.errors import DiskError, UsageError
+from pyengine.errors import UsageError, disk_errors
 from pyengine.storage.config import existing_store
+from pyengine.storage.file_system import open_output, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -487,16 +488,27 @@ def report(
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace the file, or the one that a link points to, atomically; write directly into a device or a pipe."""
-    target = Path(os.path.realpath(file))
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    """Replace the file, or the one that a link points to, atomically; write directly into a device or a pipe.
+
+    As root through no link of another user, and the unfinished file is really new.
+    """
+    content = text.encode("utf-8", "replace")  # names of groups may have bytes that are not UTF-8
+    with disk_errors("write", file):
         if file.exists() and not file.is_file():
-            file.write_text(text, encoding="utf-8")
+            with open(open_output(file, os.O_WRONLY), "wb") as opened:
+                opened.write(content)
             return
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise DiskError(f"cannot write {file}: {error.strerror}", errno=error.errno or 0, path=str(file)) from error
+        folder, name = place_of(file)
+        unfinished = f".{name[:200]}.{os.getpid()}"
+        try:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            try:
+                with open(descriptor, "wb") as opened:
+                    opened.write(content)
+                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished, dir_fd=folder)
+                raise
+        finally:
+            os.close(folder)

@@ -35,7 +35,6 @@ from pyengine.errors import (
     UsageError,
     command,
     disk_errors,
-    show_as,
 )
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
@@ -66,7 +65,15 @@ from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_
 from pyengine.storage.config import LOG_PATHS, load_config, record_sizes
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
-from pyengine.storage.file_system import make_folder_in, open_file_in, open_folder, refuse_link, refuse_shared, sync_open_folder
+from pyengine.storage.file_system import (
+    make_folder_in,
+    open_file_in,
+    open_folder,
+    path_of,
+    refuse_link,
+    refuse_shared,
+    sync_open_folder,
+)
 from pyengine.storage.log_holds import RenewedHold, held_log
 from pyengine.storage.recovery.report import RecoveryState
 
@@ -584,12 +591,8 @@ def _open_restoring(folder: int, root: Path) -> Iterator[Path]:
         owner = os.fstat(descriptor).st_uid
         if owner != os.geteuid():
             raise DiskError(f"{named} belongs to the user {owner}: run `restore` as that user, or remove it", errno=errno.EPERM)
-        held = Path(f"/proc/self/fd/{descriptor}")
-        show_as(str(held), str(named))
-        try:
-            yield held if held.exists() else named  # without /proc
-        finally:
-            show_as(str(held), "")
+        with path_of(descriptor, named) as held:
+            yield held
     finally:
         os.close(descriptor)
 

@@ -47,6 +47,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.backup_files import LOCK_NAME, locked_folder, store_identity
 from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
 from pyengine.storage.durable_writes import make_folders, write_config
+from pyengine.storage.file_system import refuse_path_of_others
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
 from pyengine.storage.store_reader import find_topics
 
@@ -174,6 +175,7 @@ def write_tables(
     started_s = time.monotonic()
     pattern = _checked(to, topics, hold_hours, interval_s, piece_bytes)
     root, folder = Path(store), _usable(Path(dest), to)
+    refuse_path_of_others(folder)
     make_folders(folder)
     with locked_folder(folder), open_store(root, **(settings or {})) as reader:
         wanted = TablesState(to, store_identity(root), topics, 0)

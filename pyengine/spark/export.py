@@ -38,6 +38,7 @@ from pyengine.spark.remote_store import LogSample, log_sample, open_for_reading
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema, read_partition
 from pyengine.storage.durable_writes import DirectFile, make_folders, start_writeback, sync_file, sync_folder
+from pyengine.storage.file_system import refuse_path_of_others
 
 if TYPE_CHECKING:
     import numpy
@@ -297,8 +298,11 @@ class Place:
         return Target(open_tree(self.path, self.file_system), shown(self.path))
 
     def reach(self) -> Target:
-        """Open the folder in the driver; UsageError if its file system does not answer."""
-        return Target(reach_tree(self.path, self.file_system), shown(self.path))
+        """Open the folder in the driver; UsageError if its file system does not answer, DiskError if root must not write there."""
+        target = Target(reach_tree(self.path, self.file_system), shown(self.path))
+        if target.is_local:
+            refuse_path_of_others(target.tree.root)
+        return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import os
 import stat
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,6 +119,129 @@ def open_folder(path: str | os.PathLike[str], *, make_mode: int | None = None) -
             os.close(here)
 
 
+@contextlib.contextmanager
+def path_of(descriptor: int, name: Path) -> Iterator[Path]:
+    """Yield a path that leads to this open folder during the block, whatever its name becomes; texts for people have `name`."""
+    held = Path(f"/proc/self/fd/{descriptor}")
+    show_as(str(held), str(name))
+    try:
+        yield held if held.exists() else name  # without /proc
+    finally:
+        show_as(str(held), "")
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder if it does not exist, and yield a path that leads to it during the block, as path_of(). DiskError.
+
+    As root, refuse one in which another user can put a link: root writes files of many names there. A new one that the block leaves
+    empty is removed.
+    """
+    exists = folder.exists()
+    descriptor = open_folder(folder, make_mode=0o755)
+    try:
+        if os.geteuid() == 0:
+            _refuse_writable_by_others(os.fstat(descriptor), folder)
+        with path_of(descriptor, folder) as held:
+            yield held
+    finally:
+        os.close(descriptor)
+        if not exists:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+
+def refuse_path_of_others(folder: str | os.PathLike[str]) -> None:
+    """As root, refuse a folder in whose path, or in which, another user can put a link. It and its parents may not exist yet. DiskError.
+
+    For libraries and processes that open files by the path again and again.
+    """
+    if os.geteuid():
+        return
+    named, real = Path(folder).absolute(), Path(os.path.realpath(folder))
+    for one in dict.fromkeys((*reversed(named.parents), named, *reversed(real.parents), real)):
+        try:
+            descriptor = open_folder(one)
+        except DiskError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return
+            raise
+        try:
+            status = os.fstat(descriptor)
+            if one in (named, real) or not status.st_mode & stat.S_ISVTX:  # a sticky folder: others cannot rename what root has in it
+                _refuse_writable_by_others(status, one)
+        finally:
+            os.close(descriptor)
+
+
+def _refuse_writable_by_others(status: os.stat_result, folder: Path) -> None:
+    if status.st_uid or status.st_mode & stat.S_IWOTH:
+        whose = f"belongs to the user {status.st_uid}" if status.st_uid else "can be written by every user"
+        raise DiskError(f"{folder} {whose}, and root writes nothing where another user can put a link: run the command as that user, "
+                        "or name another folder", errno=errno.EPERM)
+
+
+def place_of(path: str | os.PathLike[str]) -> tuple[int, str]:
+    """Return (open folder, name in it) of the file to which a path leads, which need not exist; as root through no link of another user.
+
+    DiskError or OSError.
+    """
+    given = Path(path).absolute()
+    folder, name = open_folder(given.parent), given.name
+    for _ in range(LINKS_MAX):
+        try:
+            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except FileNotFoundError:
+            return folder, name
+        except BaseException:
+            os.close(folder)
+            raise
+        try:
+            status = os.fstat(found)
+            if not stat.S_ISLNK(status.st_mode) or os.readlink(f"/proc/self/fd/{folder}").startswith("/proc/"):  # /dev/stdout
+                return folder, name
+            refuse_link(status, str(path))
+            target = Path(f"/proc/self/fd/{folder}", os.readlink("", dir_fd=found))
+            inside = open_folder(target.parent)
+        except BaseException:
+            os.close(folder)
+            raise
+        finally:
+            os.close(found)
+        os.close(folder)
+        folder, name = inside, target.name
+    os.close(folder)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def open_output(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+    """Open a file that a user named, to write to it; as root through no link of another user. OSError or DiskError.
+
+    `flags` truncate nothing, since a hard link to another user's file is refused after it was opened.
+    """
+    if os.geteuid():
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+    folder, name = place_of(path)
+    try:
+        in_proc = os.readlink(f"/proc/self/fd/{folder}").startswith("/proc/")
+        descriptor = os.open(name, flags | (0 if in_proc else os.O_NOFOLLOW) | os.O_CLOEXEC, mode, dir_fd=folder)
+        try:
+            _refuse_hard_link(descriptor, folder, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+    finally:
+        os.close(folder)
+
+
+def _refuse_hard_link(descriptor: int, folder: int, what: object) -> None:
+    """As root, refuse a hard link that the folder's user may have made to a file of another user."""
+    status = os.fstat(descriptor)
+    if os.geteuid() == 0 and stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and status.st_uid != os.fstat(folder).st_uid:
+        raise DiskError(f"{what} is a hard link to a file of the user {status.st_uid}: replace it by a copy", errno=errno.EMLINK)
+
+
 def make_folder_in(folder: int, name: str, mode: int) -> None:
     """Create a folder in an open folder, durably; another process may have just created it. OSError."""
     with contextlib.suppress(FileExistsError):
@@ -156,8 +279,7 @@ def open_file_in(folder: int, name: str, what: object) -> int:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DiskError(f"{what} is not a regular file: remove it", errno=errno.EINVAL)
-        if os.geteuid() == 0 and status.st_nlink > 1 and status.st_uid != os.fstat(folder).st_uid:
-            raise DiskError(f"{what} is a hard link to a file of the user {status.st_uid}: replace it by a copy", errno=errno.EMLINK)
+        _refuse_hard_link(descriptor, folder, what)
     except BaseException:
         os.close(descriptor)
         raise

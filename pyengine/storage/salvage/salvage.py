@@ -17,12 +17,12 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.engine_config import Geometry
-from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError
+from pyengine.engine_config import EngineConfig, Geometry
+from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError, shown
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths, without_log_folders
 from pyengine.formats.record import decode_record
@@ -31,7 +31,9 @@ from pyengine.formats.small_file import decode_config, encode_config, read_small
 from pyengine.storage.check.check import NOT_KEPT, why_unusable
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.commit_log import log_exists
-from pyengine.storage.durable_writes import make_folders, write_config
+from pyengine.storage.config import record_sizes
+from pyengine.storage.durable_writes import write_config
+from pyengine.storage.file_system import own_folder
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, find_later_features
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import list_quarantine
@@ -99,10 +101,12 @@ class SalvageReport:
 def salvage(
     root: Path | str, destination: Path | str, geometry: Geometry, *,
     options: RecoveryOptions | None = None, progress: Progress | None = None, with_quarantine: bool = True,
+    settings: EngineConfig | None = None,
 ) -> SalvageReport:
     """Make a store at `destination`, an absent or empty directory, from the valid records of the store at `root`.
 
-    The records in quarantine/ follow those of the log, unless `with_quarantine` is False.
+    The records in quarantine/ follow those of the log, unless `with_quarantine` is False. The new store records the sizes of
+    `settings`. Root makes it through no link of another user, and in no directory in which another user can put one.
 
     Raises NotAStoreError, UsageError, DiskFullError or DiskError; no file is left at the
     destination then.
@@ -111,19 +115,22 @@ def salvage(
     root, destination = Path(root), Path(destination)
     if not log_exists(root):
         raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+    if destination.exists() and not destination.is_dir():
         raise UsageError(f"{destination} is not an empty directory; name a new one")
     if destination.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{destination} lies inside the damaged store; name a directory outside")
-    existed = destination.exists()
-    make_folders(destination)
-    try:
-        return _salvage(root, destination, geometry, options, progress, started_s, with_quarantine)
-    except BaseException:
-        # A directory that was there stays, with its rights; it may be a mount or a symbolic link.
-        for path in destination.iterdir() if existed else (destination,):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        raise
+    with own_folder(destination) as held:
+        if any(held.iterdir()):
+            raise UsageError(f"{destination} is not an empty directory; name a new one")
+        try:
+            report = _salvage(root, held, geometry, options, progress, started_s, with_quarantine)
+            if settings is not None:
+                record_sizes(held, replace(settings, store_path_commit_log="", read_only_commit_log_store_paths=""))  # its log is in it
+            return replace(report, notes=tuple(map(shown, report.notes)))
+        except BaseException:  # the directory itself stays with its rights if it was there; it may be a mount
+            for path in held.iterdir():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            raise
 
 
 def _missing(segments: Sequence[tuple[int, Path]], size_bytes: int) -> tuple[tuple[int, ...], list[str]]:
