@@ -492,7 +492,7 @@ def _write(file: Path, text: str) -> None:
 
     As root through no link of another user, and the unfinished file is really new.
     """
-    content = text.encode("utf-8", "replace")  # names of groups may have bytes that are not UTF-8
+    content = text.encode()
     with disk_errors("write", file):
         if file.exists() and not file.is_file():
             with open(open_output(file, os.O_WRONLY), "wb") as opened:

@@ -302,6 +302,7 @@ def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tu
 
 
 RELOAD_INTERVAL_NS = 5_000_000_000  # between two looks at topics.json
+TURNS_MAX = 10_000  # topics whose turns are kept; afterwards each begins at random again
 
 
 class QueueChoice:
@@ -355,6 +356,8 @@ class QueueChoice:
         if self._is_own and topic not in self._others and topic not in self._entered and may_wait:
             queues = self._enter(topic)
         if turn is None:
+            if len(self._turns) >= TURNS_MAX:  # of a producer that names ever new topics
+                self._turns.clear()
             turn = Turn()
             turn.next = random.randrange(queues)
         turn.queues, turn.until_ns = queues, self._until_ns

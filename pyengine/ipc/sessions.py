@@ -334,7 +334,7 @@ class SessionServer:
         except EngineError as error:
             answer = {"error": str(error), "may_pass": error.may_pass}
         except OSError as error:  # no descriptor is free, or the engine's folder was removed
-            answer = {"error": f"no session can be opened: {error}"}
+            answer = {"error": f"no session can be opened: {error}", "may_pass": True}
         except PARSE_ERRORS as error:
             answer = {"error": f"not understood: {error}"}
         try:

@@ -64,6 +64,15 @@ def test_the_first_turn_is_at_random(tmp_path):
     assert seen == {0, 1, 2, 3}  # one is missing once in 10^12 runs
 
 
+def test_a_producer_of_ever_new_topics_keeps_a_bounded_number_of_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(outgoing, "TURNS_MAX", 10)
+    turns: dict[str, object] = {}
+    choice = QueueChoice(tmp_path, 4, turns)
+    queues = [choice.next_queue(f"T{number}") for number in range(95)]
+    assert len(turns) == 5 and set(queues) <= {0, 1, 2, 3}
+    assert choice.next_queue("T94") == (queues[-1] + 1) % 4
+
+
 def test_threads_share_the_turns(choice):
     queues: list[int] = []
 

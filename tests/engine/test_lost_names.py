@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
+import subprocess
 
 import psutil
 import pytest
@@ -24,8 +24,9 @@ from waiting import eventually
 
 
 def remove_all(engine):
+    """With rm, since the supervisor may remove the session of a producer at the same time."""
     folder = find_folder(engine.root)
-    shutil.rmtree(folder.path)
+    subprocess.run(["rm", "-rf", folder.path], check=True)
     unlink_semaphores(folder.short_id)
 
 

@@ -247,9 +247,9 @@ def test_a_session_beyond_sessions_max_is_refused(server):
 def test_sessions_in_a_removed_folder_are_refused_and_the_server_survives(server):
     for name in ("control", "session-1-0-1"):
         server.owner.folder.unlink(name)
-    with pytest.raises(EngineUnavailableError, match="no session can be opened"):
+    with pytest.raises(EngineUnavailableError, match="no session can be opened") as refused:
         open_session(server.owner.root)
-    assert server.thread.is_alive()
+    assert server.thread.is_alive() and refused.value.may_pass, "the engine starts again, or has a descriptor again"
 
 
 def test_a_user_closes_no_session_of_another_process_but_root_does(server, monkeypatch):
