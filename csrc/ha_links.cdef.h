@@ -7,7 +7,7 @@
  * Blocks on: the latch, epoll and the lock; the sockets never block. After a crash: the kernel closes the sockets; slaves
  * repeat reports that `confirm` does not cover.
  *
- * It reads the log through a descriptor, then checks the log's minimum, then sends (docs/decisions/0106).
+ * It reads the log through a descriptor, then checks the log's minimum, then sends (docs/design/05-replication.md).
  */
 #pragma once
 

@@ -16,7 +16,7 @@
  * The writer's latch has no semaphore (NULL): the C library ends a process that uses a semaphore with a wrong value in it, and
  * producers would have it writable. The writer sleeps on the flag itself, a futex in the control block, which producers map
  * read-only. They ring: they wake that futex, and send the writer SIGURG when it was not asleep there, since a wake-up
- * that comes before the sleep would be lost (docs/decisions/0415).
+ * that comes before the sleep would be lost (docs/design/01-one-writer.md).
  */
 #pragma once
 

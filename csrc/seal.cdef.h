@@ -4,7 +4,7 @@
  * Who: the replicator of a master and of a slave, one `struct ms_seal` for each direction of a link, in private memory, under
  * the lock of that link. Blocks on: nothing. After a crash: nothing remains; the next link has other keys.
  *
- * The seal is SipHash-2-4 with a key that only both ends of this link know (docs/decisions/0198), over the number of the
+ * The seal is SipHash-2-4 with a key that only both ends of this link know (docs/design/05-replication.md), over the number of the
  * part in its direction and its bytes. So it detects flipped bits, parts that are missing, repeated or of another link, and
  * forged ones. A header has a seal of its own, so that no length is used before it is authenticated.
  */

@@ -2,7 +2,7 @@
  *
  * Who: a process raises it after it has published what the sleepers wait for; any process waits, with a mapping that may be
  * read-only. Each raise is a system call: to count the sleepers, all of them would need memory that they can write and
- * truncate (docs/decisions/0111). Blocks on: ms_sequence_wait, always timed. After a crash: the number stays; it only says
+ * truncate (docs/design/01-one-writer.md). Blocks on: ms_sequence_wait, always timed. After a crash: the number stays; it only says
  * "check again".
  *
  *     seen = ms_sequence_load       before checking

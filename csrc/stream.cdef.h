@@ -1,11 +1,11 @@
-/* Detects whether work arrives singly or in a stream, and waits accordingly (docs/decisions/0011).
+/* Detects whether work arrives singly or in a stream, and waits accordingly (docs/design/10-fast-path.md).
  *
  * Who: committer and reputter, each with a structure in private memory. Blocks on: sleeps in ms_stream_wait, at most gather_ns
  * and quiet_ns. After a crash: nothing remains, the next process begins without a stream.
  *
  * The process does single work at once: its latch is armed in between, and the process that publishes work wakes it. In a
  * stream it polls with short sleeps, so that no process need wake it, and runs as SCHED_BATCH: it takes a free CPU but
- * preempts no other process (docs/decisions/0014).
+ * preempts no other process (docs/design/10-fast-path.md).
  */
 #pragma once
 

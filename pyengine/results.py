@@ -133,7 +133,7 @@ class PutResult(Result, _PutAnswer):
     """
 
     # The fields are those of a C struct (csrc/front/result.c), made into objects when they are asked for: a put makes
-    # one of these for each message (docs/decisions/0150).
+    # one of these for each message (docs/design/10-fast-path.md).
 
     __slots__ = ()
 

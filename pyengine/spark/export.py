@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 SUCCESS = "_SUCCESS"
 STATE = "_pyengine_export.json"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
-ROW_GROUP_BYTES = 24 << 20  # with pages and compression a task needs three times this memory (decision 0315)
-# Arrow checks after so many rows whether a page is full; with more, pages of large bodies would be far too large (decision 0338).
+ROW_GROUP_BYTES = 24 << 20  # with pages and compression a task needs three times this memory
+# Arrow checks after so many rows whether a page is full; with more, pages of large bodies would be far too large.
 PAGE_BYTES, WRITE_ROWS_MAX = 1 << 20, 1024
 OPEN_FILES_MAX, OPEN_OBJECTS_MAX = 128, 16  # an object's stream holds some 10 MB
 _OBJECT_STORES = ("s3", "gcs", "abfs")

@@ -4,7 +4,7 @@ No process of Spark writes a store's file. Each task puts through a session of i
 on the engine's host.
 
 Each message has PROPERTY = `query:batch:task:sequence:fingerprint`. A task first looks up what an earlier attempt of it has put,
-so a repeated batch puts only what is missing (decision 0210):
+so a repeated batch puts only what is missing (docs/design/09-sinks.md):
 
 - Only one attempt of a task runs at a time: it locks a byte of a file beside the engine's shared memory while its process lives.
   The next attempt waits for the lock, then until the engine has executed what a dead process had submitted.

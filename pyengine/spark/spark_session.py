@@ -5,7 +5,7 @@ Spark finds the format `pyengine` through the module `pyspark_pyengine`;
 
 Spark passes neither columns nor filters to a source in Python. Its optimizer knows the columns: `sql` plans the query over the
 whole view, finds in the optimized plan which columns of the view it refers to, and plans it again over a view of the same
-schema whose other columns are not read and are null (decision 0211).
+schema whose other columns are not read and are null (docs/design/08-spark-reads.md).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyengine.formats.sql_filter import SqlFilter
 
 OnCorrupt = Literal["fail", "skip"]
-# A read needs several times the memory of a batch of decompressed bodies; these limits keep it below 256 MiB (decision 0315).
+# A read needs several times the memory of a batch of decompressed bodies; these limits keep it below 256 MiB.
 DECOMPRESSED_BATCH_BYTES = 8 << 20
 DECOMPRESSED_BODY_BYTES_MAX = 12 << 20  # three times the largest body that RocketMQ's clients send by default
 _TYPES = {

@@ -1,4 +1,4 @@
-"""Why the source has no filter pushdown: with it Spark keeps one query's filter for the next (docs/decisions/0007).
+"""Why the source has no filter pushdown: with it Spark keeps one query's filter for the next (docs/design/08-spark-reads.md).
 
 A toy source shows it, so that a Spark that plans each query anew is noticed here.
 """
@@ -68,7 +68,7 @@ def toy_source():
 @pytest.mark.long
 def test_spark_gives_wrong_counts_for_a_dataframe_that_is_used_twice_with_pushdown(spark):
     spark.dataSource.register(toy_source())
-    mended = "Spark plans each query anew now: decision 0007 can be looked at again"
+    mended = "Spark plans each query anew now: docs/design/08-spark-reads.md can change"
     with pushdown(spark):
         df = spark.read.format("toy_with_pushdown").load()
         assert df.where("topic = 'a'").count() == ROWS["a"]

@@ -4,7 +4,7 @@ The slave's first report is the offset at which to begin; the master sends nothi
 in frames, several in one system call; the kernel's buffer is the only queue. Later reports are the offsets that the slave has:
 each must be at least the previous one and not beyond what was sent, otherwise the connection ends. A first report, and its
 repetition, sets the position and confirms nothing: a report confirms if it is beyond the offset at which this connection began
-(docs/decisions/0102). Only a complete report counts as a heartbeat.
+(docs/design/05-replication.md). Only a complete report counts as a heartbeat.
 
 With a `handshake` the peer is unidentified until it has proven that it has the secret, or has used RocketMQ's own protocol from an
 allowed address; until then the handshake gets its bytes (ha_handshake.py). Frames and reports of a link that began with a handshake,

@@ -339,7 +339,7 @@ def test_lost_light_queues_are_missed(builder, gone):
 
 
 def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
-    """RocketMQ gives both the same number and passes over the next one (decision 82)."""
+    """RocketMQ gives both the same number and passes over the next one."""
     for number in range(4):
         builder.put("T", queue_id=2, dispatch=False, properties={
             "INNER_MULTI_DISPATCH": "%LMQ%a,archive,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": f"{2 * number},{number},{2 * number}"})
