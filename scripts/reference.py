@@ -164,7 +164,7 @@ def shared_memory_page() -> str:
 
     lines = [
         "# The control block", "",
-        "Made from the layout that C was compiled with. `pyengine dump STORE control` prints the same fields with their "
+        "Made from the layout that C was compiled with. `pyengine dump control STORE` prints the same fields with their "
         "values.\n`csrc/control.cdef.h` says what they mean.", "",
         f"Layout {LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. One process writes each field. `[]` is an array, shown by its first "
         "element; the last\ncolumn has the number of elements and their distance in bytes.", "",

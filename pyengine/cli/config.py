@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import GivenPath, json_option, set_option, store_command
+from pyengine.cli.output import GivenPath, StoreArgument, json_option, set_option, store_command
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Setting
@@ -56,7 +56,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("store", type=GivenPath(path_type=Path), metavar="[STORE]", required=False)
+@click.argument("store", cls=StoreArgument, type=GivenPath(path_type=Path), metavar="[STORE]", required=False)
 @click.argument("names", nargs=-1, metavar="[SETTING]...")
 @set_option
 @json_option

@@ -72,8 +72,8 @@ _PADDING = ("pad", "pad2", "reserved")
 
 
 @click.command()
-@store_argument
 @click.argument("what", type=click.Choice(["checkpoint", "index", "queue", "control"]))
+@store_argument
 @set_option
 @json_option
 @click.option("--topic", default=None, help="queue: the topic.")
@@ -97,9 +97,9 @@ def dump(
 
     \b
     Examples:
-      pyengine dump STORE checkpoint
-      pyengine dump STORE queue --topic orders --queue-id 0 --offset 10 --max 5
-      pyengine dump STORE index --entries --json
+      pyengine dump checkpoint STORE
+      pyengine dump queue STORE --topic orders --queue-id 0 --offset 10 --max 5
+      pyengine dump index STORE --entries --json
     """
     existing_store(store)
     if what == "checkpoint":

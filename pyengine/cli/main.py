@@ -49,40 +49,40 @@ COMMANDS = (
     Row("serve", "pyengine.cli.serve", "serve", "Run a store"),
     Row("wait", "pyengine.cli.engine", "wait", "Run a store"),
     Row("stop", "pyengine.cli.engine", "stop", "Run a store"),
-    Row("status", "pyengine.cli.status", "status", "Run a store"),
-    Row("top", "pyengine.cli.top", "top", "Run a store"),
-    Row("why", "pyengine.cli.why", "why", "Run a store"),
-    Row("metrics", "pyengine.cli.metrics", "metrics", "Run a store"),
     Row("promote", "pyengine.cli.promote", "promote", "Run a store"),
     Row("clean", "pyengine.cli.engine", "clean", "Run a store"),
-    Row("backup", "pyengine.cli.backup", "backup", "Run a store"),
-    Row("restore", "pyengine.cli.backup", "restore", "Run a store"),
-    Row("put", "pyengine.cli.messages", "put", "Write and read"),
-    Row("ingest", "pyengine.cli.ingest", "ingest", "Write and read"),
-    Row("get", "pyengine.cli.messages", "get", "Write and read"),
-    Row("tail", "pyengine.cli.messages", "tail", "Write and read"),
-    Row("topics", "pyengine.cli.topics", "topics", "Write and read"),
-    Row("groups", "pyengine.cli.topics", "groups", "Write and read"),
-    Row("dlq", "pyengine.cli.topics", "dlq", "Write and read"),
+    Row("config", "pyengine.cli.config", "config", "Run a store"),
+    Row("plan", "pyengine.cli.plan", "plan", "Run a store"),
+    Row("put", "pyengine.cli.messages", "put", "Put and read"),
+    Row("ingest", "pyengine.cli.ingest", "ingest", "Put and read"),
+    Row("get", "pyengine.cli.messages", "get", "Put and read"),
+    Row("tail", "pyengine.cli.messages", "tail", "Put and read"),
+    Row("topics", "pyengine.cli.topics", "topics", "Put and read"),
+    Row("groups", "pyengine.cli.topics", "groups", "Put and read"),
+    Row("dlq", "pyengine.cli.topics", "dlq", "Put and read"),
     Row("query", "pyengine.cli.messages", "query", "Look up"),
     Row("message", "pyengine.cli.messages", "message", "Look up"),
     Row("offset-at", "pyengine.cli.messages", "offset_at", "Look up"),
+    Row("status", "pyengine.cli.status", "status", "Watch"),
+    Row("top", "pyengine.cli.top", "top", "Watch"),
+    Row("why", "pyengine.cli.why", "why", "Watch"),
+    Row("metrics", "pyengine.cli.metrics", "metrics", "Watch"),
+    Row("stats", "pyengine.cli.spark_jobs", "stats", "Watch"),
+    Row("report", "pyengine.cli.report", "report", "Watch"),
+    Row("backup", "pyengine.cli.backup", "backup", "Back up and copy"),
+    Row("restore", "pyengine.cli.backup", "restore", "Back up and copy"),
+    Row("export", "pyengine.cli.spark_jobs", "export", "Back up and copy"),
+    Row("tables", "pyengine.cli.backup", "tables", "Back up and copy"),
     Row("check", "pyengine.cli.repair", "check", "Check and repair"),
     Row("diff", "pyengine.cli.repair", "diff", "Check and repair"),
     Row("recover", "pyengine.cli.repair", "recover", "Check and repair"),
     Row("rebuild", "pyengine.cli.repair", "rebuild", "Check and repair"),
     Row("salvage", "pyengine.cli.repair", "salvage", "Check and repair"),
     Row("quarantine", "pyengine.cli.repair", "quarantine", "Check and repair"),
-    Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
-    Row("plan", "pyengine.cli.plan", "plan", "Check and repair"),
-    Row("bench", "pyengine.cli.bench", "bench", "Check and repair"),
-    Row("inspect", "pyengine.cli.dump", "inspect", "Look inside"),
-    Row("stats", "pyengine.cli.spark_jobs", "stats", "Look inside"),
-    Row("report", "pyengine.cli.report", "report", "Look inside"),
-    Row("export", "pyengine.cli.spark_jobs", "export", "Look inside"),
-    Row("tables", "pyengine.cli.backup", "tables", "Look inside"),
-    Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
-    Row("config", "pyengine.cli.config", "config", "Look inside"),
+    Row("prove", "pyengine.cli.prove", "prove", "For developers"),
+    Row("bench", "pyengine.cli.bench", "bench", "For developers"),
+    Row("inspect", "pyengine.cli.dump", "inspect", "For developers"),
+    Row("dump", "pyengine.cli.dump", "dump", "For developers"),
 )
 BY_NAME = {row.name: row for row in COMMANDS}
 SECTIONS = tuple(dict.fromkeys(row.section for row in COMMANDS))
@@ -197,9 +197,10 @@ def _write_error(error: BaseException, sentence: str, code: ExitCode, as_json: b
 def main(verbose: int) -> None:
     """A durable message log for one host, in the file format of the RocketMQ 4.9 store.
 
-    STORE is always the store's root directory. Every command that opens one accepts
-    --set key=value (`pyengine config explain` lists the settings), and --json for
-    one document on stdout instead of tables.
+    STORE is always the store's root directory, after the action where a command
+    has one; without it, the environment variable PYENGINE_STORE. Every command that
+    opens a store accepts --set key=value (`pyengine config explain` lists the
+    settings), and --json for one document on stdout instead of tables.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

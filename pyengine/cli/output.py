@@ -418,9 +418,69 @@ class GivenPath(click.Path):
             raise UsageError(f"{name} is empty: give a directory (. for this one)")
         return super().convert(value, param, ctx)
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        """Return what follows the sentence that the argument is missing."""
+        return f"Give it, or set {STORE_VARIABLE}." if isinstance(param, StoreArgument) else None
 
-store_argument = click.argument("store", type=GivenPath(path_type=Path), metavar="STORE")
-store_or_uri_argument = click.argument("store", type=GivenPath(), metavar="STORE")
+
+class StoreArgument(click.Argument):
+    """STORE, after the action if the command has one; PYENGINE_STORE where the command line has none.
+
+    The number of words says whether STORE is among them. Where other words may be left out, a directory or a URI is STORE.
+    For one version an action after STORE is taken too; only a terminal gets a note, so that a program reads what it read before.
+    """
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        parse_args = parser.parse_args
+
+        def parse_and_arrange(args: list[str]) -> tuple[dict[str, Any], list[str], list[click.Parameter]]:
+            values, more, order = parse_args(args)
+            arguments = [param for param in ctx.command.params if isinstance(param, click.Argument)]
+            given: list[str] = []
+            for argument in arguments:
+                value = values.pop(argument.name, None)
+                given += value if isinstance(value, (tuple, list)) else [value] if isinstance(value, str) else []
+            words = self._arranged([*given, *more], arguments, ctx.info_name)
+            for argument in arguments:
+                if argument.nargs == -1:
+                    values[argument.name], words = tuple(words), []
+                elif words and (word := words.pop(0)) is not None:
+                    values[argument.name] = word
+            return values, words, order
+
+        parser.parse_args = parse_and_arrange
+
+    def _arranged(self, given: list[str], arguments: list[click.Argument], command: str | None) -> list[Any]:
+        """Return the words in the order of `arguments`, with STORE from the environment where it is missing, None for no action."""
+        action = next((argument for argument in arguments if isinstance(argument.type, click.Choice)), None)
+        words: list[Any] = list(given)
+        chosen = None
+        if action is not None:
+            choices = action.type.choices  # type: ignore[attr-defined]
+            if words and words[0] in choices:
+                chosen = words.pop(0)
+            elif len(words) > 1:
+                chosen = words.pop(0 if STORE_VARIABLE in os.environ and not os.path.isdir(words[0]) else 1)
+                if chosen in choices and sys.stderr.isatty():
+                    click.echo(f"note: the action comes first, `pyengine {command} {chosen} STORE`: the next version takes no other order",
+                               err=True)
+        at = [argument for argument in arguments if argument is not action].index(self)
+        others = [argument for argument in arguments if argument not in (self, action)]
+        if all(argument.nargs == 1 and argument.required for argument in others):
+            is_given = len(words) > len(others)
+        else:
+            is_given = any(os.path.isdir(word) or "://" in word for word in words[at:at + 1])
+        if not is_given and STORE_VARIABLE in os.environ:
+            words.insert(at, os.environ[STORE_VARIABLE])
+        if action is not None:
+            words.insert(arguments.index(action), chosen)
+        return words
+
+
+STORE_VARIABLE = "PYENGINE_STORE"
+store_argument = click.argument("store", cls=StoreArgument, type=GivenPath(path_type=Path), metavar="STORE")
+store_or_uri_argument = click.argument("store", cls=StoreArgument, type=GivenPath(), metavar="STORE")
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=_settings,
     help="A setting for this run, by pyengine's or RocketMQ's name; may be repeated.")

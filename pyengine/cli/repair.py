@@ -352,8 +352,8 @@ FLUSH_POLL_INTERVAL_S = 0.02
 
 
 @click.command()
-@store_command
 @click.argument("action", type=click.Choice(["list", "show", "restore"]), default="list")
+@store_command
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--max-messages", type=click.IntRange(min=0), default=32, show_default=True, help="Show at most this many messages.")
 @raw_option
@@ -373,8 +373,8 @@ def quarantine(
     \b
     Examples:
       pyengine quarantine STORE
-      pyengine quarantine STORE show commitlog-00000000000000047869-512
-      pyengine quarantine STORE restore commitlog-00000000000000047869-512
+      pyengine quarantine show STORE commitlog-00000000000000047869-512
+      pyengine quarantine restore STORE commitlog-00000000000000047869-512
     """
     from pyengine.storage.recovery.quarantine import list_quarantine
 
@@ -386,7 +386,7 @@ def quarantine(
         _list(list(entries.values()), as_json)
         return ExitCode.OK
     if not names:
-        raise UsageError(f"{action} needs the name of a piece: {command('quarantine', store, action, 'NAME')}")
+        raise UsageError(f"{action} needs the name of a piece: {command('quarantine', action, store, 'NAME')}")
     for name in names:
         if name not in entries:
             raise UsageError(f"{store}/quarantine holds no {name}: {command('quarantine', store)} lists what it holds")

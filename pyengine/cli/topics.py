@@ -27,8 +27,8 @@ PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 
 @click.command()
-@store_command
 @click.argument("action", type=click.Choice(["list", "create", "update", "delete"]), default="list")
+@store_command
 @click.argument("topic", required=False)
 @click.option("--queues", type=click.IntRange(min=1), default=None, help="Queues to read and to write; 8 for a new topic.")
 @click.option("--read-queues", type=click.IntRange(min=1), default=None, help="Queues to read.")
@@ -52,8 +52,8 @@ def topics(
     Examples:
       pyengine topics STORE
       pyengine topics STORE --sizes
-      pyengine topics STORE create orders --queues 4
-      pyengine topics STORE update orders --write-queues 8 --perm r
+      pyengine topics create STORE orders --queues 4
+      pyengine topics update STORE orders --write-queues 8 --perm r
     """
     existing_store(store)
     changes: dict[str, Any] = {
@@ -68,7 +68,7 @@ def topics(
     if sizes:
         raise UsageError("--sizes needs the action list")
     if topic is None:
-        raise UsageError(f"{action} needs a topic: pyengine topics STORE {action} TOPIC")
+        raise UsageError(f"{action} needs a topic: pyengine topics {action} STORE TOPIC")
     _change(store, action, topic, changes, as_json)
 
 
@@ -145,8 +145,8 @@ GROUP_ACTIONS = ("list", "lag", "reset", "forget")
 
 
 @click.command()
-@store_argument
 @click.argument("action", type=click.Choice(GROUP_ACTIONS), default="list")
+@store_argument
 @set_option
 @json_option
 @click.option("--group", default=None, help="Only this group.")
@@ -169,9 +169,9 @@ def groups(
     \b
     Examples:
       pyengine groups STORE
-      pyengine groups STORE lag --group billing --json
-      pyengine groups STORE reset --group billing --topic orders --to first
-      pyengine groups STORE reset --group billing --topic orders --to 2026-01-31T12:00:00Z
+      pyengine groups lag STORE --group billing --json
+      pyengine groups reset STORE --group billing --topic orders --to first
+      pyengine groups reset STORE --group billing --topic orders --to 2026-01-31T12:00:00Z
     """
     found = ConsumerGroups(existing_store(store), **settings)
     for note in found.notes():
@@ -245,8 +245,8 @@ ACTIONS = ("list", "show", "requeue")
 
 
 @click.command()
-@store_argument
 @click.argument("action", type=click.Choice(ACTIONS), default="list")
+@store_argument
 @set_option
 @json_option
 @click.option("--group", default=None, help="The consumer group.")
@@ -267,9 +267,9 @@ def dlq(
     \b
     Examples:
       pyengine dlq STORE
-      pyengine dlq STORE show --group billing
-      pyengine dlq STORE requeue --group billing
-      pyengine dlq STORE requeue --group billing --offset 17 --offset 18
+      pyengine dlq show STORE --group billing
+      pyengine dlq requeue STORE --group billing
+      pyengine dlq requeue STORE --group billing --offset 17 --offset 18
     """
     from pyengine.client.retries import DeadLetters
 

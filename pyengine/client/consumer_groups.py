@@ -169,7 +169,7 @@ def lack_of_queues(root: Path, topic: str, group: str, members: int, queues: int
         return ""
     has = "1 queue" if queues == 1 else f"{queues} queues"
     return (f"the group {group} has {members} members on {topic}, which has {has}, so {members - queues} of them get no messages: "
-            f"{command('topics', root, 'update', topic, '--queues', members)} makes more queues")
+            f"{command('topics', 'update', root, topic, '--queues', members)} makes more queues")
 
 
 # ---- lag -------------------------------------------------------------------------

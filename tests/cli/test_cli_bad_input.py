@@ -239,7 +239,7 @@ def test_a_command_that_a_sentence_suggests_can_be_pasted_whatever_the_path_hold
     shutil.copytree(golden("basic").root, root)
     ran = run(command, root, *more)
     (pasted,) = re.findall("`(pyengine [^`]*)`", ran.stdout + ran.stderr)
-    assert shlex.split(pasted)[2] == str(root)
+    assert str(root) in shlex.split(pasted)
     assert run(*shlex.split(pasted)[1:], "--help").code == 0
 
 

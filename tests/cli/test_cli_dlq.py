@@ -32,25 +32,25 @@ def waiting(store):
 
 
 def test_list_has_a_line_for_each_group(store):
-    (row,) = run("dlq", store, "list", "--json").document["groups"]
+    (row,) = run("dlq", "list", store, "--json").document["groups"]
     assert (row["group"], row["messages"], row["first_offset"], row["end_offset"]) == ("billing", 3, 0, 3)
     assert "billing" in run("dlq", store).stdout and "billing" not in run("dlq", store, "--group", "other").stdout
 
 
 def test_show_has_the_messages_under_their_first_topic(store):
-    document = run("dlq", store, "show", "--group", "billing", "--offset", "1", "--json").document
+    document = run("dlq", "show", store, "--group", "billing", "--offset", "1", "--json").document
     assert [(one["topic"], one["queue_offset"], one["body"], one["reconsume_times"], one["tags"]) for one in document["messages"]] == [
         ("orders", 1, "b", 1, "paid"), ("orders", 2, "c", 1, "paid")]
-    assert len(run("dlq", store, "show", "--group", "billing", "--max-messages", "1", "--json").document["messages"]) == 1
-    assert "orders" in run("dlq", store, "show", "--group", "billing").stdout
-    assert run("dlq", store, "show", "--group", "nobody", "--json").document["messages"] == []
+    assert len(run("dlq", "show", store, "--group", "billing", "--max-messages", "1", "--json").document["messages"]) == 1
+    assert "orders" in run("dlq", "show", store, "--group", "billing").stdout
+    assert run("dlq", "show", store, "--group", "nobody", "--json").document["messages"] == []
 
 
 def test_requeue_puts_some_or_all_back(store):
     before = waiting(store)
-    assert run("dlq", store, "requeue", "--group", "billing", "--offset", "1", "--json").document == {"group": "billing", "requeued": 1}
+    assert run("dlq", "requeue", store, "--group", "billing", "--offset", "1", "--json").document == {"group": "billing", "requeued": 1}
     assert waiting(store) == before == 3
-    assert run("dlq", store, "requeue", "--group", "billing").stdout == "3 put back for billing\n"
+    assert run("dlq", "requeue", store, "--group", "billing").stdout == "3 put back for billing\n"
     assert waiting(store) == 0
     with pyengine.consume(store, "orders", group="billing") as consumer:
         found = []

@@ -20,19 +20,19 @@ HEADER_NAMES = {"file": "name", "beginTs": "begin_timestamp_ms", "endTs": "end_t
 def test_dump_shows_the_checkpoint_that_rocketmq_wrote(golden):
     store = golden("multi-index")
     before = picture(store.root)
-    document = run("dump", store.root, "checkpoint", "--json").document
+    document = run("dump", "checkpoint", store.root, "--json").document
     raw = store.manifest["checkpointRaw"]
     assert (document["physic_msg_timestamp_ms"], document["logics_msg_timestamp_ms"], document["index_msg_timestamp_ms"],
             document["file_bytes"]) == (raw["physic"], raw["logics"], raw["index"], raw["len"])
     assert document["min_timestamp_ms"] == store.manifest["facts"]["checkpoint"]["min"]
-    assert str(raw["physic"]) in run("dump", store.root, "checkpoint").stdout
+    assert str(raw["physic"]) in run("dump", "checkpoint", store.root).stdout
     assert picture(store.root) == before
 
 
 def test_dump_shows_the_index_headers_and_entries_that_rocketmq_wrote(golden):
     store = golden("multi-index")
     before = picture(store.root)
-    document = run("dump", store.root, "index", "--json", "--entries", "--max", 100).document
+    document = run("dump", "index", store.root, "--json", "--entries", "--max", 100).document
     headers = store.manifest["indexHeaders"]
     assert [{theirs: one[ours] for theirs, ours in HEADER_NAMES.items()} for one in document["files"]] == headers
     logged = {record["phy"] for record in store.manifest["records"]}
@@ -41,7 +41,7 @@ def test_dump_shows_the_index_headers_and_entries_that_rocketmq_wrote(golden):
         for entry in one["entries"]:
             assert entry["physical_offset"] in logged and entry["previous"] < entry["number"]
             assert entry["slot"] == entry["key_hash"] % document["max_hash_slot_num"]
-    human = run("dump", store.root, "index", "--entries", "--file", headers[1]["file"]).stdout
+    human = run("dump", "index", store.root, "--entries", "--file", headers[1]["file"]).stdout
     assert headers[1]["file"] in human and headers[0]["file"] not in human
     assert picture(store.root) == before
 
@@ -51,7 +51,7 @@ def test_dump_shows_the_queue_entries_that_rocketmq_wrote(golden, recipe):
     store = golden(recipe)
     before = picture(store.root)
     for queue in store.manifest["facts"]["queues"]:
-        document = run("dump", store.root, "queue", "--topic", queue["topic"], "--queue-id", queue["queueId"], "--json",
+        document = run("dump", "queue", store.root, "--topic", queue["topic"], "--queue-id", queue["queueId"], "--json",
                        "--offset", queue["min"], "--max", 10_000).document
         entries = [[one["physical_offset"], one["size_bytes"], one["tags_code"]] for one in document["entries"]]
         assert entries == queue["entries"]
@@ -61,18 +61,18 @@ def test_dump_shows_the_queue_entries_that_rocketmq_wrote(golden, recipe):
 def test_padding_in_front_of_a_queue_is_marked(golden):
     store = golden("prefill")
     queue = store.manifest["facts"]["queues"][0]
-    entries = run("dump", store.root, "queue", "--topic", queue["topic"], "--queue-id", queue["queueId"],
+    entries = run("dump", "queue", store.root, "--topic", queue["topic"], "--queue-id", queue["queueId"],
                   "--json").document["entries"]
     padding = [one for one in entries if one["filler"]]
     assert padding and padding == entries[: len(padding)]
     assert {(one["physical_offset"], one["size_bytes"]) for one in padding} == {(0, 0x7FFFFFFF)}
-    assert "filler" in run("dump", store.root, "queue", "--topic", queue["topic"], "--queue-id", queue["queueId"]).stdout
+    assert "filler" in run("dump", "queue", store.root, "--topic", queue["topic"], "--queue-id", queue["queueId"]).stdout
 
 
 def test_a_part_of_a_queue(golden):
     store = golden("basic")
     queue = max(store.manifest["facts"]["queues"], key=lambda one: len(one["entries"]))
-    arguments = ("dump", store.root, "queue", "--topic", queue["topic"], "--queue-id", queue["queueId"])
+    arguments = ("dump", "queue", store.root, "--topic", queue["topic"], "--queue-id", queue["queueId"])
     document = run(*arguments, "--offset", 3, "--max", 2, "--json").document
     assert [one["queue_offset"] for one in document["entries"]] == [3, 4]
     assert [one["physical_offset"] for one in document["entries"]] == [entry[0] for entry in queue["entries"][3:5]]
@@ -103,8 +103,8 @@ def test_damaged_files_are_corruption(golden):
     index = sorted((store.root / "index").iterdir())[0]
     index.write_bytes(index.read_bytes()[:-1])
     before = picture(store.root)
-    assert run("dump", store.root, "checkpoint").code == 3
-    ran = run("dump", store.root, "index")
+    assert run("dump", "checkpoint", store.root).code == 3
+    ran = run("dump", "index", store.root)
     assert ran.code == 3 and index.name in ran.stderr
     assert picture(store.root) == before
 
@@ -112,14 +112,14 @@ def test_damaged_files_are_corruption(golden):
 def test_a_store_without_checkpoint_says_so(golden):
     store = golden("basic")
     (store.root / "checkpoint").unlink()
-    ran = run("dump", store.root, "checkpoint")
+    ran = run("dump", "checkpoint", store.root)
     assert ran.code == 1 and "no checkpoint" in ran.stderr
 
 
 def test_an_index_folder_may_be_missing(golden):
     store = golden("basic")
     shutil.rmtree(store.root / "index")
-    assert run("dump", store.root, "index", "--json").document["files"] == []
+    assert run("dump", "index", store.root, "--json").document["files"] == []
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_control_shows_every_field_with_its_owner_and_value(engine_memory):
     native.store_position(memory.control.flushed, 4711)
     native.store(memory.control.workers[native.FLUSHER], "pid", 4242)
     native.store(memory.control.sessions[5], "state", native.SESSION_OPEN)
-    document = run("dump", root, "control", "--json").document
+    document = run("dump", "control", root, "--json").document
     by_name = {field["field"]: field for field in document["fields"]}
     assert by_name["flushed.value"]["value"] == 4711 and by_name["flushed.value"]["owner"] == "flusher"
     assert by_name["workers[flusher].pid"]["value"] == 4242
@@ -153,7 +153,7 @@ def test_control_shows_every_field_with_its_owner_and_value(engine_memory):
     assert by_name["sessions[5].state"]["value"] == native.SESSION_OPEN and "sessions[4].state" not in by_name
     assert {name for name in by_name if name.startswith("pool[")} == {"pool[0].segment_base", "pool[1].segment_base"}
     assert [name for name, field in by_name.items() if not field["owner"]] == []
-    human = run("dump", root, "control").stdout
+    human = run("dump", "control", root).stdout
     assert "4711" in human and "workers[flusher].pid" in human
 
 
@@ -161,7 +161,7 @@ def test_control_offsets_are_those_of_the_memory(engine_memory):
     """The value at the printed offset of the raw mapping is the printed value."""
     root, memory = engine_memory
     native.store_position(memory.control.reput_from, 0x1122334455667788)
-    field = next(one for one in run("dump", root, "control", "--json").document["fields"]
+    field = next(one for one in run("dump", "control", root, "--json").document["fields"]
                  if one["field"] == "reput_from.value")
     raw = (memory.folder.path / "control").read_bytes()
     assert int.from_bytes(raw[field["offset"] : field["offset"] + field["size_bytes"]], "little") == 0x1122334455667788
@@ -170,6 +170,6 @@ def test_control_offsets_are_those_of_the_memory(engine_memory):
 def test_control_of_a_store_without_engine_says_so(golden):
     store = golden("basic")
     before = picture(store.root)
-    ran = run("dump", store.root, "control")
+    ran = run("dump", "control", store.root)
     assert ran.code == 1 and "no engine has ever run" in ran.stderr
     assert picture(store.root) == before

@@ -128,7 +128,7 @@ def test_a_group_with_more_members_than_queues_is_noted(store):
         for _ in range(4):
             stack.enter_context(pyengine.consume(store.root, "orders", group="billing", **options))
         for action in ("list", "lag"):
-            note = f"1 of them get no messages: `pyengine topics {store.root} update orders --queues 4` makes more queues"
+            note = f"1 of them get no messages: `pyengine topics update {store.root} orders --queues 4` makes more queues"
             ran = groups(store, action, "--json")
             assert note in ran.document["notes"][0] and note in ran.stderr and note in groups(store, action).stderr
     assert groups(store, "--json").document["notes"] == []

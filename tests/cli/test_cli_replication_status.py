@@ -165,7 +165,7 @@ def test_replication_status_of_a_stopped_store_shows_its_noted_state(make_owner)
 def test_the_dump_names_who_writes_each_field(replicating):
     owner, _ = replicating(SYNC_MASTER)
     native.store_position(owner.control.confirm, 3000)
-    fields = {one["field"]: one for one in run("dump", owner.root, "control", "--json").document["fields"]}
+    fields = {one["field"]: one for one in run("dump", "control", owner.root, "--json").document["fields"]}
     for name in ("confirm.value", "received.value", "confirm_seq.value", "replicator.slaves_connected", "replicator.linked",
                  "replicator.master_end"):
         assert fields[name]["owner"] == "replicator", name

@@ -16,16 +16,16 @@ def rows(root) -> dict[str, dict]:
 def test_topics_with_messages_and_topics_of_the_file_are_listed(builder):
     builder.put("orders", b"1", queue_id=0)
     builder.put("orders", b"2", queue_id=2)
-    assert run("topics", builder.root, "create", "planned", "--queues", "4").stdout == (
+    assert run("topics", "create", builder.root, "planned", "--queues", "4").stdout == (
         "created planned: 4 queues to read, 4 to write, RW-\n")
-    assert run("topics", builder.root, "create", "orders", "--read-queues", "3", "--perm", "r", "--order").code == 0
+    assert run("topics", "create", builder.root, "orders", "--read-queues", "3", "--perm", "r", "--order").code == 0
     found = rows(builder.root)
     assert found["orders"] == {"topic": "orders", "queues": [0, 2], "messages": 2, "configured": True, "read_queue_nums": 3,
                                "write_queue_nums": 8, "perm": 4, "perm_text": "R--", "order": True}
     assert found["planned"]["queues"] == [] and found["planned"]["messages"] == 0
     text = run("topics", builder.root).stdout
     assert "orders" in text and "planned" in text and "R--" in text
-    run("topics", builder.root, "delete", "orders")
+    run("topics", "delete", builder.root, "orders")
     assert rows(builder.root)["orders"] == {"topic": "orders", "queues": [0, 2], "messages": 2, "configured": False}
 
 
@@ -56,8 +56,8 @@ def test_wrong_arguments_are_named(builder, arguments, says):
 
 
 def test_topics_warns_of_a_bad_file_and_shows_its_backup(builder):
-    run("topics", builder.root, "create", "one")
-    run("topics", builder.root, "create", "two")
+    run("topics", "create", builder.root, "one")
+    run("topics", "create", builder.root, "two")
     (builder.root / "config" / "topics.json").write_text("{")
     done = run("topics", builder.root)
     assert done.code == 0 and "one" in done.stdout and "two" not in done.stdout
@@ -72,7 +72,7 @@ def test_beside_a_running_engine_and_a_bad_file_does_not_keep_it_from_starting(m
     assert "topics.json is empty" in engine.log() and "nothing of it is used" in engine.log()
     with pyengine.connect(engine.root) as producer:
         assert producer.put("found", b"x").ok, "no entry is needed"
-    assert run("topics", engine.root, "create", "made", "--queues", "2").code == 0
+    assert run("topics", "create", engine.root, "made", "--queues", "2").code == 0
     eventually(lambda: {name: row["configured"] for name, row in rows(engine.root).items()} == {"found": False, "made": True},
                "both topics are listed")
     assert engine.stop()
@@ -83,8 +83,8 @@ def test_a_put_to_a_new_topic_makes_its_entry_also_when_all_was_killed_at_once(m
     engine.start()
     with pyengine.connect(engine.root) as producer:
         assert producer.put("before", b"x").ok and producer.put("gone", b"x").ok
-    run("topics", engine.root, "create", "gone")
-    run("topics", engine.root, "delete", "gone")
+    run("topics", "create", engine.root, "gone")
+    run("topics", "delete", engine.root, "gone")
     engine.kill_all()  # the checkpointer has not had a round since
     engine.start()
     assert rows(engine.root)["before"]["configured"], "the start enters what the crash left out"
@@ -93,7 +93,7 @@ def test_a_put_to_a_new_topic_makes_its_entry_also_when_all_was_killed_at_once(m
         assert producer.put("orders", b"x", queue_id=11).ok
     assert engine.stop()
     assert {name: row["read_queue_nums"] for name, row in rows(engine.root).items() if name != "gone"} == {"before": 1, "orders": 12}
-    run("topics", engine.root, "delete", "before")
+    run("topics", "delete", engine.root, "before")
     engine.start()
     assert engine.stop()
     assert not rows(engine.root)["before"]["configured"], "without a put nothing is entered"

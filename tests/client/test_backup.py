@@ -433,7 +433,7 @@ def test_a_log_in_several_folders_is_restored_into_one(make_engine, tmp_path):
 def test_a_store_without_messages_comes_back_with_its_tables_and_without_secrets(make_engine, tmp_path):
     engine = make_engine(**SIZES)
     engine.start()
-    assert run("topics", engine.root, "create", "orders", "--queues", 3).code == 0
+    assert run("topics", "create", engine.root, "orders", "--queues", 3).code == 0
     (engine.root / "config/namesrvConfig.json").write_text('{"orderMessageEnable": "true"}')
     (engine.root / "config/plain_acl.yml").write_text("accounts: [{accessKey: shop-key, secretKey: a-secret-of-the-shop}]")
     backup_store(engine.root, Folder(tmp_path / "dest"))

@@ -325,10 +325,10 @@ def test_a_restore_that_another_user_began_is_not_continued_by_root(dest, tmp_pa
 
 
 PLACES = ["config", "config/topics.json", "config/engine.toml", "config/log-holds", "commitlog", "commitlog/" + "0" * 20, "consumequeue",
-          "consumequeue/T", "consumequeue/T/1", "index", "quarantine", "lock", "checkpoint"]
+          "consumequeue/T", "consumequeue/T/1", "index", "quarantine", "checkpoint", "lock"]
 COMMANDS = [("backup", "STORE", "DEST"), ("check", "STORE"), ("recover", "STORE"), ("status", "STORE"), ("salvage", "STORE", "DEST"),
-            ("rebuild", "STORE"), ("config", "set", "STORE", "message_delay_level=1s"), ("start", "STORE"), ("quarantine", "STORE", "list"),
-            ("topics", "STORE", "create", "new"), ("groups", "STORE"),
+            ("rebuild", "STORE"), ("config", "set", "STORE", "message_delay_level=1s"), ("start", "STORE"), ("quarantine", "list", "STORE"),
+            ("topics", "create", "STORE", "new"), ("groups", "STORE"),
             ("dlq", "STORE"), ("get", "STORE", "--topic", "T", "--queue-id", "1", "--offset", "0"), ("inspect", "STORE", "--json")]
 
 

@@ -480,7 +480,7 @@ def test_a_group_with_more_members_than_queues_says_so_once_with_the_way_out(bui
         consume()
         consume(queues=[0])
     with pytest.warns(UserWarning, match=r"billing has 2 members on orders, which has 1 queue, so 1 of them get no messages: "
-                                         rf"`pyengine topics {builder.root} update orders --queues 2`") as warned:
+                                         rf"`pyengine topics update {builder.root} orders --queues 2`") as warned:
         idle = consume()
         idle._housekeep()
     assert len(warned) == 1 and idle.notes == [str(warned[0].message)] and idle.notes[0] in caplog.text
