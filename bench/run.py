@@ -6,6 +6,7 @@ usage: python bench/run.py [--quick] [--rounds N] [--folder DIR] [--json FILE] [
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import resource
@@ -43,6 +44,7 @@ from pyengine.storage.checkpoint import read_watermark  # noqa: E402
 IDLE_SECONDS = 20
 RECOVERY_LOG_BYTES = 1_000_000_000
 READ_LOG_BYTES = 400_000_000
+AWAITING_TASKS = 100
 RECORD_OVERHEAD_BYTES = 91 + len("bench")
 SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000,
             "flush_disk_type": "ASYNC_FLUSH"}
@@ -97,6 +99,41 @@ def bench_async_puts(bench: Bench) -> None:
                               notes={"p50 us": best.p50_us, "p99 us": best.p99_us, "p99.9 us": best.p999_us,
                                      "us a page to warm memory": max(pages), **bench.stalls("put", size)}))
         shutil.rmtree(path.parent)
+
+
+def bench_awaited_puts(bench: Bench) -> None:
+    """Measure `await put_async` from 100 tasks in turns with put(), both in one event loop of this process."""
+    for mode, floor, aim in (("async", 0.5, 0.8), ("sync", 10, 30)):
+        engine, path = bench.store(flush_disk_type=f"{mode.upper()}_FLUSH")
+        with engine, engine.connect() as producer:
+            turns = [asyncio.run(_put_and_await(producer, bench.seconds / 2)) for _ in range(2 * bench.rounds)]
+        puts, awaited, busy_us = ([turn[n] for turn in turns] for n in range(3))
+        ratios = sorted(map(truediv, awaited, puts))
+        bench.rows.append(Row(f"await put_async, {mode}, {AWAITING_TASKS} tasks, 128 B", "msg/s", awaited, statistics.median(puts),
+                              "put() in the same loop, in turns", floor, aim,
+                              notes={"median ratio of a turn": statistics.median(ratios), "worst": ratios[0],
+                                     "CPU us of a put": statistics.median(busy_us)}))
+        shutil.rmtree(path.parent)
+
+
+async def _put_and_await(producer: pyengine.Producer, seconds: float) -> tuple[float, float, float]:
+    """Return (put()/s, awaited puts/s from tasks, CPU us of this process for each awaited put)."""
+    body, done, began_s = os.urandom(128), 0, time.perf_counter()
+    while (now_s := time.perf_counter()) < began_s + seconds:
+        producer.put("bench", body)
+        done += 1
+    puts_per_s, ends_s, done = done / (now_s - began_s), now_s + seconds, 0
+
+    async def task() -> int:
+        count = 0
+        while time.perf_counter() < ends_s:
+            await producer.put_async("bench", body)
+            count += 1
+        return count
+
+    began_cpu_s = time.process_time()
+    done = sum(await asyncio.gather(*(task() for _ in range(AWAITING_TASKS))))
+    return puts_per_s, done / (time.perf_counter() - now_s), (time.process_time() - began_cpu_s) * 1e6 / done
 
 
 def bench_async_many(bench: Bench) -> None:
@@ -443,8 +480,8 @@ def private_bytes(pid: int) -> int:
 
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
-    bench_workers, bench_statistics, bench_memory, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_new_topics,
-    bench_reads, bench_recovery, bench_recovery_topics)
+    bench_workers, bench_statistics, bench_memory, bench_visible, bench_async_puts, bench_awaited_puts, bench_async_many, bench_sync,
+    bench_new_topics, bench_reads, bench_recovery, bench_recovery_topics)
 
 
 def main() -> None:

@@ -56,9 +56,15 @@ class PendingPut:
     """The methods of a concurrent.futures.Future for one put_async, until _become_future() makes it a full one."""
 
     def _become_future(self) -> None: ...
+    def _wait(self, slice_ns: int, /) -> bool:
+        """Wait for at most a slice; return whether there is a result, or a full future that will have it."""
+
     _raises: bool
     @property
     def _has_answer(self) -> bool: ...
+    @property
+    def _owner(self) -> Any:
+        """What was given to its SessionFront; None once there is a result or a full future."""
 
 class SessionFront:
     """One session, and the futures that wait for its answers."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,15 +112,19 @@ def known_keywords(call: str, given: Iterable[str], known: Collection[str]) -> N
             raise TypeError(f"{call}() has no argument {name!r}{did_you_mean(name, names) or ': it has ' + ', '.join(names)}")
 
 
+def running_loop() -> AbstractEventLoop | None:
+    """Return the event loop of asyncio that runs in this thread, if one does."""
+    asyncio = sys.modules.get("asyncio")  # importing it takes 10 ms, and a program with an event loop has done that
+    return None if asyncio is None else asyncio._get_running_loop()
+
+
 def event_loop() -> AbstractEventLoop:
     """Return the event loop that runs; UsageError in none of asyncio's."""
-    import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
-
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
+    loop = running_loop()
+    if loop is None:
         raise UsageError("await works in an event loop of asyncio only: elsewhere call the blocking method in a thread, with trio by "
-                         "trio.to_thread.run_sync") from None
+                         "trio.to_thread.run_sync")
+    return loop
 
 
 def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:

@@ -240,7 +240,8 @@ int pending_hand_over(struct pending_object *pending)
     return failed ? -1 : 0;
 }
 
-/* Return whether the wait for the disk and for slaves is over: 1 and *code, or 0. It waits for a slice at most. */
+/* Return whether the wait for the disk and for slaves is over: 1 and *code, or 0. It waits for a slice at most; without one it
+ * only looks, and keeps the GIL. */
 static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *code)
 {
     struct session_object *session = pending->session;
@@ -249,13 +250,22 @@ static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *c
     const int64_t end_offset = pending->answer.end_offset, flush_ns = pending->flush_deadline_ns, slave_ns = pending->slave_deadline_ns;
     const int how = pending->how;
     const int64_t until_ns = ms_monotonic_ns() + slice_ns;
-    session->users++;
-    Py_BEGIN_ALLOW_THREADS
-    *code = calls->wait_persisted(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
-                                  slave_ns < until_ns ? slave_ns : until_ns);
-    Py_END_ALLOW_THREADS
-    session->users--;
-    return !(*code == MS_PRODUCER_AGAIN && until_ns < flush_ns) && !(*code == MS_PRODUCER_UNCONFIRMED && until_ns < slave_ns);
+    const int64_t flush_until_ns = flush_ns < until_ns ? flush_ns : until_ns, slave_until_ns = slave_ns < until_ns ? slave_ns : until_ns;
+    if (slice_ns == 0) {
+        *code = calls->wait_persisted(producer, end_offset, how, flush_until_ns, slave_until_ns);
+    } else {
+        session->users++;
+        Py_BEGIN_ALLOW_THREADS
+        *code = calls->wait_persisted(producer, end_offset, how, flush_until_ns, slave_until_ns);
+        Py_END_ALLOW_THREADS
+        session->users--;
+    }
+    /* Without the slaves that it needs, wait_persisted says so after the slice, but the disk still has until its own deadline. */
+    const int disk_may_follow = until_ns < flush_ns && (how & MS_PUT_DURABLE) != 0;
+    const int is_on_disk = ms_load_acquire(&producer->control->flushed.value) >= end_offset;
+    if (*code == MS_PRODUCER_AGAIN || (*code == MS_PRODUCER_NO_SLAVE && !is_on_disk))
+        return !disk_may_follow;
+    return *code != MS_PRODUCER_UNCONFIRMED || until_ns >= slave_ns;
 }
 
 /* Advance the future by the answers that have arrived; with a slice, wait for them. -1 with an exception. Threads on the same
@@ -384,6 +394,16 @@ static PyObject *pending_done(PyObject *object, PyObject *none)
     return PyBool_FromLong(pending->state == PENDING_RESOLVED);
 }
 
+/* _wait(slice_ns): wait for a slice; return whether there is a result or a Future that will have it. */
+static PyObject *pending_wait(PyObject *object, PyObject *slice_ns)
+{
+    struct pending_object *pending = (struct pending_object *)object;
+    const int64_t slice = PyLong_AsLongLong(slice_ns);
+    if ((slice == -1 && PyErr_Occurred()) || (pending->state != PENDING_HANDED && advance(pending, slice) != 0))
+        return NULL;
+    return PyBool_FromLong(pending->state == PENDING_RESOLVED || pending->state == PENDING_HANDED);
+}
+
 static PyObject *pending_running(PyObject *object, PyObject *none)
 {
     struct pending_object *pending = (struct pending_object *)object;
@@ -469,7 +489,17 @@ static PyMemberDef members[] = {
     {"_raises", T_BOOL, offsetof(struct pending_object, raises), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
-static PyGetSetDef getters[] = {{"_has_answer", pending_has_answer, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyObject *pending_owner(PyObject *object, void *unused)
+{
+    struct session_object *session = ((struct pending_object *)object)->session;
+    return Py_NewRef(session == NULL ? Py_None : session->owner);
+}
+
+static PyGetSetDef getters[] = {
+    {"_has_answer", pending_has_answer, NULL, NULL, NULL},
+    {"_owner", pending_owner, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 static PyMethodDef methods[] = {
     {"result", (PyCFunction)(void (*)(void))pending_result, METH_FASTCALL | METH_KEYWORDS, "The PutResult; PutError if it is not PUT_OK, TimeoutError when it is not there in time."},
     {"exception", (PyCFunction)(void (*)(void))pending_exception, METH_FASTCALL | METH_KEYWORDS, "The PutError that result() raises, None if it raises none."},
@@ -479,6 +509,7 @@ static PyMethodDef methods[] = {
     {"cancelled", pending_no, METH_NOARGS, "False."},
     {"add_done_callback", pending_add_done_callback, METH_O, "Call it with this future once the result is there, in the thread of answers."},
     {"_become_future", pending_become_future, METH_NOARGS, NULL},
+    {"_wait", pending_wait, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot slots[] = {

@@ -3,8 +3,9 @@
 A producer has at most two threads, started when they are first needed. `PendingPuts` takes
 the answers of one session in the order of submission and resolves their Futures. A put
 whose caller's timeout has passed stays pending: its Future is resolved when the engine answers
-later, or when the session ends. `QueuedPuts` submits puts for which the ring was full
-where the caller must not wait: in an event loop, in a callback.
+later, or when the session ends. An event loop is woken once for all awaited puts that are over by
+then. `QueuedPuts` submits puts for which the ring was full where the caller must not wait: in an
+event loop, in a callback.
 
 A signal handler runs in the main thread between any two instructions, and an exception in it must
 not break a producer. So the main thread waits and passes objects on by SimpleQueue, which is one call
@@ -20,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -34,7 +36,13 @@ from pyengine.native.session import AGAIN, Claim, ProducerSession, Sends
 from pyengine.native.writer import REFUSALS
 from pyengine.results import PutError, PutManyResult, PutResult, PutStatus
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from asyncio import Future as LoopFuture
+
 POLL_INTERVAL_NS = 250_000_000
+_SLICE_NS = 50_000_000
+_AWAIT_LOOKS = 3  # rounds of the event loop in which an awaited put looks for its answer, before a thread waits for it
 PutOutcome: TypeAlias = PutResult | PutManyResult
 Result = TypeVar("Result", bound=PutOutcome)
 
@@ -42,7 +50,7 @@ Result = TypeVar("Result", bound=PutOutcome)
 class PutFuture(PendingPut, Future[Result]):
     """A concurrent.futures.Future that can also be awaited: `result(timeout)`, `add_done_callback(f)`, `await`.
 
-    The Future of put_async takes its answer from the session when result() is called. With a callback, an await, or
+    The Future of put_async takes its answer from the session when result() is called or a task awaits it. With a callback or
     wait() for several it becomes an ordinary Future, which the answers' thread resolves.
     """
 
@@ -92,13 +100,77 @@ class PutFuture(PendingPut, Future[Result]):
 
     def __await__(self) -> Generator[Any, None, Result]:
         loop = arguments.event_loop()
-        import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
+        looks = _AWAIT_LOOKS
+        while not self.done():
+            if looks and not self.is_answered:
+                looks -= 1
+                yield  # one round of the loop, in which its other tasks put: about as long as an answer takes
+                continue
+            owner = self._owner
+            if owner is None:  # a full Future, which tells of its result itself
+                import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
 
-        return asyncio.wrap_future(self, loop=loop).__await__()
+                yield from asyncio.wrap_future(self, loop=loop)
+            else:
+                yield from owner.waiter(self, loop)
+            break
+        return self.result()
 
 
 _FUTURE_FIELDS = frozenset(vars(Future()))
 use_futures(PutFuture, Future)
+
+
+class _LoopWaits:
+    """The puts of one session that tasks of one event loop await: one wake-up of the loop for all that are over by then.
+
+    All methods but wake() run in the loop's thread. `ask(self, future)` lets the answers' thread call wake() when
+    this future is over, or nothing of the session will tell that it is.
+    """
+
+    def __init__(self, loop: AbstractEventLoop, ask: Callable[[_LoopWaits, PutFuture[Any]], None],
+                 forget: Callable[[AbstractEventLoop], object]) -> None:
+        self._loop = loop
+        self._ask = ask
+        self._forget = forget
+        self._open: deque[tuple[PutFuture[Any], LoopFuture[None]]] = deque()  # in the order of submission
+
+    def waiter(self, future: PutFuture[Any]) -> LoopFuture[None]:
+        """Return a future of the loop that is done when `future` is."""
+        waiter: LoopFuture[None] = self._loop.create_future()
+        self._open.append((future, waiter))
+        if len(self._open) == 1:
+            self._ask(self, future)
+        return waiter
+
+    def wake(self) -> None:
+        """Wake the loop, from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._take)
+        except RuntimeError:  # it is closed, and no task of it runs any more
+            self._forget(self._loop)
+
+    def _take(self) -> None:
+        while self._open:
+            future, waiter = self._open[0]
+            if not (waiter.done() or future.done()):
+                if future._owner is not None:
+                    self._ask(self, future)
+                    return
+                future.add_done_callback(partial(self._tell, waiter))  # a full Future by now
+            elif not waiter.done():
+                waiter.set_result(None)
+            self._open.popleft()
+        self._forget(self._loop)
+
+    def _tell(self, waiter: LoopFuture[None], _: object) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_resolve, waiter)
+
+
+def _resolve(waiter: LoopFuture[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class PutAnswer(SimpleQueue[object]):
@@ -246,12 +318,30 @@ class PendingPuts(_OrderedThread):
         self._open: deque[tuple[Claim, object, Callable[[Any], None]]] = deque()  # of add_open()
         self._round: tuple[Sends, Callable[..., tuple[object, Callable[[Any], None]]]] | None = None  # of take_sends()
         self._collecting = threading.Lock()  # held while their answers are read from the session's memory
+        self._loops: dict[AbstractEventLoop, _LoopWaits] = {}  # those whose tasks await puts now
 
     def add(self, claim: Claim, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
             found: tuple[int, ...] | None = None) -> PutFuture[Any] | PutAnswer | PutCall:
         """Return `answer`, which will get the result of the claimed entry; `found` is the writer's answer if it is there already."""
         self._put((claim, context, answer, found))
         return answer
+
+    def waiter(self, future: PutFuture[Any], loop: AbstractEventLoop) -> LoopFuture[None]:
+        """Return a future of the running loop that is done when `future`, a put of this session, is over."""
+        waits = self._loops.get(loop)
+        if waits is None:
+            waits = self._loops[loop] = _LoopWaits(loop, self._ask, lambda loop: self._loops.pop(loop, None))
+        return waits.waiter(future)
+
+    def _ask(self, waits: _LoopWaits, future: PutFuture[Any]) -> None:
+        self._put((waits, None, future, None))
+
+    def _wait_for_loop(self, waits: _LoopWaits, future: PutFuture[Any]) -> None:
+        began_ns = monotonic_ns()
+        while not (future._wait(_SLICE_NS) or self._give_up_ns):
+            if monotonic_ns() - began_ns >= POLL_INTERVAL_NS and self._is_replaced():
+                self._session.end_as_replaced()
+        waits.wake()
 
     def add_open(self, claim: Claim, context: object, then: Callable[[Any], None]) -> None:
         """Add an entry whose answer collect() takes in the caller's thread, or, after its timeout or end(), this object's thread."""
@@ -343,8 +433,11 @@ class PendingPuts(_OrderedThread):
     def _at_end(self) -> None:
         self._end_session()
 
-    def _handle(self, claim: Claim | int, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
+    def _handle(self, claim: Claim | int | _LoopWaits, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
                 given: tuple[int, ...] | None) -> None:
+        if isinstance(claim, _LoopWaits):
+            self._wait_for_loop(claim, cast(PutFuture[Any], answer))
+            return
         if isinstance(claim, int):
             claim = Claim(self._session, claim)
         code, found = 0, given or ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 import weakref
@@ -45,6 +44,9 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutResult, PutStatus
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from asyncio import Future as LoopFuture
+
     from pyengine.ipc.session_client import ProducerSession
 
 TIMEOUT_S_MAX = 1e6
@@ -311,7 +313,7 @@ class Submitter(SubmitterFront):
 
     def may_wait(self) -> bool:
         """Whether put_async may wait for room: it may not in an event loop or in a callback of a future."""
-        return not (_in_event_loop() or self._pending.is_current_thread)
+        return not (arguments.running_loop() or self._pending.is_current_thread)
 
     def _limit_s(self, timeout_s: float | None) -> float:
         return min(self.timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), TIMEOUT_S_MAX)
@@ -394,7 +396,7 @@ class Submitter(SubmitterFront):
         def submit() -> object:
             return self._until_submitted(attempt, entry.context, deadline_ns, limit_s)
 
-        if not (_in_event_loop() or self._pending.is_current_thread):
+        if not (arguments.running_loop() or self._pending.is_current_thread):
             found = submit()
         elif self._queued.waiting or self._opening.locked() or self.lock.locked():
             return self._queued.add(submit, future)
@@ -515,6 +517,10 @@ class _FrontOwner:
         context = PutContext(native.PUT, topic, queue_id, self._store_host, waits, submitted_ns=submitted_ns)
         return self._pending.to_hand_over(sequence, context, future, answer)
 
+    def waiter(self, future: PutFuture[Any], loop: AbstractEventLoop) -> LoopFuture[None]:
+        """Return a future of the running loop that is done when `future` is; see PendingPuts.waiter()."""
+        return self._pending.waiter(future, loop)
+
     def lost(self, topic: str, queue_id: int) -> PutOutcome:
         """Return the result of a put of the parent's session, which this forked child does not have."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
@@ -547,8 +553,3 @@ def _no_room(limit_s: float) -> str:
 
 def _not_answered(limit_s: float) -> str:
     return f"submitted, but not answered within {limit_s:g} s: it may or may not be stored"
-
-
-def _in_event_loop() -> bool:
-    asyncio = sys.modules.get("asyncio")  # a program with an event loop has imported it
-    return asyncio is not None and asyncio._get_running_loop() is not None

@@ -1,0 +1,343 @@
+"""Awaited puts: what a task of an event loop gets, whatever happens to its task, its loop, its process and the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from pyengine.native import control as native
+from pyengine.results import PutIndeterminateError, PutResult, PutStatus
+from waiting import eventually, scaled_timeout_s
+
+ROOMY = {"session_ring_bytes_default": 1 << 20}
+
+
+@pytest.fixture
+def parts(make_parts):
+    return make_parts(**ROOMY)
+
+
+@pytest.fixture
+def producer(parts):
+    with parts.producer() as producer:
+        assert producer.put("T", b"first").ok
+        yield producer
+
+
+@pytest.fixture
+def stopped(parts):
+    """stopped(kind) stops a worker; it goes on at the end, or with the function that is returned."""
+    resumes = []
+
+    def stop(kind: int, of=parts):
+        worker = of.workers[kind]
+        worker.send_signal(signal.SIGSTOP)
+        resumes.append(lambda: worker.send_signal(signal.SIGCONT))
+        return resumes[-1]
+
+    yield stop
+    for resume in resumes:
+        resume()
+
+
+async def until(check, what: str) -> None:
+    """Like eventually(), in a loop that goes on."""
+    ends_s = time.monotonic() + scaled_timeout_s(30)
+    while not check():
+        assert time.monotonic() < ends_s, what
+        await asyncio.sleep(0.001)
+
+
+async def put(producer, body: bytes = b"x", **options) -> PutResult:
+    return await producer.put_async("T", body, **options)
+
+
+def counted_wakes(loop) -> list:
+    """Let the loop note each call of call_soon_threadsafe."""
+    wakes, call = [], loop.call_soon_threadsafe
+
+    def counted(*given, **named):
+        wakes.append(given)
+        return call(*given, **named)
+
+    loop.call_soon_threadsafe = counted
+    return wakes
+
+
+def test_a_hundred_tasks_get_the_results_of_their_own_puts(producer):
+    async def task(number: int) -> list[PutResult]:
+        return [await put(producer, b"%d" % number, queue_id=number) for _ in range(20)]
+
+    async def run():
+        return await asyncio.gather(*map(task, range(100)))
+
+    for number, results in enumerate(asyncio.run(run())):
+        first = 1 if number == 0 else 0  # the fixture's put was to queue 0
+        assert [(result.queue_id, result.queue_offset) for result in results] == [(number, first + n) for n in range(20)]
+
+
+def test_answers_that_come_together_wake_the_loop_once(parts, producer, stopped):
+    """Not once for each put, which costs ten times what the put costs."""
+    async def run():
+        wakes = counted_wakes(asyncio.get_running_loop())
+        resume = stopped(native.WRITER)
+        tasks = [asyncio.create_task(put(producer)) for _ in range(300)]
+        await until(lambda: producer._puts.front.waiting == 300, "all are submitted")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not wakes and not any(task.done() for task in tasks)
+        resume()
+        results = await asyncio.gather(*tasks)
+        assert sorted(result.queue_offset for result in results) == list(range(1, 301))
+        assert 1 <= len(wakes) <= 30, "a writer that continues answers what has piled up in few passes"
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_is_there_wakes_nobody(producer):
+    async def run():
+        wakes = counted_wakes(asyncio.get_running_loop())
+        future = producer.put_async("T", b"x")
+        eventually(lambda: future.is_answered, "answered")
+        assert (await future).queue_offset == 1 and (await future).queue_offset == 1
+        assert not wakes
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_put_is_stored_and_holds_up_no_other(parts, producer, stopped):
+    async def run():
+        resume = stopped(native.WRITER)
+        futures = [producer.put_async("T", b"%d" % n) for n in range(4)]
+
+        async def wait(future):
+            return await future
+
+        tasks = [asyncio.create_task(wait(future)) for future in futures]
+        at_once = asyncio.create_task(wait(futures[0]))
+        await asyncio.sleep(0)
+        at_once.cancel()  # while it looks for the answer
+        await until(lambda: producer._puts._pending._loops, "the tasks wait")
+        await asyncio.sleep(0.01)
+        tasks[0].cancel()
+        tasks[2].cancel()
+        for task in (at_once, tasks[0], tasks[2]):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(wait(futures[1]), 0.02)
+        resume()
+        assert [(await task).queue_offset for task in (tasks[1], tasks[3])] == [2, 4]
+        assert [(await future).queue_offset for future in futures] == [1, 2, 3, 4]
+        assert not producer._puts._pending._loops
+
+    asyncio.run(run())
+
+
+def test_one_future_serves_several_tasks_a_callback_and_a_thread(parts, producer, stopped):
+    called = []
+
+    async def run():
+        resume = stopped(native.WRITER)
+        future = producer.put_async("T", b"x")
+
+        async def wait():
+            return await future
+
+        before = [asyncio.create_task(wait()) for _ in range(3)]
+        await asyncio.sleep(0.01)  # they wait for the batch
+        future.add_done_callback(called.append)  # from now on a full Future
+        after = [asyncio.create_task(wait()) for _ in range(3)]
+        thread = threading.Thread(target=lambda: called.append(future.result(60)))
+        thread.start()
+        await asyncio.sleep(0.01)
+        resume()
+        results = {await task for task in before + after}
+        await asyncio.get_running_loop().run_in_executor(None, thread.join)
+        assert results == {future.result(0)} and results.pop().queue_offset == 1
+
+    asyncio.run(run())
+    eventually(lambda: len(called) == 2, "the callback and the thread")
+
+
+def test_loops_in_several_threads_share_a_producer(producer):
+    results, errors = [], []
+
+    async def task():
+        for _ in range(50):
+            results.append((await put(producer)).queue_offset)
+
+    async def run():
+        await asyncio.gather(*(task() for _ in range(20)))
+
+    def loop():
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(scaled_timeout_s(60))
+    assert not errors and sorted(results) == list(range(1, 4001))
+
+
+def test_a_loop_that_closes_leaves_the_producer_whole(parts, producer, stopped):
+    resume = stopped(native.WRITER)
+    loop = asyncio.new_event_loop()
+    tasks = [loop.create_task(put(producer)) for _ in range(5)]
+    loop.call_later(0.05, loop.stop)
+    loop.run_forever()
+    assert not any(task.done() for task in tasks)
+    for task in tasks:
+        task._log_destroy_pending = False
+    loop.close()
+    resume()
+    assert asyncio.run(put(producer)).queue_offset == 6
+    eventually(lambda: not producer._puts._pending._loops, "the closed loop is forgotten")
+
+
+def test_a_loop_that_is_stopped_gets_the_answers_when_it_runs_again(producer, stopped):
+    resume = stopped(native.WRITER)
+    loop = asyncio.new_event_loop()
+    tasks = [loop.create_task(put(producer)) for _ in range(5)]
+    loop.call_later(0.05, loop.stop)
+    loop.run_forever()
+    resume()
+    assert producer.put("T", b"x").ok
+    results = loop.run_until_complete(asyncio.gather(*tasks))
+    loop.close()
+    assert [result.queue_offset for result in results] == [1, 2, 3, 4, 5]
+
+
+def test_the_loop_goes_on_while_a_put_waits_for_its_sync(make_parts, stopped):
+    parts = make_parts(mode=native.MODE_SYNC, sync_flush_timeout_ms=60_000, **ROOMY)
+
+    async def run(producer):
+        resume = stopped(native.FLUSHER, parts)
+        tasks = [asyncio.create_task(put(producer, b"%d" % n)) for n in range(50)]
+        await until(lambda: native.load_position(parts.control.wrote) > native.load_position(parts.control.flushed), "written")
+        longest_s = 0.0
+        for _ in range(200):
+            began_s = time.monotonic()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.monotonic() - began_s)
+        assert not any(task.done() for task in tasks) and longest_s < scaled_timeout_s(5)
+        wakes = counted_wakes(asyncio.get_running_loop())
+        resume()
+        for result in await asyncio.gather(*tasks):
+            assert native.load_position(parts.control.flushed) >= result.physical_offset + result.size_bytes
+        assert len(wakes) <= 20, "one sync is for all that wait for it"
+
+    with parts.producer() as producer:
+        assert producer.put("T", b"first").ok
+        asyncio.run(run(producer))
+
+
+@pytest.mark.parametrize(("identity", "status"), [
+    ({"mode": native.MODE_SYNC, "sync_flush_timeout_ms": 200}, PutStatus.FLUSH_DISK_TIMEOUT),
+    ({"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": 100}, PutStatus.FLUSH_SLAVE_TIMEOUT),
+], ids=["no sync", "no slave confirms"])
+def test_an_awaited_put_that_is_not_durable_in_time_says_so(make_parts, stopped, identity, status):
+    parts = make_parts(**identity, **ROOMY)
+    native.store(parts.control.replicator, "slaves_connected", 1)
+
+    async def run(producer):
+        return await asyncio.gather(*(put(producer) for _ in range(20)))
+
+    with parts.producer() as producer:
+        assert producer.put("T", b"first", wait=False).ok
+        stopped(native.FLUSHER, parts)
+        assert {result.status for result in asyncio.run(run(producer))} == {status}
+
+
+def test_a_put_without_a_slave_waits_for_the_disk_before_it_says_so(make_parts, stopped):
+    parts = make_parts(mode=native.MODE_SYNC, role=native.SYNC_MASTER, replicates=1, sync_flush_timeout_ms=60_000,
+                       slave_timeout_ms=60_000, **ROOMY)
+
+    async def run(producer):
+        resume = stopped(native.FLUSHER, parts)
+        task = asyncio.create_task(put(producer))
+        await until(lambda: native.load_position(parts.control.wrote) > native.load_position(parts.control.flushed), "written")
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        resume()
+        result = await task
+        assert result.status is PutStatus.SLAVE_NOT_AVAILABLE
+        assert native.load_position(parts.control.flushed) >= result.physical_offset + result.size_bytes
+
+    with parts.producer() as producer:
+        assert producer.put("T", b"first", wait=False).ok
+        asyncio.run(run(producer))
+
+
+def test_awaited_puts_of_an_engine_that_dies_are_indeterminate_and_the_next_one_has_a_new_session(parts, stopped):
+    async def run(producer):
+        stopped(native.WRITER)
+        tasks = [asyncio.create_task(put(producer)) for _ in range(20)]
+        await until(lambda: producer._puts._pending._loops, "the tasks wait")
+        native.store(parts.control.state, "retired", 1)  # as a start does that recovers the store
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, PutIndeterminateError) and "it may or may not be stored" in str(found)
+
+    with parts.producer(refusals="raise") as producer:
+        assert producer.put("T", b"first").ok
+        asyncio.run(run(producer))
+
+
+def test_awaited_puts_get_the_answers_of_the_next_writer(parts, producer, stopped):
+    async def run():
+        stopped(native.WRITER)
+        tasks = [asyncio.create_task(put(producer)) for _ in range(20)]
+        await until(lambda: producer._puts._pending._loops, "the tasks wait")
+        parts.kill(native.WRITER)
+        parts.start(native.WRITER)
+        return await asyncio.gather(*tasks)
+
+    assert [result.queue_offset for result in asyncio.run(run())] == list(range(1, 21))
+
+
+def test_closing_the_producer_in_the_loop_answers_its_tasks(parts, producer):
+    async def run():
+        tasks = [asyncio.create_task(put(producer)) for _ in range(50)]
+        await asyncio.sleep(0)
+        producer.close()
+        return await asyncio.gather(*tasks)
+
+    assert [result.queue_offset for result in asyncio.run(run())] == list(range(1, 51))
+
+
+def test_closing_a_producer_whose_puts_have_no_answer_ends_their_tasks(parts, producer, stopped):
+    async def run():
+        resume = stopped(native.WRITER)
+        tasks = [asyncio.create_task(put(producer)) for _ in range(10)]
+        await until(lambda: producer._puts._pending._loops, "the tasks wait")
+        await asyncio.get_running_loop().run_in_executor(None, producer.close)
+        results = await asyncio.gather(*tasks)
+        resume()
+        return results
+
+    assert all(result.indeterminate for result in asyncio.run(run()))
+
+
+def test_a_put_of_the_parent_that_a_forked_child_awaits_is_indeterminate(parts, producer, stopped):
+    resume = stopped(native.WRITER)
+    future = producer.put_async("T", b"x")
+    child = os.fork()
+    if child == 0:
+        async def wait():
+            return await future
+
+        result = asyncio.run(wait())
+        os._exit(int(not (result.indeterminate and "parent" in result.reason)))
+    assert os.waitpid(child, 0)[1] == 0
+    resume()
+    assert future.result(60).ok
