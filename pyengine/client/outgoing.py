@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine import arguments
 from pyengine._front import Turn
-from pyengine.errors import DiskError, StoreBusyError, UsageError
+from pyengine.errors import DiskError, StoreBusyError, UsageError, did_you_mean, require_extra
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
     MULTI_DISPATCH_SEPARATOR,
@@ -48,6 +48,9 @@ from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import SEPARATOR
 from pyengine.storage.file_system import HeldStore
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
@@ -262,6 +265,94 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
     if tags:
         pieces.append(f"{PROPERTY_TAGS}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_TAGS, tags, 'tags')}")
     return PROPERTY_SEPARATOR.join(pieces)
+
+
+PIECE_BYTES, BATCH_PIECE_BYTES = 64 << 20, 256 << 10  # a batch must fit into a segment, and so be small beside the smallest ones
+_RECORD_BYTES = 256  # most of a record's bytes beside its body and properties
+
+
+class RowColumns(NamedTuple):
+    """The names of a table's columns that make a message of each row; each of `properties` is a property of its name."""
+
+    body: str = "body"
+    keys: str | None = None
+    tags: str | None = None
+    properties: tuple[str, ...] = ()
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether messages have a body only."""
+        return self == RowColumns(self.body)
+
+
+def pieces_of(table: object, columns: RowColumns, most_bytes: int) -> Iterator[list[bytes] | list[BatchMessage]]:
+    """Yield the rows of a table, or of an Arrow stream, as messages, in pieces of at most `most_bytes`, or of one message.
+
+    UsageError for a column that is missing, is of a wrong type, or has a null body; TypeError if it is no table.
+    """
+    require_extra("pyarrow", name="arrow")
+    import pyarrow as pa
+
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if not hasattr(table, "__arrow_c_stream__"):
+        raise TypeError(f"table must be a table of pyarrow, Polars, DuckDB or pandas, or an Arrow stream, not {type(table).__name__}")
+    reader = pa.RecordBatchReader.from_stream(table)
+    for name in (columns.body, columns.keys, columns.tags, *columns.properties):
+        if name is not None and name not in reader.schema.names:
+            raise UsageError(f"the table has no column {name!r}{did_you_mean(name, reader.schema.names)}")
+    piece: list[Any] = []
+    size_bytes = 0
+    for batch in reader:
+        for message, message_bytes in _messages(batch, columns):
+            if piece and size_bytes + message_bytes > most_bytes:
+                yield piece
+                piece, size_bytes = [], 0
+            piece.append(message)
+            size_bytes += message_bytes
+    if piece:
+        yield piece
+
+
+def _messages(batch: pyarrow.RecordBatch, columns: RowColumns) -> Iterator[tuple[bytes | BatchMessage, int]]:
+    """Yield each row as a message, and its bytes: of a body alone, or the most that the record takes."""
+    bodies = _values(batch, columns.body, "large_binary")
+    if None in bodies:
+        raise UsageError(f"the column {columns.body!r} has a null: give each row a body, perhaps an empty one")
+    if columns.are_plain:
+        yield from ((body, len(body)) for body in bodies)
+        return
+    none = [None] * len(bodies)
+    is_list = columns.keys is not None and _is_list(batch, columns.keys)
+    keys = none if columns.keys is None else _values(batch, columns.keys, "large_list" if is_list else "large_string")
+    tags = none if columns.tags is None else _values(batch, columns.tags, "large_string")
+    properties = [_values(batch, name, "large_string") for name in columns.properties]
+    for body, words, tag, *values in zip(bodies, keys, tags, *properties):
+        own = {name: value for name, value in zip(columns.properties, values) if value is not None}
+        chars = len(tag or "") + sum(len(word) + 1 for word in words or ()) + sum(len(name) + len(own[name]) + 2 for name in own)
+        yield BatchMessage(body, tag, words, own), _RECORD_BYTES + len(body) + 4 * chars  # a character has up to 4 bytes
+
+
+def _is_list(batch: pyarrow.RecordBatch, name: str) -> bool:
+    kind = str(batch.schema.field(name).type)
+    return kind.startswith(("list", "large_list"))
+
+
+def _values(batch: pyarrow.RecordBatch, name: str, kind: str) -> list[Any]:
+    """Return the values of a column as Python has this type of Arrow; UsageError for a column of another type."""
+    import pyarrow as pa
+
+    column = batch.column(batch.schema.names.index(name))
+    wanted = pa.large_list(pa.large_string()) if kind == "large_list" else getattr(pa, kind)()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if kind == "large_binary" and not str(column.type).removeprefix("large_").startswith(("string", "binary", "fixed_size_binary")):
+        raise UsageError(f"the column {name!r} is {column.type}, not text or bytes: encode it first, for example as JSON")
+    try:
+        values: list[Any] = column.cast(wanted).to_pylist()
+    except pa.ArrowException as error:
+        raise UsageError(f"the column {name!r} is {column.type}, which cannot be read as {wanted}: {error}") from None
+    return values
 
 
 def properties_bytes(text: str) -> bytes:

@@ -156,6 +156,7 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
 _PUT_BATCH_KEYWORDS = ("topic", "messages", "queue_id", "properties", "wait", "timeout_s", "sharding_key")
 _PUT_PREPARED_KEYWORDS = ("topic", "body", "queue_id", "tags", "keys", "properties", "flag", "group", "unique_key", "wait", "timeout_s")
+_PUT_ARROW_KEYWORDS = ("topic", "table", "body", "keys", "tags", "properties", "queue_id", "wait", "timeout_s", "sharding_key")
 _PUT_MANY_KEYWORDS = ("topic", "bodies", "queue_id", "tags", "keys", "properties", "flag", "wait", "timeout_s", "sharding_key")
 
 
@@ -325,6 +326,36 @@ class Producer(ProducerFront):
         """
         message = OutgoingMessage(topic, b"", queue_id, properties=properties, sharding_key=sharding_key)
         return cast(PutResult, self._put(self._checked(self._batch_entry, message, messages, wait), timeout_s))
+
+    @_named("put_arrow", _PUT_ARROW_KEYWORDS)
+    def put_arrow(self, topic: str, table: object, *, body: str = "body", keys: str | None = None, tags: str | None = None,
+                  properties: Sequence[str] = (), queue_id: int | None = None, wait: bool = True, timeout_s: float | None = None,
+                  sharding_key: str | None = None) -> list[PutManyResult]:
+        """Store each row of a table as a message, in the order of the rows, in one queue; needs pyarrow.
+
+        `table` is one of pyarrow, Polars, DuckDB or pandas, or any Arrow stream. `body`, `keys`, `tags` and `properties` name its
+        columns; a property has the name of its column, and a null is none. Bodies are bytes or text, keys one text or a list.
+
+        Rows are put in pieces, each as by put_many(): all of its rows or none, with one result. A piece has up to 64 MiB, with keys,
+        tags or properties up to 256 KiB. The first piece that is not PUT_OK ends the call: earlier ones are stored, as a
+        note of its PutError says (connect(refusals="return") returns all results, that one last).
+        """
+        columns = outgoing.RowColumns(body, keys, tags, tuple(arguments.several(properties, "properties", "a sequence of str")))
+        most_bytes = outgoing.PIECE_BYTES if columns.are_plain else outgoing.BATCH_PIECE_BYTES
+        results: list[PutManyResult] = []
+        try:
+            for piece in outgoing.pieces_of(table, columns, most_bytes):
+                message = OutgoingMessage(topic, b"", queue_id, sharding_key=sharding_key)
+                make = self._many_entry if columns.are_plain else self._batch_entry
+                results.append(_of_many(self._put(self._checked(make, message, piece, wait), timeout_s)))
+                if not results[-1].ok:
+                    break
+                queue_id = results[-1].queue_id if sharding_key is None else None
+        except Exception as error:
+            if results:
+                error.add_note(f"{sum(result.count for result in results)} rows of the table are stored, those of earlier pieces")
+            raise
+        return results
 
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
@@ -674,6 +705,15 @@ class Producer(ProducerFront):
         if arguments.integer(level, "delay_level") < 0:
             raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {len(self._delays_ms)}, or 0")
         return outgoing.delayed(topic, queue_id, text, level, len(self._delays_ms))
+
+
+def _of_many(result: PutOutcome) -> PutManyResult:
+    """Return the result of a batch as one of put_many."""
+    if isinstance(result, PutManyResult):
+        return result
+    end = result.physical_offset + result.size_bytes if result.stored else -1
+    return PutManyResult(result.status, result.count, result.queue_offset, result.physical_offset, end, result.store_timestamp_ms,
+                         result.topic, result.queue_id, result.reason, result.indeterminate)
 
 
 def _host_flags(born_host: bytes, store_host: bytes) -> int:
