@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +113,74 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 def children(process: subprocess.Popen[bytes]) -> set[int]:
     """The pids of a process's children."""
     return {one.pid for one in psutil.Process(process.pid).children(recursive=True)}
+
+
+# ---- scenes, for a library whose tasks are `work(name)` and `held(name)` --------------
+# held(name) notes NAME-begun, waits for the file NAME-go, and notes NAME. send_all(rig, task, [(name,), ...]) sends.
+
+SendAll = Callable[[Rig, str, list[tuple[str]]], None]
+
+
+def assert_two_workers_run_each_task_once(workers: Rig, send_all: SendAll) -> None:
+    """Two workers of a new topic share its tasks."""
+    send_all(workers, "work", [(f"warm-{n}",) for n in range(8)])
+    workers.noted(*(f"warm-{n}" for n in range(8)))
+    pids = workers.wait_until_shared(2)
+    names = [f"shared-{n}" for n in range(200)]
+    send_all(workers, "work", [(name,) for name in names])
+    found = workers.noted(*names)
+    assert set(Counter(each.what for each in found).values()) == {1} and {each.pid for each in found} == pids
+    workers.wait_until_acknowledged()
+    assert pyengine.TopicConfigs(workers.store).read().rows[workers.topic].write_queue_nums == 4
+
+
+def assert_kill_9_loses_no_task(own: Rig, send_all: SendAll, after_victim: Callable[[int, set[str]], None]) -> tuple[int, list[Note]]:
+    """Kill one of two workers under load, then all of them, and start again: each task is run, and none that is stored as done twice.
+
+    `after_victim` gets the pid of the killed worker and the tasks that had begun; it waits for what the library does then. Returns
+    that pid, and the notes up to the second kill.
+    """
+    process = own.start()
+    before = [f"before-{n}" for n in range(100)]
+    send_all(own, "work", [(name,) for name in before])
+    own.noted(*before)
+    own.wait_until_acknowledged()
+    own.wait_until_shared(2)
+    held = [f"held-{n}" for n in range(3)]
+    send_all(own, "held", [(name,) for name in held])
+    begun = {each.what: each.pid for each in own.noted(*(f"{name}-begun" for name in held))}
+    names = [f"load-{n}" for n in range(1500)]
+    send_all(own, "work", [(name,) for name in names])
+    eventually(lambda: own.lag() <= 1500 + 3 - 300, "what is done in the queue without a held task is stored")
+    victim = begun["held-0-begun"]
+    os.kill(victim, signal.SIGKILL)
+    after_victim(victim, set(begun))
+    kill_group(process)
+    killed = own.notes()
+    for name in held:
+        (own.folder / f"{name}-go").touch()
+    own.start()
+    runs = Counter(each.what for each in own.noted(*before, *names, *held))
+    own.wait_until_acknowledged()
+    assert {runs[name] for name in before} == {1}
+    return victim, killed
+
+
+def assert_sigterm_lets_tasks_end(own: Rig, send_all: SendAll, stopping: str) -> None:
+    """Tasks that run when the workers are told to stop (their log says `stopping`) end and are acknowledged; none is run again."""
+    process = own.start()
+    send_all(own, "held", [("long",), ("longer",)])
+    own.noted("long-begun", "longer-begun")
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: stopping in own.log, "the workers wait for their tasks")
+    for name in ("long", "longer"):
+        (own.folder / f"{name}-go").touch()
+    assert process.wait(scaled_timeout_s(60)) == 0, own.log
+    own.wait_until_acknowledged()
+    send_all(own, "work", [("later",)])
+    own.start()
+    own.noted("later")
+    assert Counter(each.what for each in own.notes()) == {"long-begun": 1, "longer-begun": 1, "long": 1, "longer": 1, "later": 1}, own.log
 
 
 @contextlib.contextmanager

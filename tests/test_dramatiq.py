@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,13 @@ from dramatiq.errors import QueueJoinTimeout, QueueNotFound
 
 import pyengine
 from fix_cli import environment
-from fix_tasks import kill_group, rig, task_store  # noqa: F401
+from fix_tasks import (
+    assert_kill_9_loses_no_task,
+    assert_sigterm_lets_tasks_end,
+    assert_two_workers_run_each_task_once,
+    rig,
+    task_store,  # noqa: F401
+)
 from pyengine import testing
 from pyengine.dramatiq import PyengineBroker
 from test_docs import blocks_of
@@ -93,16 +98,9 @@ def dead_letters(rig):
 
 
 def test_two_workers_share_the_messages_of_a_new_queue_and_run_each_once(workers):
-    send_all(workers, "work", [(f"warm-{n}",) for n in range(8)])
-    workers.noted(*(f"warm-{n}" for n in range(8)))
-    pids = workers.wait_until_shared(2)
-    names = [f"shared-{n}" for n in range(200)]
-    send_all(workers, "work", [(name,) for name in names])
-    found = workers.noted(*names)
-    assert set(Counter(each.what for each in found).values()) == {1} and {each.pid for each in found} == pids
+    assert_two_workers_run_each_task_once(workers, send_all)
     broker_of(workers).join("default", timeout=int(scaled_timeout_s(60) * 1000))
     assert workers.lag() == 0
-    assert pyengine.TopicConfigs(workers.store).read().rows[workers.topic].write_queue_nums == 4
 
 
 def test_a_delayed_message_is_not_run_before_its_time(workers):
@@ -131,45 +129,12 @@ def test_a_body_that_is_no_message_and_an_unknown_actor_are_dead_letters(workers
 
 
 def test_kill_9_under_load_loses_no_message_and_repeats_none_that_is_stored_as_done(own):
-    process = own.start()
-    before = [f"before-{n}" for n in range(100)]
-    send_all(own, "work", [(name,) for name in before])
-    own.noted(*before)
-    own.wait_until_acknowledged()
-    own.wait_until_shared(2)
-    held = [f"held-{n}" for n in range(3)]
-    send_all(own, "held", [(name,) for name in held])
-    begun = {each.what: each.pid for each in own.noted(*(f"{name}-begun" for name in held))}
-    names = [f"load-{n}" for n in range(1500)]
-    send_all(own, "work", [(name,) for name in names])
-    eventually(lambda: own.lag() <= 1500 + 3 - 300, "what is done in the queue without a held message is stored")
-    victim = begun["held-0-begun"]
-    os.kill(victim, signal.SIGKILL)
-    eventually(lambda: "shutting down" in own.log.lower(), "Dramatiq ends when one of its workers was killed")
-    kill_group(process)
-    for name in held:
-        (own.folder / f"{name}-go").touch()
-    own.start()
-    runs = Counter(each.what for each in own.noted(*before, *names, *held))
-    own.wait_until_acknowledged()
-    assert {runs[name] for name in before} == {1}
+    assert_kill_9_loses_no_task(own, send_all, lambda victim, begun: eventually(
+        lambda: "shutting down" in own.log.lower(), "Dramatiq ends when one of its workers was killed"))
 
 
 def test_sigterm_lets_running_actors_end_and_acknowledges_them(own):
-    process = own.start()
-    send_all(own, "held", [("long",), ("longer",)])
-    own.noted("long-begun", "longer-begun")
-    process.send_signal(signal.SIGTERM)
-    eventually(lambda: "Shutting down..." in own.log, "the workers wait for their actors")
-    for name in ("long", "longer"):
-        (own.folder / f"{name}-go").touch()
-    assert process.wait(scaled_timeout_s(60)) == 0, own.log
-    own.wait_until_acknowledged()
-    send_all(own, "work", [("later",)])
-    own.start()
-    own.noted("later")
-    assert Counter(each.what for each in own.notes()) == {
-        "long-begun": 1, "longer-begun": 1, "long": 1, "longer": 1, "later": 1}, own.log
+    assert_sigterm_lets_tasks_end(own, send_all, "Shutting down...")
 
 
 @pytest.mark.ci

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,7 +18,13 @@ from taskiq.kicker import AsyncKicker
 
 import pyengine
 from fix_cli import environment
-from fix_tasks import kill_group, rig, task_store  # noqa: F401
+from fix_tasks import (
+    assert_kill_9_loses_no_task,
+    assert_sigterm_lets_tasks_end,
+    assert_two_workers_run_each_task_once,
+    rig,
+    task_store,  # noqa: F401
+)
 from pyengine.taskiq import PyengineBroker
 from test_docs import blocks_of, reader  # noqa: F401
 from waiting import eventually, scaled_timeout_s
@@ -95,15 +98,7 @@ def own(task_store, tmp_path, request):  # noqa: F811
 
 
 def test_two_workers_share_the_tasks_of_a_new_topic_and_run_each_once(workers):
-    send_all(workers, "work", [(f"warm-{n}",) for n in range(8)])
-    workers.noted(*(f"warm-{n}" for n in range(8)))
-    pids = workers.wait_until_shared(2)
-    names = [f"shared-{n}" for n in range(200)]
-    send_all(workers, "work", [(name,) for name in names])
-    found = workers.noted(*names)
-    assert set(Counter(each.what for each in found).values()) == {1} and {each.pid for each in found} == pids
-    workers.wait_until_acknowledged()
-    assert pyengine.TopicConfigs(workers.store).read().rows[workers.topic].write_queue_nums == 4
+    assert_two_workers_run_each_task_once(workers, send_all)
 
 
 @pytest.mark.parametrize("labels", [{"delay": 1.5}, {"deliver_at": True}, {"delay": 0.1, "deliver_at": True}], ids=str)
@@ -131,49 +126,17 @@ def test_a_failed_task_is_retried_and_one_that_fails_each_time_is_done(workers):
 
 
 def test_kill_9_under_load_loses_no_task_and_repeats_none_that_is_stored_as_done(own):
-    process = own.start()
-    before = [f"before-{n}" for n in range(100)]
-    send_all(own, "work", [(name,) for name in before])
-    own.noted(*before)
-    own.wait_until_acknowledged()
-    own.wait_until_shared(2)
-    held = [f"held-{n}" for n in range(3)]
-    send_all(own, "held", [(name,) for name in held])
-    begun = {each.what: each.pid for each in own.noted(*(f"{name}-begun" for name in held))}
-    names = [f"load-{n}" for n in range(1500)]
-    send_all(own, "work", [(name,) for name in names])
-    eventually(lambda: own.lag() <= 1500 + 3 - 300, "what is done in the queue without a held task is stored")
-    victim = begun["held-0-begun"]
-    os.kill(victim, signal.SIGKILL)
-    eventually(lambda: {each.what for each in own.notes() if each.pid != victim} >= begun.keys(), "another worker has the victim's tasks")
-    kill_group(process)
-    killed = own.notes()
-    for name in held:
-        (own.folder / f"{name}-go").touch()
-    own.start()
-    runs = Counter(each.what for each in own.noted(*before, *names, *held))
-    own.wait_until_acknowledged()
-    assert {runs[name] for name in before} == {1}
+    def another_has_them(victim, begun):
+        eventually(lambda: {each.what for each in own.notes() if each.pid != victim} >= begun, "another worker has the victim's tasks")
+
+    victim, killed = assert_kill_9_loses_no_task(own, send_all, another_has_them)
     firsts = {each.what: each.pid for each in reversed(killed)}
     again = {each.what for each in killed if firsts[each.what] != each.pid}
     assert {firsts[name] for name in again} == {victim}  # until everything was killed, only the victim's came again
 
 
 def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
-    process = own.start()
-    send_all(own, "held", [("long",), ("longer",)])
-    own.noted("long-begun", "longer-begun")
-    process.send_signal(signal.SIGTERM)
-    eventually(lambda: "running tasks to complete" in own.log, "the workers wait for their tasks")
-    for name in ("long", "longer"):
-        (own.folder / f"{name}-go").touch()
-    assert process.wait(scaled_timeout_s(60)) == 0, own.log
-    own.wait_until_acknowledged()
-    send(own, "work", "later")
-    own.start()
-    own.noted("later")
-    assert Counter(each.what for each in own.notes()) == {
-        "long-begun": 1, "longer-begun": 1, "long": 1, "longer": 1, "later": 1}, own.log
+    assert_sigterm_lets_tasks_end(own, send_all, "running tasks to complete")
     assert "Traceback" not in own.log
 
 

@@ -45,6 +45,14 @@ def put_until_refused(producer, bodies: list[bytes], first: int = 0) -> str:
     raise AssertionError("no put was refused")
 
 
+def put_another_in_its_place(engine, make_engine, messages: int, **settings):
+    """Move the store of `engine`, and start another one with as many messages at its old path: (that engine, its bodies)."""
+    engine.root = engine.root.rename(engine.root.with_name("moved"))
+    other = make_engine(**settings)
+    other.start()
+    return other, put_numbers(other, 500_000, messages)
+
+
 def names_below(folder) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
@@ -78,10 +86,7 @@ def test_a_new_store_at_the_old_path_is_not_touched(make_engine):
     supervisor, root = engine.pid("supervisor"), engine.root
     with pyengine.connect(root, refusals="return") as producer:
         assert producer.put("T", b"x", queue_id=1).ok
-        engine.root = root.rename(root.with_name("moved"))
-        other = make_engine(mapped_file_size_commit_log_bytes=SEGMENT)
-        other.start()
-        theirs = put_numbers(other, 500_000, 3)
+        other, theirs = put_another_in_its_place(engine, make_engine, 3, mapped_file_size_commit_log_bytes=SEGMENT)
         reason = put_until_refused(producer, bodies)
         assert "moved, removed or replaced" in reason, reason
         wait_ended(supervisor)
@@ -283,10 +288,7 @@ def test_consumers_commit_into_no_other_store_and_say_what_happened(make_engine)
     consumer = pyengine.consume(root, "T", group="G", from_="first", auto_commit=False)
     messages = consumer.pull(5, timeout_s=10)
     assert [message.body for message in messages] == [b"%06d" % number for number in range(5)]
-    engine.root = root.rename(root.with_name("moved"))
-    other = make_engine()
-    other.start()
-    put_numbers(other, 500_000, 20)
+    other, _ = put_another_in_its_place(engine, make_engine, 20)
 
     def refuses():
         try:
@@ -326,10 +328,7 @@ def test_a_reader_stays_with_its_store_and_then_says_that_it_was_moved(make_engi
     root = engine.root
     with pyengine.open_store(root) as store:
         assert store.get_message("T", 0, 0).messages[0].body == bodies[0]
-        engine.root = root.rename(root.with_name("moved"))
-        other = make_engine()
-        other.start()
-        put_numbers(other, 500_000, 20)
+        other, _ = put_another_in_its_place(engine, make_engine, 20)
 
         def refuses():
             try:
