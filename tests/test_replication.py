@@ -8,6 +8,7 @@ import signal
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 import pyengine
@@ -415,3 +416,19 @@ def test_a_slave_that_is_linked_is_promoted_while_its_master_lives(make_engine):
     assert "takes no puts" in done.document["notes"][0]
     assert put(pair.slave.root, b"two") == [PutStatus.PUT_OK]
     assert bodies(pair.master.root) == [b"one"]
+
+
+def test_a_slave_whose_store_is_moved_acknowledges_nothing_more_and_goes_on_from_there(make_engine):
+    pair = Pair(make_engine).start()
+    assert put(pair.master.root, b"one") == [PutStatus.PUT_OK]
+    supervisor = psutil.Process(pair.slave.pid("supervisor"))
+    root = pair.slave.root
+    pair.slave.root = root.rename(root.with_name("moved"))
+    eventually(lambda: not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE, "the slave has ended", timeout_s=60)
+    assert "STORE_LOST" in pair.slave.log() and not root.exists() and not (pair.slave.root / "abort").exists()
+    eventually(lambda: put(pair.master.root, b"alone") == [PutStatus.SLAVE_NOT_AVAILABLE], "the master says that no slave confirms")
+    pair.slave.start()
+    pair.wait_linked()
+    assert put(pair.master.root, b"both") == [PutStatus.PUT_OK]
+    pair.wait_equal()
+    assert bodies(pair.slave.root) == bodies(pair.master.root) and bodies(pair.slave.root)[-1] == b"both"

@@ -470,11 +470,15 @@ class HeldStore:
     """
 
     def __init__(self, name: str | os.PathLike[str], descriptor: int = -1) -> None:
-        """Open the folder, or take the `descriptor` that another process of the engine opened. OSError if it cannot be opened."""
+        """Open the folder, or take the `descriptor` that another process of the engine opened. OSError, or DiskError without /proc."""
         self.name = Path(shown(str(Path(name).absolute())))
         self._opened: list[int] = []
         self.descriptor = self._hold(Path(name)) if descriptor < 0 else descriptor
         self.root = Path(f"/proc/self/fd/{self.descriptor}")
+        if not self.root.exists():
+            _release(self._opened)
+            raise DiskError(f"{self.name} cannot be used: /proc is not mounted here, by which pyengine reaches a folder whatever its name "
+                            "becomes: mount it (mount -t proc proc /proc)", errno=errno.ENOENT)
         self._parents: dict[Path, int] = {}  # folders with a folder of the log, held open like the store
         self._finalizer = weakref.finalize(self, _release, self._opened)
         self._finalizer.atexit = False

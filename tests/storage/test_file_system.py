@@ -5,9 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from faults.mounts import own_mounts, with_own_mounts
+from fix_cli import run
+from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskError, EngineError, command, disk_error, shown
 from pyengine.formats.paths import log_folders
 from pyengine.storage import file_system
@@ -15,6 +20,8 @@ from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import create_file, make_folders, write_config
 from pyengine.storage.file_system import HeldStore
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery.recover import recover
 
 
 @pytest.fixture
@@ -161,3 +168,19 @@ def test_a_held_folder_that_is_dropped_is_closed(root):
     gc.collect()
     assert not os.path.exists(path) or not os.path.samefile(path, root)
     assert shown(str(path)) == str(path)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("word", ["start", "topics"])
+def test_without_proc_what_holds_the_store_open_says_to_mount_it(tmp_path, word):
+    builder = StoreBuilder(tmp_path / "store")
+    builder.put("T", b"body")
+    recover(MessageStore(builder.root, builder.geometry))
+    with_own_mounts(_without_proc, word, builder.root)
+
+
+def _without_proc(word: str, root: Path) -> None:
+    own_mounts()
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+    done = run(word, root)
+    assert done.code and f"{root} cannot be used: /proc is not mounted here" in done.stderr, done
