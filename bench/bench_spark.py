@@ -4,7 +4,7 @@
     python bench/bench_spark.py --plan 16,2000      what the driver takes to plan a read through so many queues
     python bench/bench_spark.py --hop               what each step between the log and the JVM costs, and designs for it
 
---page writes the figures into their place in docs/performance.md. --keep DIR keeps log and Parquet files in DIR, and takes those
+--page writes the figures into their place in bench/notes/engine.md. --keep DIR keeps log and Parquet files in DIR, and takes those
 that are there; --prepare makes them and measures nothing.
 
 MB/s are bytes of the log, whichever form is read; the page cache is hot. Both read the
@@ -53,7 +53,7 @@ from spark_data import QUEUES, T0_MS, TOPICS, write_log  # noqa: E402
 SEGMENT_BYTES = 256 << 20
 QUEUE_FILE_BYTES = 200_000  # of plans: as many queues as are asked for have room
 WARM_UP_ROUNDS = 3
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+PAGE = Path(__file__).resolve().parent / "notes" / "engine.md"
 COLUMNS = "topic,partition,offset,physicalOffset,timestamp,bornTimestamp,tags,keys,properties,value"
 
 

@@ -193,7 +193,7 @@ def rows(points: Sequence[Point]) -> Iterator[list[str]]:
 
 
 def markdown(measured: dict[str, list[Point]]) -> str:
-    """All tables, as docs/performance.md shows them."""
+    """All tables, as bench/notes/engine.md shows them."""
     lines = []
     for dimension in DIMENSIONS:
         if points := measured.get(dimension.name):

@@ -7,7 +7,7 @@ they live. The workers of both are started anew; the recorder's name is removed 
 Each pair puts as many messages into both, the first of them by turns. Its ratio is with / without: of the writer's CPU
 time for a message, of that of all processes of the engine, and of the messages a second. The table has the median of all pairs and
 its 95 % confidence interval by order statistics, which asks nothing of how the ratios are distributed. --page writes it into
-docs/performance.md.
+bench/notes/engine.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pyengine.cli.torture import wait_for  # noqa: E402
 from pyengine.ipc.shared_objects import RECORDER, find_folder  # noqa: E402
 from run import SETTINGS  # noqa: E402
 
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE / "notes" / "engine.md"
 NAME, MAKER = "recorder", "bench/recorder.py"
 PAIRS_OF_ENGINES = 8
 RATIOS = ("writer's CPU a message", "engine's CPU a message", "messages a second")

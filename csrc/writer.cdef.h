@@ -32,7 +32,7 @@
 #define MS_AHEAD_MAX 64
 #define MS_SESSION_WORDS 16      /* a bit for each of MS_SESSION_SLOTS */
 #define MS_PASS_BYTES 4194304
-/* From this size on a write is cheaper than stores and populating their pages (docs/performance.md). */
+/* From this size on a write is cheaper than stores and populating their pages (bench/notes/engine.md). */
 #define MS_GATHER_BYTES_MIN 16384
 
 /* Why ms_writer_run returned. */

@@ -70,32 +70,45 @@ def test_a_bench_row_lists_the_causes_of_its_waits_once(monkeypatch, tmp_path):
     assert bench.stalls("put", 128) == {} == bench.stalls("put", 128, 4), "each is told once"
 
 
-# ---- the table of the README -------------------------------------------------
+# ---- the tables of the pages -------------------------------------------------
 
 def turns(rate: float) -> list[dict]:
     return [{"rate": rate * factor, "busy_us": 1.0, "p50_us": 1.0, "p99_us": 2.0} for factor in (0.5, 1, 2)]
 
 
 DOCUMENT = {
-    "machine": {"cpus": 2, "python": "3.11.2", "kernel": "6.1", "file_system": "ext4", "load": 0.25, "date": "2026-11-23"},
+    "machine": {"cpus": 2},
     "outcomes": [
-        {"work": {"name": "put, 128 B"}, "turns": {"pyengine": turns(865_432), "rocketmq": turns(1_234_567), "sqlite": turns(42_000)}},
-        {"work": {"name": "put, sync"}, "turns": {"pyengine": turns(950), "rocketmq": turns(512)}}]}
+        {"work": {"name": "put, 128 B"}, "turns": {"pyengine": turns(865_432), "rocketmq": turns(1_730_864), "lmdb": turns(42_000)}},
+        {"work": {"name": "put, sync"}, "turns": {"pyengine": turns(950), "rocketmq": turns(475)[::-1]}}],
+    "single": [{"question": "engine ready", "figure": "0.25 s", "by": "run.py"}],
+    "spark": [{"body_bytes": 1024, "full read": 1.071}],
+    "gateway": [{"work": "consume", "rate": 49580, "rate_ratio": 0.891, "cpu_ratio": 0.611}]}
 
 
-BEGIN, END = "<!-- figures: made by bench/figures.py -->\n", "<!-- end of figures -->\n"
+def place(name: str, lines: str) -> str:
+    return f"<!-- {name}: made by bench/figures.py -->\n{lines}<!-- end of {name} -->\n"
+
+
+def pages(**lines: str) -> tuple[str, str]:
+    """README and the page with these lines in their places."""
+    long = "".join(place(name, lines.get(name, "old\n")) for name in ("comparison", "single", "spark", "gateway"))
+    return "before\n" + place("figures", lines.get("figures", "old\n")) + "after\n", long
 
 
 @pytest.fixture
 def figures(monkeypatch, tmp_path):
-    """bench/figures.py over a README and kept figures of the test's own."""
+    """bench/figures.py over pages and kept figures of the test's own."""
     spec = importlib.util.spec_from_file_location("figures", ROOT / "bench" / "figures.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.syspath_prepend(ROOT / "bench")
     spec.loader.exec_module(module)
+    for name, text in zip(("README", "PAGE"), pages(), strict=True):
+        monkeypatch.setattr(module, name, tmp_path / name)
+        getattr(module, name).write_text(text)
     monkeypatch.setattr(module, "KEPT", tmp_path / "figures.json")
-    monkeypatch.setattr(module, "PAGE", tmp_path / "README.md")
-    module.PAGE.write_text(f"before\n{BEGIN}old\n{END}after\n")
+    monkeypatch.setattr(module, "SHORT", ("put, 128 B",))
+    module.KEPT.write_text(json.dumps(DOCUMENT))
     return module
 
 
@@ -104,40 +117,39 @@ def run_figures(figures, monkeypatch, *arguments: object) -> None:
     figures.main()
 
 
-def test_the_readme_has_the_table_of_the_run_that_is_kept():
+def test_the_pages_have_the_tables_of_the_run_that_is_kept():
     done = subprocess.run([sys.executable, ROOT / "bench" / "figures.py", "--check"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_tables_rates_are_medians_in_three_digits(figures, monkeypatch, tmp_path):
+def test_a_comparison_is_the_median_of_the_rounds_ratios_with_its_spread(figures, monkeypatch, tmp_path):
     run = tmp_path / "run.json"
-    run.write_text(json.dumps(DOCUMENT))
+    run.write_text(json.dumps({"machine": {"cpus": 4}, "outcomes": DOCUMENT["outcomes"]}))
     run_figures(figures, monkeypatch, run)
-    assert figures.PAGE.read_text() == f"""before
-{BEGIN}Messages a second, medians of 3 rounds in turns, 2 CPUs, ext4, 2026-11-23, load 0.2 before the run:
-
-| work | pyengine | RocketMQ 4.9.8 | SQLite WAL |
-|---|---|---|---|
-| put, 128 B | 865 k | 1.23 M | 42 k |
-| put, sync | 950 | 512 | - |
-{END}after
-"""
+    assert (figures.README.read_text(), figures.PAGE.read_text()) == pages(
+        figures="| work | messages a second | RocketMQ |\n|---|---|---|\n| put, 128 B | 865k (433k-1.73M) | 0.50 (0.50-0.50) |\n",
+        comparison="| work | messages a second | RocketMQ | LMDB |\n|---|---|---|---|\n"
+                   "| put, 128 B | 865k (433k-1.73M) | 0.50 (0.50-0.50) | 20.61 (20.61-20.61) |\n"
+                   "| put, sync | 950 (475-1.9k) | 2.00 (0.50-8.00) | - |\n",
+        single="| question | figure | measured by |\n|---|---|---|\n| engine ready | 0.25 s | `bench/run.py` |\n",
+        spark="| bodies | full read |\n|---|---|\n| 1,024 B | 1.07 |\n",
+        gateway="| work | messages a second | rate, of RocketMQ's | CPU a message, of RocketMQ's |\n|---|---|---|---|\n"
+                "| consume | 49,580 | 0.89 | 0.61 |\n")
+    assert json.loads(figures.KEPT.read_text())["machine"] == {"cpus": 4}
     run_figures(figures, monkeypatch, "--check")
 
 
-def test_a_bench_table_that_differs_from_the_kept_figures_fails_the_check(figures, monkeypatch):
-    figures.KEPT.write_text(json.dumps(DOCUMENT))
+def test_a_page_that_differs_from_the_kept_figures_fails_the_check(figures, monkeypatch):
     with pytest.raises(SystemExit, match="run bench/figures.py"):
         run_figures(figures, monkeypatch, "--check")
-    assert "old" in figures.PAGE.read_text()
+    assert "old" in figures.README.read_text()
 
 
 def test_a_page_without_the_markers_is_left_alone(figures, monkeypatch):
-    figures.KEPT.write_text(json.dumps(DOCUMENT))
-    figures.PAGE.write_text("nothing")
+    figures.README.write_text("nothing")
     with pytest.raises(SystemExit, match="has no line"):
         run_figures(figures, monkeypatch)
-    assert figures.PAGE.read_text() == "nothing"
+    assert figures.README.read_text() == "nothing"
 
 
 def test_an_earlier_run_is_shown_beside_this_one(monkeypatch, capsys):
