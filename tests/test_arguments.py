@@ -78,11 +78,8 @@ def test_a_flag_beyond_its_field_is_refused(producer, flag):
     (lambda producer: producer.put_batch("orders", [b"x"], queue_id="0"), "queue_id must be int, not str"),
     (lambda producer: producer.put_batch("orders", [BatchMessage(b"x", flag="1")]), "flag must be int, not str"),
     (lambda producer: producer.put_batch("orders", 5), "messages must be an iterable of BatchMessage or bytes, not int"),
-    (lambda producer: producer.put_prepared(b"orders", b"x"), "topic must be str, not bytes"),
-    (lambda producer: producer.put_prepared("orders", b"x", group=5), "group must be str, not int"),
-    (lambda producer: producer.end_transaction(5, "commit"), "msg_id must be str, not int"),
 ])
-def test_puts_of_many_and_transactions_name_the_wrong_argument(producer, call, says):
+def test_puts_of_many_name_the_wrong_argument(producer, call, says):
     with pytest.raises(WRONG_TYPE, match=f"^{says}"):
         call(producer)
 
@@ -194,7 +191,6 @@ async def handle(message):
     (lambda producer: producer.put_many("orders"), "Producer.put_many[(][)] missing"),
     (lambda producer: producer.put_many_async("orders", [b"x"], tag="a"), "^put_many_async[(][)] has no argument 'tag' .*tags[?]"),
     (lambda producer: producer.put_batch("orders", [b"x"], tags="a"), "^put_batch[(][)] has no argument 'tags': it has topic, messages"),
-    (lambda producer: producer.put_prepared("orders", b"x", tag="a"), "^put_prepared[(][)] has no argument 'tag' .*tags[?]"),
 ])
 def test_an_error_about_arguments_names_the_public_call(producer, call, says):
     with pytest.raises(WRONG_TYPE, match=says):
@@ -235,7 +231,7 @@ def test_what_is_no_place_is_refused_where_an_offset_or_a_datetime_is_meant(stor
 def test_a_topic_that_no_group_could_consume_is_refused_by_each_put(producer):
     for put in (lambda: producer.put("a@b", b"x"), lambda: producer.put_async("a@b", b"x").result(10),
                 lambda: producer.put_many("a@b", [b"x"]), lambda: producer.put_batch("a@b", [b"x"]),
-                lambda: producer.put("a@b", b"x", queue_id=None), lambda: producer.put_prepared("a@b", b"x")):
+                lambda: producer.put("a@b", b"x", queue_id=None)):
         answer = told(put)
         assert "MESSAGE_ILLEGAL" in answer and "'a@b' holds '@'" in answer and "leave it out" in answer
 

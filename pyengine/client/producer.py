@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
@@ -46,7 +45,6 @@ from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
 from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
-    PROPERTY_PRODUCER_GROUP,
     PROPERTY_SEPARATOR,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TRANSACTION_PREPARED,
@@ -55,7 +53,6 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_NONE,
-    SYS_FLAG_TRANSACTION_PREPARED,
     TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
@@ -78,8 +75,7 @@ from pyengine.storage.engine_id import read_engine_id
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from pyengine.client.half_messages import Outcome
-    from pyengine.client.transactions import Checker, GroupTransactions, TransactionBlock, Transactions
+    from pyengine.client.transactions import Checker, GroupTransactions, TransactionBlock
     from pyengine.ipc.session_client import ProducerSession
 
 Refusals = Literal["raise", "return"]
@@ -155,7 +151,6 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
 _PUT_BATCH_KEYWORDS = ("topic", "messages", "queue_id", "properties", "wait", "timeout_s", "sharding_key")
-_PUT_PREPARED_KEYWORDS = ("topic", "body", "queue_id", "tags", "keys", "properties", "flag", "group", "unique_key", "wait", "timeout_s")
 _PUT_ARROW_KEYWORDS = ("topic", "table", "body", "keys", "tags", "properties", "queue_id", "wait", "timeout_s", "sharding_key")
 _PUT_MANY_KEYWORDS = ("topic", "bodies", "queue_id", "tags", "keys", "properties", "flag", "wait", "timeout_s", "sharding_key")
 
@@ -185,7 +180,7 @@ class Producer(ProducerFront):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
-    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "_choice",
+    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
                  "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, refusals: Refusals = "raise",
@@ -200,7 +195,6 @@ class Producer(ProducerFront):
         self._delays_ms = delays_ms
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
-        self._transactions: Transactions | None = None
         self._choice: QueueChoice | None = None
         self._topic_queue_nums = topic_queue_nums
         self._enters_topics = enters_topics
@@ -215,8 +209,6 @@ class Producer(ProducerFront):
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()
-        if self._transactions is not None:
-            self._transactions.close()
         if self._choice is not None:
             self._choice.close()
 
@@ -461,36 +453,6 @@ class Producer(ProducerFront):
         self._refuse_sizes(len(body), queue_id, message.flag)
         return RawMessage(message.topic, body, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=message.flag,
                           born_timestamp_ms=time.time_ns() // 1_000_000)
-
-    @_named("put_prepared", _PUT_PREPARED_KEYWORDS)
-    def put_prepared(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
-                     keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                     group: str = "pyengine", unique_key: str | None = None, wait: bool = True,
-                     timeout_s: float | None = None) -> PutResult:
-        """Store a message that consumers do not see before end_transaction() commits it; keep `msg_id` of the result.
-
-        `group` is the producer's name (PGROUP); `unique_key` is a new one by default. The other options are those of put().
-        """
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag,
-                                  unique_key=unique_key or uuid.uuid4().hex.upper())
-        raw = self._checked(self._transaction_raw, message, {PROPERTY_PRODUCER_GROUP: arguments.text(group, "group")})
-        if not isinstance(raw, RawMessage):
-            return cast(PutResult, self._puts.give(raw))
-        return self.put_raw(replace(raw, sys_flag=SYS_FLAG_TRANSACTION_PREPARED, wait_store_msg_ok=wait), timeout_s=timeout_s)
-
-    def end_transaction(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
-        """Commit or roll back the prepared message of this id: "commit" or "rollback".
-
-        The result has the offsets of the commit or rollback record; consumers find a committed message there. A repeated
-        call with the same outcome has the same result; one with the other outcome is refused if the store still has the first
-        (docs/transactions.md). `wait` and `timeout_s` as in put(). UsageError for another outcome.
-        """
-        if self._transactions is None:
-            from pyengine.client.transactions import Transactions
-
-            itself = weakref.proxy(self)  # so that a producer that is dropped ends
-            self._transactions = Transactions(lambda message, timeout_s: itself._put_raw(message, timeout_s), self._puts.root)
-        return cast(PutResult, self._puts.give(self._transactions.end(msg_id, outcome, wait=wait, timeout_s=timeout_s)))
 
     # ---- choice of the queue ------------------------------------------------------
 

@@ -1,65 +1,37 @@
-"""A producer's transactions: messages that consumers see only after their producer has committed them, in two ways.
+"""A producer's transactions: messages that consumers see only after their producer has committed them.
 
 With RocketMQ's half messages and their check-back (half_messages.py):
 
     with producer.transaction(checker=look_it_up) as transaction:
         transaction.put("orders", b"order 17 is paid")      # no consumer sees it yet
         pay()                                                # an exception rolls it back
-
-As RocketMQ's store has them, without a check-back:
-
-    prepared = producer.put_prepared("orders", b"paid", keys="order-17")
-    ...                                             # the producer's own work
-    producer.end_transaction(prepared.msg_id, "commit")     # or "rollback"
-
-Two bits of sysFlag tell three kinds of record in the log apart (docs/formats.md
-section 4). *Prepared*: queue offset 0, in no queue, but found by its keys. *Commit*: the
-message itself, in its queue and in the index, with the offset of the prepared record.
-*Rollback*: the prepared record without its body, in no queue and not in the index.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from pyengine import arguments
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
-from pyengine.client.outgoing import OutgoingMessage, RawMessage, RefusedError, TransactionLimits, raw_of
-from pyengine.errors import EngineError, FormatError, UsageError
+from pyengine.client.outgoing import OutgoingMessage, RawMessage, TransactionLimits
+from pyengine.errors import EngineError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
     PROPERTY_PRODUCER_GROUP,
-    PROPERTY_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_COMMIT,
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from pyengine.formats.record import Message, decode_message_id, encode_properties, hash_map_order
-from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.formats.record import Message
+from pyengine.results import PutResult
 
 Checker = Callable[[Message], Outcome | None]
 """Decides about a transaction that a kill left open: its outcome, or None to be asked again later."""
-ENDED_MAX = 10_000     # ended transactions that a producer remembers
-COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
-COMMITTED_POLL_INTERVAL_S = 0.002
-UNDISPATCHED_BYTES_MAX = 16 << 20  # without slaves, dispatch_at=replicated leaves more
-_KINDS = {"commit": SYS_FLAG_TRANSACTION_COMMIT, "rollback": SYS_FLAG_TRANSACTION_ROLLBACK}
 _LOG = logging.getLogger("pyengine.client.transactions")
-
-
-# ---- with half messages --------------------------------------------------------------
 
 
 class TransactionBlock:
@@ -227,118 +199,3 @@ class GroupTransactions:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self.halves.close()
-
-
-# ---- with prepared messages ----------------------------------------------------------
-
-
-class Transactions:
-    """Ends the prepared messages of one producer, which does the puts and owns this object. Thread-safe: one at a time.
-
-    `put_raw(message, timeout_s)` is the producer's.
-    """
-
-    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult], root: Path) -> None:
-        self._put_raw = put_raw
-        self._root = root
-        self._reader: LiveStoreReader | None = None
-        self._lock = threading.Lock()
-        self._ended: OrderedDict[int, tuple[str, PutResult]] = OrderedDict()
-
-    def end(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
-        """Implement Producer.end_transaction."""
-        arguments.text(msg_id, "msg_id")
-        if outcome not in _KINDS:
-            raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
-        with self._lock:
-            return self._end(msg_id, outcome, wait, timeout_s)
-
-    def _end(self, msg_id: str, outcome: Outcome, wait: bool, timeout_s: float | None) -> PutResult:
-        try:
-            prepared = self._prepared(msg_id)
-            done, result = self._ended.get(prepared.physical_offset) or self._found_end(prepared)
-            if result is not None:
-                if done == outcome:
-                    return result
-                raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
-                              f"the transaction of {msg_id} has ended by {done} already, at offset {result.physical_offset}")
-        except RefusedError as refused:
-            return PutResult(refused.status, reason=refused.reason)
-        except EngineError as error:  # the store cannot be read now
-            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=str(error))
-        result = self._put_end(prepared, outcome, wait, timeout_s)
-        if result.physical_offset >= 0:
-            self._ended[prepared.physical_offset] = outcome, result
-            if len(self._ended) > ENDED_MAX:
-                self._ended.popitem(last=False)
-        return result
-
-    def close(self) -> None:
-        """Close the store's files."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _put_end(self, prepared: Message, outcome: Outcome, wait: bool, timeout_s: float | None) -> PutResult:
-        """Put the second record; as in RocketMQ its property text is written from a map without TRAN_MSG."""
-        names = [name for name in hash_map_order(prepared.properties) if name != PROPERTY_TRANSACTION_PREPARED]
-        return self._put_raw(replace(
-            raw_of(prepared, {}), body=prepared.body if outcome == "commit" else b"",
-            properties_text=encode_properties({name: prepared.properties[name] for name in names}),
-            sys_flag=prepared.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | _KINDS[outcome],
-            prepared_transaction_offset=prepared.physical_offset, wait_store_msg_ok=wait), timeout_s)
-
-    # ---- the log ----------------------------------------------------------------
-
-    def _open_reader(self) -> LiveStoreReader:
-        if self._reader is None:
-            self._reader = LiveStoreReader(self._root)
-        return self._reader
-
-    def _prepared(self, msg_id: str) -> Message:
-        """Return the prepared message of this id, or raise RefusedError."""
-        try:
-            _, offset = decode_message_id(msg_id)
-        except FormatError as error:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, str(error)) from None
-        reader = self._open_reader()
-        deadline_s = time.monotonic() + COMMITTED_WAIT_S
-        while True:
-            is_readable = offset < reader.max_physical_offset(ReadLevel.COMMITTED)  # asked before the read, since the limit moves
-            message = reader.message(msg_id, ReadLevel.COMMITTED)
-            if message is not None:
-                break
-            if is_readable or time.monotonic() >= deadline_s:
-                raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
-            time.sleep(COMMITTED_POLL_INTERVAL_S)
-        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_PREPARED:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
-        return message
-
-    def _found_end(self, prepared: Message) -> tuple[str, PutResult | None]:
-        """Return the commit from the index, or the end from what is not dispatched yet, whichever producer put it.
-
-        A rollback is in no index.
-        """
-        reader = self._open_reader()
-        undispatched = max(reader.dispatched_offset(ReadLevel.COMMITTED), prepared.physical_offset + prepared.size_bytes)
-        indexed = reader.query_message(prepared.topic, prepared.uniq_key, level=ReadLevel.COMMITTED) if prepared.uniq_key else []
-        for found in chain(indexed, _messages_from(reader, undispatched)):
-            for outcome, kind in _KINDS.items():
-                if (found.sys_flag & SYS_FLAG_TRANSACTION_MASK == kind
-                        and found.prepared_transaction_offset == prepared.physical_offset):
-                    return outcome, PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset,
-                                              found.size_bytes, found.store_timestamp_ms, found.topic, found.queue_id)
-        return "", None
-
-
-def _messages_from(reader: LiveStoreReader, offset: int) -> Iterator[Message]:
-    """Yield the messages of the log from `offset` on, of the first UNDISPATCHED_BYTES_MAX."""
-    end = min(reader.max_physical_offset(ReadLevel.COMMITTED), offset + UNDISPATCHED_BYTES_MAX)
-    while offset < end:
-        message = reader.message_at(offset, ReadLevel.COMMITTED)
-        if message is not None:
-            yield message
-            offset += message.size_bytes
-        else:  # the blank that ends a segment
-            offset += reader.commit_log.size_bytes - offset % reader.commit_log.size_bytes

@@ -181,8 +181,7 @@ def test_turns_in_c_and_in_python_are_the_same_turns(engine, producer, rng: rand
         lambda: producer.put("ways", b"x").queue_id, lambda: producer.put("ways", b"x", tags="t").queue_id,
         lambda: producer.put("ways", b"x", keys="k").queue_id, lambda: producer.put("ways", bytearray(b"x")).queue_id,
         lambda: producer.put_async("ways", b"x").result(30).queue_id, lambda: producer.put_many("ways", [b"x"]).queue_id,
-        lambda: producer.put_many("ways", (b"x" for _ in range(2))).queue_id, lambda: producer.put_batch("ways", [b"x"]).queue_id,
-        lambda: producer.put_prepared("ways", b"x").queue_id)
+        lambda: producer.put_many("ways", (b"x" for _ in range(2))).queue_id, lambda: producer.put_batch("ways", [b"x"]).queue_id)
     queues = [rng.choice(ways)() for _ in range(120)]
     assert queues == [(queues[0] + number) % 3 for number in range(120)]
 

@@ -667,7 +667,6 @@ def test_dropped_producers_give_everything_back(make_parts):
     for use in range(20):
         producer = parts.producer()
         assert producer.put("T", b"x").ok
-        assert producer.put_prepared("T", b"never ended").ok
         if use % 2:
             future = producer.put_async("T", b"y")
             del producer
@@ -789,7 +788,6 @@ WAYS = {
     "put_batch": lambda producer: producer.put_batch("T", [b"x"]),
     "put_raw": lambda producer: producer.put_raw(RAW),
     "put_batch_raw": lambda producer: producer.put_batch_raw(RAW, [BatchMember(b"x", 0, "")]),
-    "put_prepared": lambda producer: producer.put_prepared("T", b"x"),
     "a large put": lambda producer: producer.put("T", bytes(900_000)),
     "put_async": lambda producer: producer.put_async("T", b"x").result(60),
     "put_async with keys": lambda producer: producer.put_async("T", b"x", keys="k").result(60),

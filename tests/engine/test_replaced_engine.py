@@ -33,7 +33,6 @@ CALLS = {
     "put_batch": lambda producer, body: producer.put_batch("T", [body]),
     "put_raw": lambda producer, body: producer.put_raw(RawMessage("T", body)),
     "put_batch_raw": lambda producer, body: producer.put_batch_raw(RawMessage("T"), [BatchMember(body, 0, "")]),
-    "put_prepared": lambda producer, body: producer.put_prepared("T", body),
 }
 
 
@@ -93,7 +92,7 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
     engine = make_engine()
     engine.start()
     old = pyengine.connect(engine.root)
-    prepared = old.put_prepared("T", b"to be ended")
+    old.put("T", b"of the old engine")
     session = old._puts.session
     epoch, slot, generation = session.identity.epoch, session.slot, session.generation
     engine.stop()
@@ -106,7 +105,7 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
             assert _ask(channel, {"want": "close", "slot": slot, "generation": generation, "epoch": epoch})[0] == {"closed": False}
             assert "error" in _ask(channel, {"want": "close", "slot": slot, "generation": generation})[0]
         assert new._puts.session.is_open
-        assert old.end_transaction(prepared.msg_id, "commit").ok
+        assert old.put("T", b"of the old producer").ok
         old.close()
         assert new._puts.session.is_open and new.put("T", b"goes on").ok
         assert native.load(row, "state") == native.SESSION_OPEN
