@@ -15,17 +15,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyengine.client.consumer import Consumer, consume
+    from pyengine.client.consumer import ConsumeOptions, Consumer, consume
     from pyengine.client.consumer_groups import ConsumerGroups, GroupState, QueueLag, Start
     from pyengine.client.half_messages import Outcome
     from pyengine.client.handler import run_consumer, run_consumer_async
     from pyengine.client.outgoing import BatchMessage, RawMessage
     from pyengine.client.pending_puts import PutFuture
-    from pyengine.client.producer import Producer, connect
+    from pyengine.client.producer import ConnectOptions, Producer, connect
     from pyengine.client.retries import DeadLetterQueue, DeadLetters
     from pyengine.client.tables import TablesReport, TopicsFailedError, write_tables
     from pyengine.client.transactions import Checker, Transaction
     from pyengine.engine.embedded import Engine
+    from pyengine.engine_config import EngineSettings
     from pyengine.errors import (
         ConfigError,
         CorruptionError,
@@ -74,16 +75,17 @@ _MODULES = {
     "pyengine.client.retries": ("DeadLetterQueue", "DeadLetters",),
     "pyengine.client.consumer_groups": ("ConsumerGroups", "GroupState", "QueueLag", "Start",),
     "pyengine.storage.config": ("EngineConfig", "load_config"),
-    "pyengine.client.consumer": ("Consumer", "consume"),
+    "pyengine.client.consumer": ("ConsumeOptions", "Consumer", "consume"),
     "pyengine.client.handler": ("run_consumer", "run_consumer_async"),
     "pyengine.engine.embedded": ("Engine",),
+    "pyengine.engine_config": ("EngineSettings",),
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
         "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
         "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
     "pyengine.formats.record": ("Message",),
-    "pyengine.client.producer": ("Producer", "connect"),
+    "pyengine.client.producer": ("ConnectOptions", "Producer", "connect"),
     "pyengine.results": (
         "GetResult", "GetStatus", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError",
         "PutResult", "PutStatus", "ReadLevel",
@@ -94,13 +96,13 @@ _SUBMODULES = ("arrow",)  # those that a program uses by `import pyengine` alone
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BatchMessage", "Checker", "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DeadLetterQueue", "DeadLetters",
-    "DegradedError", "DiskError", "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError", "ExitCode",
-    "FlushError", "FormatError", "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message",
-    "NotAStoreError", "Outcome", "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult",
-    "PutNotDurableError", "PutRefusedError", "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "ScanChoice",
-    "Start", "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs",
-    "TopicsFailedError", "Transaction", "UsageError",
+    "BatchMessage", "Checker", "ConfigError", "ConnectOptions", "ConsumeOptions", "Consumer", "ConsumerGroups",
+    "CorruptionError", "DeadLetterQueue", "DeadLetters", "DegradedError", "DiskError", "DiskFullError", "Engine",
+    "EngineConfig", "EngineError", "EngineSettings", "EngineUnavailableError", "ExitCode", "FlushError", "FormatError",
+    "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message", "NotAStoreError", "Outcome",
+    "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError",
+    "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "ScanChoice", "Start", "StoreBusyError", "StoreReader",
+    "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs", "TopicsFailedError", "Transaction", "UsageError",
     "__version__", "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async", "write_tables",
 ]
 

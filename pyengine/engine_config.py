@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 from pyengine.arguments import INT32_MAX
 from pyengine.errors import ConfigError, UsageError
@@ -592,3 +593,133 @@ KEPT_NAMES: tuple[str, ...] = (
     "transaction_timeout_ms", "transaction_check_max", "transaction_check_interval_ms",
     "store_path_commit_log", "read_only_commit_log_store_paths",
 )
+
+
+class EngineSettings(TypedDict, total=False):
+    """Settings as keywords, for type checkers and editors: what `Engine`, `connect`, `consume` and others take (docs/configuration.md).
+
+    Numbers and truth values may be given as text too, as in `mapped_file_size_commit_log_bytes="16MiB"`.
+    """
+
+    # -- made by scripts/reference.py
+    mapped_file_size_commit_log_bytes: int | str
+    mapped_file_size_consume_queue_bytes: int | str
+    mapped_file_size_consume_queue_ext_bytes: int | str
+    max_hash_slot_num: int | str
+    max_index_num: int | str
+    store_path_commit_log: str
+    read_only_commit_log_store_paths: str
+    flush_disk_type: str
+    transient_store_pool_enable: bool | str
+    transient_store_pool_size: int | str
+    flush_interval_commit_log_ms: int | str
+    commit_interval_commit_log_ms: int | str
+    sync_flush_timeout_ms: int | str
+    zero_ahead_bytes: int | str
+    put_timeout_ms: int | str
+    default_topic_queue_nums: int | str
+    transaction_timeout_ms: int | str
+    transaction_check_max: int | str
+    transaction_check_interval_ms: int | str
+    max_message_size_bytes: int | str
+    message_delay_level: str
+    os_page_cache_busy_timeout_ms: int | str
+    broker_role: str
+    flush_delay_offset_interval_ms: int | str
+    store_host: str
+    replay_clock: bool | str
+    ha_listen_port: int | str
+    ha_listen_host: str
+    ha_secret_file: str
+    ha_peers: str
+    ha_allow_plain: str
+    ha_master_address: str
+    slave_timeout_ms: int | str
+    min_in_sync_replicas: int | str
+    ha_slaves_share_hosts: bool | str
+    ha_slave_fallbehind_max_bytes: int | str
+    dispatch_at: str
+    sync_from: str
+    ack_level: str
+    ha_compare_bytes: int | str
+    ha_cut: str
+    ha_connections_max: int | str
+    ha_transfer_batch_size_bytes: int | str
+    ha_send_heartbeat_interval_ms: int | str
+    ha_housekeeping_interval_ms: int | str
+    gateway_enable: bool | str
+    gateway_listen_host: str
+    gateway_namesrv_port: int | str
+    gateway_broker_port: int | str
+    gateway_advertised_host: str
+    broker_name: str
+    broker_cluster_name: str
+    auto_create_topic_enable: bool | str
+    auto_create_subscription_group: bool | str
+    gateway_connections_max: int | str
+    gateway_address_connections_max: int | str
+    gateway_idle_timeout_ms: int | str
+    gateway_frame_max_bytes: int | str
+    gateway_connection_max_bytes: int | str
+    gateway_memory_max_bytes: int | str
+    acl_enable: bool | str
+    gateway_acl_file: str
+    gateway_tls_mode: str
+    gateway_tls_cert_file: str
+    gateway_tls_key_file: str
+    gateway_tls_client_ca_file: str
+    gateway_tls_client_auth: str
+    message_index_enable: bool | str
+    flush_interval_consume_queue_ms: int | str
+    enable_consume_queue_ext: bool | str
+    enable_lmq: bool | str
+    enable_multi_dispatch: bool | str
+    max_lmq_consume_queue_num: int | str
+    check_crc_on_recover: bool | str
+    access_message_in_memory_max_ratio: int | str
+    max_transfer_bytes_on_message_in_memory_bytes: int | str
+    max_transfer_count_on_message_in_memory: int | str
+    max_transfer_bytes_on_message_in_disk_bytes: int | str
+    max_transfer_count_on_message_in_disk: int | str
+    file_reserved_time_hours: int | str
+    log_retention_bytes: int | str
+    delete_when: str
+    clean_resource_interval_ms: int | str
+    delete_files_batch_max: int | str
+    delete_commit_log_files_interval_ms: int | str
+    delete_consume_queue_files_interval_ms: int | str
+    destroy_mapped_file_interval_forcibly_ms: int | str
+    redelete_hanged_file_interval_ms: int | str
+    disk_max_used_space_ratio: int | str
+    disk_space_clean_forcibly_ratio: int | str
+    disk_space_warning_level_ratio: int | str
+    disk_space_enough_bytes: int | str
+    clean_file_forcibly_enable: bool | str
+    shm_directory: str
+    sessions_max: int | str
+    session_ring_bytes: int | str
+    spin: int | str
+    warm_mapped_file_enable: bool | str
+    commit_commit_log_least_pages: int | str
+    commit_commit_log_thorough_interval_ms: int | str
+    flush_consume_queue_least_pages: int | str
+    flush_consume_queue_thorough_interval_ms: int | str
+    bit_map_length_consume_queue_ext: int | str
+    message_index_safe: bool | str
+    default_query_max_num: int | str
+    flush_commit_log_timed: bool | str
+    flush_commit_log_least_pages: int | str
+    flush_commit_log_thorough_interval_ms: int | str
+    flush_least_pages_when_warm_mapped_file: int | str
+    use_reentrant_lock_when_put_message: bool | str
+    fast_fail_if_no_buffer_in_store_pool: bool | str
+    max_msgs_num_batch: int | str
+    offset_check_in_slave: bool | str
+    disk_fall_recorded: bool | str
+    debug_lock_enable: bool | str
+    enable_schedule_message_stats: bool | str
+    enable_schedule_async_deliver: bool | str
+    schedule_async_deliver_max_pending_limit: int | str
+    schedule_async_deliver_max_resend_num_to_blocked: int | str
+    put_msg_index_hight_water: int | str
+    # -- end

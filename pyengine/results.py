@@ -286,7 +286,7 @@ class GetRecords(NamedTuple):
     max_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GetResult:
     """The answer to get_message: RocketMQ's status, the messages, and where to ask next.
 
@@ -304,6 +304,15 @@ class GetResult:
     """The offset after the queue's last message at this level."""
     queue_offsets: list[int] = field(default_factory=list)
     """The number of each message in the queue that was asked."""
+
+    def __repr__(self) -> str:
+        return (f"GetResult({self.status.name}, {len(self.messages)} messages, next_begin_offset={self.next_begin_offset}, "
+                f"min_offset={self.min_offset}, max_offset={self.max_offset})")
+
+    def _repr_html_(self) -> str:
+        from pyengine.formats.record import messages_table
+
+        return messages_table(repr(self), self.messages)
 
     def placed(self, queue_id: int) -> list[Message]:
         """Return the messages with `queue_id` and `queue_offset` of the queue that was read, for messages of light queues too."""

@@ -22,10 +22,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from pyengine.client.outgoing import RefusedError, properties_text, topic_bytes
 from pyengine.engine.embedded import Engine
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import UsageError
 from pyengine.formats.record import Message, body_crc, record_size
 
@@ -34,7 +35,7 @@ try:
 except ImportError:  # unittest, doctest and scripts use the rest
     pytest = None  # type: ignore[assignment]
 
-SMALL_FILES: Mapping[str, Any] = {
+SMALL_FILES: EngineSettings = {
     "mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 6000, "max_hash_slot_num": 1000,
     "max_index_num": 4000, "max_message_size_bytes": 256 << 10}
 """The sizes of an ephemeral store: 2 MB for a few messages, and files that end soon enough for a test to see the next."""
@@ -46,13 +47,14 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def ephemeral_store(**settings: Any) -> Iterator[Engine]:
+def ephemeral_store(**settings: Unpack[EngineSettings]) -> Iterator[Engine]:
     """Run an engine on a new store in memory inside the block, and remove both at its end.
 
     `settings` are those of pyengine.Engine; the files are small (SMALL_FILES) unless these say otherwise. `engine.path` is the
     store. A program that was killed leaves its folder, which the next ephemeral store of the same user removes.
     """
-    with _folder() as folder, Engine(folder / "store", **{**SMALL_FILES, **settings}) as engine:
+    chosen: EngineSettings = {**SMALL_FILES, **settings}
+    with _folder() as folder, Engine(folder / "store", **chosen) as engine:
         yield engine
 
 

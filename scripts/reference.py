@@ -1,4 +1,5 @@
 """Generates docs/commands.md, configuration.md, events.md and shared_memory.md, and parts of spark.md and upgrades.md, from the code.
+The keywords of settings, EngineSettings in pyengine/engine_config.py, come from the table of settings.
 
 `python scripts/reference.py docs` writes them. A test compares them with the code, so they are up to date.
 """
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import click
 
+from pyengine import engine_config
 from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
 from pyengine.engine_config import KEPT_NAMES, SETTINGS
 from pyengine.events import ERROR, INFO, WARNING, Event
+from pyengine.settings import Setting
 from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
 
 GROUPS = {
@@ -279,6 +282,16 @@ def with_layout(page: str) -> str:
     return page[:row.start(1)] + str(LAYOUT_VERSION) + page[row.end(1):]
 
 
+def with_settings(source: str) -> str:
+    """Return pyengine/engine_config.py with the keywords of its table, for type checkers and editors, between their marks."""
+    def kind(row: Setting) -> str:
+        return "bool | str" if isinstance(row.default, bool) else "int | str" if isinstance(row.default, int) else "str"
+
+    before, begin, rest = source.partition("    # -- made by scripts/reference.py\n")
+    _, end, after = rest.partition("    # -- end\n")
+    return before + begin + "".join(f"    {name}: {kind(row)}\n" for name, row in SETTINGS.items()) + end + after
+
+
 PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "events.md": events_page,
          "shared_memory.md": shared_memory_page}
 
@@ -289,6 +302,8 @@ def main() -> None:
     for name, change in (("upgrades.md", with_layout), ("spark.md", with_tables)):
         path = Path(sys.argv[1]) / name
         path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path = Path(engine_config.__file__)
+    path.write_text(with_settings(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

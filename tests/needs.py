@@ -130,6 +130,15 @@ def _no_griffe() -> str | None:
     return None if importlib.util.find_spec("griffe") else "griffe not installed (extra `docs`)"
 
 
+def pyright_command() -> str | None:
+    """The `pyright` that a test starts, or `basedpyright`, whose package needs no further download."""
+    return shutil.which("pyright") or shutil.which("basedpyright")
+
+
+def _no_pyright() -> str | None:
+    return None if pyright_command() else "pyright not found on PATH (package pyright or basedpyright)"
+
+
 def _no_mypy() -> str | None:
     return None if importlib.util.find_spec("mypy") else "mypy not installed (extra `lint`)"
 
@@ -165,6 +174,7 @@ NEEDS = {
         Need("s3", functools.cache(_no_s3)),
         Need("griffe", functools.cache(_no_griffe)),
         Need("mypy", functools.cache(_no_mypy)),
+        Need("pyright", functools.cache(_no_pyright)),
         Need("go", functools.cache(_no_go)),
         Need("btrfs", functools.cache(_no_btrfs)),
         Need("arm", functools.cache(_no_arm)),

@@ -1,15 +1,21 @@
-"""The public names as mypy sees them in a user's program: results have their types, and misspelt names are errors."""
+"""The public names as mypy and pyright see them in a user's program: results have their types, misspelt names and keywords are errors."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import needs
 import pyengine
 from fix_cli import SOURCES
+from pyengine import engine_config
+from reference import with_settings
 from waiting import scaled_timeout_s
 
 RIGHT = """
@@ -34,10 +40,27 @@ def wait(future: pyengine.PutFuture[pyengine.PutResult], many: pyengine.PutFutur
 def refused(error: pyengine.PutError) -> str:
     return "in the log" if isinstance(error, pyengine.PutNotDurableError) else error.result.reason
 
+def settings(store: str, small: pyengine.EngineSettings) -> None:
+    with pyengine.Engine(store, shared=True, **small) as engine:
+        print(engine.state, engine.connect(timeout_s=1, ring_bytes=1 << 20, put_timeout_ms="5s"))
+    pyengine.Engine(store, mapped_file_size_commit_log_bytes="16MiB", gateway_enable=True, transient_store_pool_enable="false")
+    options: pyengine.ConsumeOptions = {"tags": "new", "from_": "last", "timeout_s": 3}
+    pyengine.run_consumer(store, "orders", "billing", print, concurrency=4, **options)
+    pyengine.open_store(store, max_transfer_count_on_message_in_memory=64)
+
+async def block(store: str) -> str:
+    async with pyengine.Engine(store) as engine, engine.connect() as producer:
+        return (await producer.put_async("orders", b"")).msg_id
+
+def times(message: pyengine.Message) -> str:
+    return f"{message.store_time - message.born_time} {message.born_time.isoformat()}"
+
 def annotate({names}) -> None: ...
 """
 WRONG = """
 import pyengine
+
+async def handle(message: pyengine.Message) -> None: ...
 
 async def wrong(producer: pyengine.Producer) -> None:
     (await producer.put_async("orders", b"")).offset  # error
@@ -46,21 +69,68 @@ async def wrong(producer: pyengine.Producer) -> None:
     producer.put("orders", "text")  # error
     pyengine.conect("store")  # error
     pyengine.connect("store", refusals="ignore")  # error
+    pyengine.connect("store", timeout=1)  # error
+    pyengine.consume("store", "orders", auto_comit=False)  # error
+    pyengine.consume("store", "orders", commit_interval_s="1s")  # error
+    pyengine.run_consumer("store", "orders", "billing", print, concurency=4)  # error
+    pyengine.run_consumer("store", "orders", "billing", print, auto_commit=True)  # error
+    await pyengine.run_consumer_async("store", "orders", "billing", handle, tag="new")  # error
+    pyengine.open_store("store", shm_dir="/tmp")  # error
+    pyengine.ConsumerGroups("store", flush_disk_typ="SYNC_FLUSH")  # error
+    pyengine.DeadLetters("store", topics=["orders"])  # error
+    pyengine.Engine("store", flush_disk_typ="SYNC_FLUSH")  # error
+    pyengine.Engine("store", max_index_num=1.5)  # error
+    pyengine.Engine("store", share=True)  # error
+    pyengine.Engine("store").connect(time_out_s=1)  # error
 """
 
 
-@pytest.mark.mypy
-def test_a_users_program_is_checked_against_the_types(tmp_path):
+WANTED = [("wrong.py", number) for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# error")]
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A folder with right.py, which has no error, and wrong.py, with one in each line that says so."""
     names = [name for name in pyengine.__all__ if name[0].isupper()]
     annotated = ", ".join(f"a_{name}: pyengine.{name}{'[pyengine.PutResult]' if name == 'PutFuture' else ''}" for name in names)
     (tmp_path / "right.py").write_text(RIGHT.replace("{names}", annotated))
     (tmp_path / "wrong.py").write_text(WRONG)
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\nfollow_imports = silent\n[mypy-pyengine.*]\nignore_errors = True\n")
-    done = subprocess.run([sys.executable, "-m", "mypy", "right.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True,
+    return tmp_path
+
+
+@pytest.mark.mypy
+def test_mypy_checks_a_users_program(program):
+    (program / "mypy.ini").write_text("[mypy]\nstrict = True\nfollow_imports = silent\n[mypy-pyengine.*]\nignore_errors = True\n")
+    done = subprocess.run([sys.executable, "-m", "mypy", "right.py", "wrong.py"], cwd=program, capture_output=True, text=True,
                           env={"MYPYPATH": str(SOURCES), "PATH": ""}, timeout=scaled_timeout_s(240), check=False)
-    found = [(name, int(line)) for name, line in re.findall(r"^(\w+\.py):(\d+): error", done.stdout, re.MULTILINE)]
-    wanted = [("wrong.py", number) for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# error")]
-    assert found == wanted, done.stdout + done.stderr
+    found = sorted({(name, int(line)) for name, line in re.findall(r"^(\w+\.py):(\d+): error", done.stdout, re.MULTILINE)})
+    assert found == WANTED, done.stdout + done.stderr
+
+
+@pytest.mark.pyright
+def test_pyright_checks_a_users_program(program):
+    (program / "pyrightconfig.json").write_text(json.dumps({
+        "typeCheckingMode": "standard", "extraPaths": [str(SOURCES)], "include": ["right.py", "wrong.py"]}))
+    done = subprocess.run([needs.pyright_command(), "--outputjson", "--pythonpath", sys.executable], cwd=program, capture_output=True,
+                          text=True, timeout=scaled_timeout_s(240), check=False)
+    found = sorted({(Path(each["file"]).name, each["range"]["start"]["line"] + 1)
+                    for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"})
+    assert found == WANTED, done.stdout + done.stderr
+
+
+def test_the_keywords_of_settings_are_those_of_their_table():
+    path = Path(engine_config.__file__)
+    assert with_settings(path.read_text()) == path.read_text(), "python scripts/reference.py docs"
+
+
+@pytest.mark.parametrize(("options", "call", "not_of_them"), [
+    (pyengine.ConnectOptions, pyengine.connect, {"path"}),
+    (pyengine.ConsumeOptions, pyengine.consume, {"path", "topic", "group", "auto_commit"})])
+def test_the_keywords_of_options_are_those_of_the_function(options, call, not_of_them):
+    given = {name: each.annotation for name, each in inspect.signature(call).parameters.items() if name not in {*not_of_them, "settings"}}
+    of_settings = pyengine.EngineSettings.__annotations__
+    own = {name: kind.__forward_arg__ for name, kind in options.__annotations__.items() if name not in of_settings}
+    assert own == given, f"{options.__name__} beside {call.__name__}() has its keywords"
 
 
 def test_names_of_the_module_are_loaded_when_they_are_used():

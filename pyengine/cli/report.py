@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -238,7 +238,7 @@ class Figures:
         return sum((topic.count for topic in self.topics), NOTHING)
 
 
-def collect(spark: SparkSession, root: Path, options: Mapping[str, object], settings: Mapping[str, object], *, level: str,
+def collect(spark: SparkSession, root: Path, options: Mapping[str, object], settings: Mapping[str, Any], *, level: str,
             drawn: int, progress: Callable[[int, int], None] | None = None) -> Figures:
     """Collect the figures of the store at `root` in one pass over its log; count `drawn` topics by hour."""
     import pyarrow
@@ -263,7 +263,7 @@ def collect(spark: SparkSession, root: Path, options: Mapping[str, object], sett
     return Figures(str(root), made_ms, level, topics, len(apart), dict(sorted(hours.items())), groups, notes)
 
 
-def _groups(root: Path, settings: Mapping[str, object]) -> tuple[list[GroupFigures], list[str]]:
+def _groups(root: Path, settings: Mapping[str, Any]) -> tuple[list[GroupFigures], list[str]]:
     from pyengine.client.consumer_groups import ConsumerGroups
 
     found = ConsumerGroups(root, **settings)

@@ -23,9 +23,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES
+from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, EngineSettings
 from pyengine.errors import (
     CorruptionError,
     DiskError,
@@ -128,7 +128,7 @@ class BackupReport:
 
 
 def backup_store(root: Path, dest: Destination, *, read_back: bool = False, progress: Progress = lambda done, total: None,
-                 **settings: object) -> BackupReport:
+                 **settings: Unpack[EngineSettings]) -> BackupReport:
     """Back up the store at `root`, running or stopped, into `dest`; pieces that an earlier backup there has are not copied again.
 
     `read_back`: check the backup afterwards, as check_backup does. A run after an interrupted one continues it. UsageError if
@@ -512,7 +512,7 @@ class _Ready:
 
 
 def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda done, total: None,
-                  **settings: object) -> RestoreReport:
+                  **settings: Unpack[EngineSettings]) -> RestoreReport:
     """Restore the backup in `dest` to `root`, absent or empty: log and tables as they were, queues and index rebuilt.
 
     `root` becomes a store only when all of it is complete, durable and checked. After a kill before that, `start` refuses
@@ -532,7 +532,7 @@ def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda 
 
 
 def _restore(manifest: Manifest, dest: Destination, folder: int, root: Path, progress: Progress,
-             settings: dict[str, object]) -> RestoreReport:
+             settings: EngineSettings) -> RestoreReport:
     """Restore into the open folder of `root`; `seconds` is not set yet."""
     name = StorePaths(root).restoring.name
     others = sorted(set(os.listdir(folder)) - {name, LOCK_NAME, "lost+found"})
@@ -626,7 +626,7 @@ def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Pro
         write_watermark(root, DurableWatermark(str(identity.uuid), raise_epoch(root), manifest.end, manifest.verified_from))
 
 
-def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tuple[RebuildReport | None, CheckReport | None, str]:
+def _complete(root: Path, settings: EngineSettings, progress: Progress) -> tuple[RebuildReport | None, CheckReport | None, str]:
     """Rebuild queues, index and the other files, and check the store; (rebuild, check, why the log does not allow it)."""
     config = load_config(root, settings)
     rebuilt, check, refused = None, None, ""

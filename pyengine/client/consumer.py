@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer_groups import (
@@ -41,6 +41,7 @@ from pyengine.client.consumer_groups import (
 )
 from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_POLL_INTERVAL_S, open_store
@@ -78,6 +79,20 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+class ConsumeOptions(EngineSettings, total=False):
+    """The keywords of run_consumer(), for type checkers and editors: those of consume() that it does not set itself."""
+
+    tags: str | None
+    sql: str | None
+    from_: Start
+    queues: Sequence[int] | None
+    level: ReadLevel | str | None
+    commit_interval_s: float
+    session_timeout_s: float
+    max_reconsume_times: int
+    timeout_s: float
+
+
 def consume(
     path: str | os.PathLike[str],
     topic: str,
@@ -93,7 +108,7 @@ def consume(
     session_timeout_s: float = 30.0,
     max_reconsume_times: int = MAX_RECONSUME_TIMES,
     timeout_s: float = CONNECT_TIMEOUT_S,
-    **settings: object,
+    **settings: Unpack[EngineSettings],
 ) -> Consumer:
     """Consume `topic` of the store at `path`; needs no engine, but without an engine no new messages arrive.
 
@@ -161,7 +176,7 @@ class Consumer:
     A background thread sends heartbeats, claims and releases queues when members join or leave, and commits.
     """
 
-    def __init__(self, path: str | os.PathLike[str], topic: str, group: str | None, options: _Options, settings: dict[str, object], *,
+    def __init__(self, path: str | os.PathLike[str], topic: str, group: str | None, options: _Options, settings: EngineSettings, *,
                  is_inner: bool = False) -> None:
         # is_inner: it belongs to another consumer, whose thread and calls it uses.
         path = Path(path).absolute()

@@ -12,10 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeGuard
+from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeGuard, Unpack
 
 from pyengine import arguments
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import DiskError, UsageError, command, did_you_mean
+from pyengine.formats.record import html_table
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import ReadLevel
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 LIKELY_TIME = 10 ** 9  # seconds since 1970 in 2001: no queue has as many messages soon
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GroupState:
     """One group on one topic: the pids of its living members and, by queue id, its lag and the pid of the member that holds it."""
 
@@ -40,6 +42,15 @@ class GroupState:
     holders: dict[int, int]
     note: str = ""
     """If it has more members than the topic has queues: that, and the command that makes more queues."""
+
+    def __repr__(self) -> str:
+        return (f"GroupState(topic={self.topic!r}, group={self.group!r}, lag={self.lag}, lost={self.lost}, members={len(self.members)}, "
+                f"queues={len(self.queues)})")
+
+    def _repr_html_(self) -> str:
+        rows = ((lag.queue_id, lag.committed, lag.max_offset, lag.lag, lag.lost, self.holders.get(number))
+                for number, lag in sorted(self.queues.items()))
+        return html_table(repr(self), ("queue", "committed", "end", "lag", "lost", "held by pid"), rows)
 
     @property
     def lag(self) -> int:
@@ -55,7 +66,7 @@ class GroupState:
 class ConsumerGroups:
     """The groups of the store at `path`; needs no engine. Only reset() and forget() write to the store."""
 
-    def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
+    def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         """Raises NotAStoreError and ConfigError."""
         check_keywords(ConsumerGroups, settings)
         self._root = Path(path).absolute()
@@ -63,6 +74,13 @@ class ConsumerGroups:
         self._offsets = ConsumerOffsets(self._root)
         with self._open():
             pass
+
+    def __repr__(self) -> str:
+        return f"ConsumerGroups({str(self._root)!r})"
+
+    def _repr_html_(self) -> str:
+        rows = ((each.topic, each.group, each.lag, each.lost, len(each.members), len(each.queues), each.note) for each in self.groups())
+        return html_table(repr(self), ("topic", "group", "lag", "lost", "members", "queues", "note"), rows)
 
     def groups(self, *, topic: str | None = None, group: str | None = None) -> list[GroupState]:
         """Return the state of every group on every topic, or of this topic or group only."""

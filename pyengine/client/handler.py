@@ -24,10 +24,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from pyengine import arguments
-from pyengine.client.consumer import Consumer, consume
+from pyengine.client.consumer import ConsumeOptions, Consumer, consume
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import Message
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, Patience
@@ -42,7 +42,7 @@ _Call = TypeVar("_Call", bound="Future[None] | asyncio.Task[None]")
 
 def run_consumer(
     store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], object], *, concurrency: int = 1,
-    delay_level: int | None = None, stop: threading.Event | None = None, **options: Any,
+    delay_level: int | None = None, stop: threading.Event | None = None, **options: Unpack[ConsumeOptions],
 ) -> None:
     """Call `handler` with each message of `topic` for `group` until SIGTERM, SIGINT, or `stop` is set.
 
@@ -54,13 +54,14 @@ def run_consumer(
     `options` are those of pyengine.consume (from_, tags, timeout_s, max_reconsume_times, settings ...). An error of the store also ends
     the call, and so does a handler that raises a BaseException which is not an Exception.
     """
-    _check(handler, concurrency, options, is_async=False)
+    given: dict[str, Any] = {**options}
+    _check(handler, concurrency, given, is_async=False)
     stopping = threading.Event() if stop is None else stop
-    patience = Patience(arguments.number(options.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
+    patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     with _signals_to(stopping.set):
         while not stopping.is_set():
             try:
-                consumer = consume(store, topic, group=group, auto_commit=False, timeout_s=0, **options)
+                consumer = consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given)
             except EngineError as error:  # the store or its engine may start later
                 stopping.wait(patience.pause_s(error))
                 continue
@@ -74,14 +75,15 @@ def run_consumer(
 
 async def run_consumer_async(
     store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], Awaitable[object]], *,
-    concurrency: int = 1, delay_level: int | None = None, stop: asyncio.Event | None = None, **options: Any,
+    concurrency: int = 1, delay_level: int | None = None, stop: asyncio.Event | None = None, **options: Unpack[ConsumeOptions],
 ) -> None:
     """Like run_consumer(), for asyncio: `handler` is a coroutine function, and up to `concurrency` tasks of it run at once.
 
     A cancelled call cancels the running handlers; their messages are delivered again.
     """
-    _check(handler, concurrency, options, is_async=True)
-    patience = Patience(arguments.number(options.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
+    given: dict[str, Any] = {**options}
+    _check(handler, concurrency, given, is_async=True)
+    patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     loop = arguments.event_loop()
     stopping = asyncio.Event() if stop is None else stop
     with _signals_to(lambda: loop.call_soon_threadsafe(stopping.set)):
@@ -90,7 +92,7 @@ async def run_consumer_async(
             while not stopping.is_set():
                 try:
                     consumer = await loop.run_in_executor(
-                        None, lambda: consume(store, topic, group=group, auto_commit=False, timeout_s=0, **options))
+                        None, lambda: consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given))
                 except EngineError as error:  # the store or its engine may start later
                     await asyncio.wait({stopped}, timeout=patience.pause_s(error))
                     continue

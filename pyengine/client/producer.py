@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
@@ -42,6 +42,7 @@ from pyengine.client.outgoing import (
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -85,8 +86,16 @@ _Given = ParamSpec("_Given")
 _REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
+class ConnectOptions(EngineSettings, total=False):
+    """The keywords of connect() and Engine.connect(), for type checkers and editors."""
+
+    ring_bytes: int | None
+    timeout_s: float
+    refusals: Refusals
+
+
 def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
-            refusals: Refusals = "raise", **settings: object) -> Producer:
+            refusals: Refusals = "raise", **settings: Unpack[EngineSettings]) -> Producer:
     """Return a producer that is connected to the engine on the store at `path`.
 
     It waits up to `timeout_s` for an engine that is started later or is being restarted, also if the store does not exist yet;

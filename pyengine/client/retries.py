@@ -21,11 +21,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from pyengine import arguments
 from pyengine.client.outgoing import RawMessage, delayed, map_text, raw_of
 from pyengine.client.producer import Producer, connect_with
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import UsageError
 from pyengine.formats.constants import (
     DLQ_PREFIX,
@@ -40,7 +41,7 @@ from pyengine.formats.constants import (
     RETRY_PREFIX,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, html_table
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import PutError, PutResult
 from pyengine.storage.config import check_keywords, load_config
@@ -157,7 +158,7 @@ class Retries:
     """Gives back messages of one group; the first call connects to the engine. Thread-safe."""
 
     def __init__(self, root: str | os.PathLike[str], group: str, *, max_reconsume_times: int = MAX_RECONSUME_TIMES,
-                 **settings: object) -> None:
+                 **settings: Unpack[EngineSettings]) -> None:
         self._root = Path(root)
         self._group = group
         self._max_reconsume_times = max_reconsume_times
@@ -223,13 +224,20 @@ class DeadLetterQueue:
 class DeadLetters:
     """Reads the dead letters of the store at `path` and puts them back. Only requeue() needs an engine and writes."""
 
-    def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
+    def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         """Raises NotAStoreError and ConfigError."""
         check_keywords(DeadLetters, settings)
         self._root = Path(path).absolute()
         self._settings = settings
         with self._open():
             pass
+
+    def __repr__(self) -> str:
+        return f"DeadLetters({str(self._root)!r})"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), ("group", "first", "next", "end"),
+                          ((each.group, each.first, each.next, each.end) for each in self.queues()))
 
     def queues(self) -> list[DeadLetterQueue]:
         """Return one DeadLetterQueue for each group with dead letters, in the order of names."""

@@ -160,7 +160,7 @@ def write_tables(
     store: str | os.PathLike[str], dest: str | os.PathLike[str], to: Format, *, topics: str | None = None, follow: bool = False,
     interval_s: float = 10.0, hold_hours: float = 24.0, allow_loss: bool = False, allow_missing: bool = False,
     over: threading.Event | None = None, progress: Callable[[int, int | None], None] = lambda done, total: None,
-    piece_bytes: int = PIECE_BYTES, settings: Mapping[str, object] | None = None,
+    piece_bytes: int = PIECE_BYTES, settings: Mapping[str, Any] | None = None,
 ) -> TablesReport:
     """Add the new messages of a store to tables of Delta Lake or Iceberg in the folder `dest`: each message exactly once (docs/tables.md).
 

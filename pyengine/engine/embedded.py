@@ -26,12 +26,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pyengine import arguments
+from pyengine.client.producer import ConnectOptions
 from pyengine.client.producer import connect as connect
 from pyengine.engine import log_file
 from pyengine.engine.kinds import restart_pause_s
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import (
     CorruptionError,
     DegradedError,
@@ -41,6 +43,7 @@ from pyengine.errors import (
     StoreBusyError,
     UsageError,
 )
+from pyengine.formats.record import html_table
 from pyengine.formats.small_file import keep_standard_descriptors, open_regular
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings, restart_differences
 from pyengine.ipc.heartbeat import is_alive
@@ -105,7 +108,7 @@ class Engine:
     disk has no space for the first messages of a new store.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, **settings: object) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, **settings: Unpack[EngineSettings]) -> None:
         check_keywords(Engine, settings)
         self.path = _absolute(path)
         self._settings = {name: _as_text(value) for name, value in settings.items()}
@@ -183,7 +186,7 @@ class Engine:
             if store is not None:
                 store.close()
 
-    def connect(self, **options: Any) -> Producer:
+    def connect(self, **options: Unpack[ConnectOptions]) -> Producer:
         """Return a producer that is connected to this engine; options as for pyengine.connect."""
         if self._shared:
             self._shared.keep()
@@ -216,6 +219,9 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"Engine({str(self.path)!r}, {self.state}{f', pid {self.pid}' if self.pid else ''})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Engine", ("store", "state", "supervisor", "reason"), [(self.path, self.state, self.pid, self.reason)])
 
     def __enter__(self) -> Engine:
         return self.start()

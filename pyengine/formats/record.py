@@ -15,12 +15,14 @@ text: String.hashCode, the codes that the store derives from it, and the order o
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import socket
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import (
@@ -46,6 +48,9 @@ from pyengine.formats.constants import (
     TOPIC_BYTES_MAX,
     Readable,
 )
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 I16 = struct.Struct(">h")
 I32 = struct.Struct(">i")
@@ -83,6 +88,7 @@ def decode_host(data: bytes) -> str:
 
 
 REPR_MAX = 80  # bytes of a body, characters of a text
+HTML_ROWS_MAX = 100
 BEGIN = struct.Struct(">iI")  # the first two fields of a record and of a blank: total size, magic
 
 MAGIC_AT = 4
@@ -238,6 +244,20 @@ def _cut(value: bytes | str) -> str:
     return f"{value[:REPR_MAX]!r}... ({len(value):,} {'bytes' if isinstance(value, bytes) else 'characters'})"
 
 
+def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for a notebook, of the first HTML_ROWS_MAX rows. All text is escaped; long bodies are cut."""
+    from html import escape  # here, since only notebooks need it
+
+    def cells(kind: str, values: Sequence[object]) -> str:
+        texts = ("" if value is None else _cut(value) if isinstance(value, bytes) else str(value) for value in values)
+        return "<tr>" + "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts) + "</tr>"
+
+    body = [cells("td", row) for row in itertools.islice(rows, HTML_ROWS_MAX + 1)]
+    if len(body) > HTML_ROWS_MAX:
+        body[-1] = cells("td", ["..."])
+    return f"<table><caption>{escape(title)}</caption>{cells('th', head)}{''.join(body)}</table>"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Message:
     """One record of the commit log.
@@ -281,6 +301,19 @@ class Message:
         return (f"{self.__class__.__name__}(topic={self.topic!r}, body={_cut(self.body)}, queue_id={self.queue_id}, "
                 f"queue_offset={self.queue_offset}{more})")
 
+    def _repr_html_(self) -> str:
+        return messages_table(repr(self.msg_id), [self])
+
+    @property
+    def store_time(self) -> datetime:
+        """The store time, with UTC as its zone; 9999-12-31 for later ones."""
+        return _moment(self.store_timestamp_ms)
+
+    @property
+    def born_time(self) -> datetime:
+        """The producer's time, with UTC as its zone; the first or last moment of datetime for one beyond them."""
+        return _moment(self.born_timestamp_ms)
+
     @property
     def content(self) -> bytes:
         """The body as the producer had it: decompressed if RocketMQ's client compressed it, as it does above 4 KiB.
@@ -322,6 +355,22 @@ class Message:
     def msg_id(self) -> str:
         """The offset message id: store host and physical offset."""
         return encode_message_id(self.store_host, self.physical_offset)
+
+
+def messages_table(title: str, messages: Iterable[Message]) -> str:
+    """Return a table of messages for a notebook."""
+    return html_table(title, ("topic", "queue", "offset", "store time", "tags", "keys", "body"),
+                      ((each.topic, each.queue_id, each.queue_offset, each.store_time.isoformat(timespec="milliseconds"), each.tags,
+                        each.keys, each.body) for each in messages))
+
+
+def _moment(ms: int) -> datetime:
+    from datetime import UTC, datetime, timedelta  # here, since readers that look at no time need none
+
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    except OverflowError:
+        return (datetime.max if ms > 0 else datetime.min).replace(tzinfo=UTC)
 
 
 def decode_record(buffer: Readable, at: int = 0) -> Message:

@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pyengine import arguments
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import (
     DiskError,
     EngineError,
@@ -168,7 +169,7 @@ def dead_engine(root: str | os.PathLike[str]) -> DeadEngine | None:
 # ---- the reader ------------------------------------------------------------------
 
 
-def open_store(path: str | os.PathLike[str], **settings: object) -> LiveStoreReader:
+def open_store(path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> LiveStoreReader:
     """Open the store at `path` for reading, with or without a running engine.
 
     Returns a StoreReader. `settings` are those of the store. Raises NotAStoreError and ConfigError; the first use of a
@@ -185,7 +186,7 @@ class LiveStoreReader(StoreReader):
     a second after the folder was moved, removed or replaced every call raises EngineUnavailableError: open the store again.
     """
 
-    def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: object) -> None:
+    def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: Unpack[EngineSettings]) -> None:
         existing_store(Path(root).absolute())
         with disk_errors("open", root):
             self._store = HeldStore(root)
@@ -431,7 +432,7 @@ def _flushed_by_broker(store: MessageStore) -> int:
     return end_of_stored_until(LogView.of(store.list_log(), store.segment_bytes, None), until_ms)
 
 
-def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None = None,
+def diff_now(root: Path, other: Path, *, settings: Mapping[str, Any] | None = None,
              progress: CheckProgress | None = None) -> DiffReport:
     """Compare two stores as they are now: with a running engine up to the committed offset, else to the end of the log.
 

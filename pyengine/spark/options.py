@@ -112,7 +112,7 @@ class ReadOptions:
     max_trigger_delay_ms: int = 15 * 60_000
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def where(self) -> str:

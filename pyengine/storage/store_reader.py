@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX, INT64_MIN
+from pyengine.engine_config import EngineSettings
 from pyengine.errors import CorruptionError, FormatError, UsageError, did_you_mean, disk_error, disk_errors, require_extra
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
-from pyengine.formats.record import Message, decode_message_id, decode_record
+from pyengine.formats.record import Message, decode_message_id, decode_record, html_table
 from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.formats.small_file import keep_standard_descriptors
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
@@ -147,7 +148,7 @@ def _first_offsets(offsets: Mapping[str, Mapping[int, int]], topics: Collection[
 
 
 def open_store(
-    path: str | os.PathLike[str], *, watermark: Watermark | None = None, **settings: object
+    path: str | os.PathLike[str], *, watermark: Watermark | None = None, **settings: Unpack[EngineSettings]
 ) -> StoreReader:
     """Open the store at `path` for reading; see StoreReader."""
     return StoreReader(path, watermark=watermark, config=None, **settings)
@@ -163,7 +164,8 @@ class StoreReader:
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None, **settings: object
+        self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None,
+        **settings: Unpack[EngineSettings],
     ) -> None:
         self.root = Path(root).absolute()  # it stays the same store when the program changes its directory
         keep_standard_descriptors()
@@ -194,6 +196,12 @@ class StoreReader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.name)!r}{'' if self._is_open else ', closed'})"
+
+    def _repr_html_(self) -> str | None:
+        if not self._is_open:
+            return None
+        rows = ((topic, number, *self.queue_range(topic, number)) for topic, numbers in self.topics().items() for number in numbers)
+        return html_table(repr(self), ("topic", "queue", "first", "end"), rows)
 
     @property
     def default_level(self) -> ReadLevel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from pyengine.formats.record import (
     encode_blank,
     encode_host,
     encode_message,
+    html_table,
     record_size,
     total_size,
 )
@@ -299,3 +301,24 @@ def test_a_record_with_any_bits_in_its_store_host_has_a_message_id(store_host):
     assert (host, offset) == (message.store_host, 7) and ":-" in host
     with pytest.raises(UsageError, match="is not a host"):
         encode_host(host)
+
+
+def test_times_are_datetimes_in_utc_beside_the_milliseconds():
+    message = Message("T", b"", 0, 0, 0, 0, born_timestamp_ms=-1, store_timestamp_ms=1_700_000_000_123)
+    assert message.store_time == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert message.born_time == datetime(1970, 1, 1, tzinfo=UTC) - timedelta(milliseconds=1)
+    assert message.store_time.utcoffset() == timedelta(0)
+    far = Message("T", b"", 0, 0, 0, 0, born_timestamp_ms=1 << 62, store_timestamp_ms=-(1 << 62))
+    assert (far.born_time.year, far.store_time.year) == (9999, 1)
+
+
+def test_a_notebook_shows_a_message_as_a_table_without_its_markup():
+    message = Message("<b>T</b>", b"<script>" + bytes(1000), 0, 7, 0, 0, raw_properties="TAGS\x01a&b\x02")
+    shown = message._repr_html_()
+    assert "<script>" not in shown and "<b>" not in shown and "&lt;b&gt;T&lt;/b&gt;" in shown and "a&amp;b" in shown
+    assert "(1,008 bytes)" in shown and len(shown) < 1000
+
+
+def test_a_table_of_a_notebook_has_at_most_a_hundred_rows():
+    shown = html_table("numbers", ["number"], ([number] for number in iter(int, 1)))
+    assert shown.count("<tr>") == 102 and shown.endswith("<tr><td>...</td></tr></table>")
