@@ -170,6 +170,7 @@ RUN_ELSEWHERE = {
     "docs/transactions.md": "tests/test_docs_delivery.py",
     "docs/cleaning.md": "tests/test_docs.py",
     "docs/queues.md": "tests/test_docs_queues.py",
+    "docs/processes.md": "tests/test_docs_processes.py",
     "docs/replication.md": "tests/test_docs.py",
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/engine/test_supervisor.py",
