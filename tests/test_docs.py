@@ -347,10 +347,11 @@ def test_the_blocks_of_the_cleaning_page_run(reader):
 def test_the_blocks_of_the_tables_page_run(reader):
     for package in ("deltalake", "pyiceberg", "sqlalchemy"):
         pytest.importorskip(package)
-    shell, program = runnable("docs/tables.md")
+    shell, program, with_json = runnable("docs/tables.md")
     shown = reader.run(shell)
     assert "100 messages of 1 topics" in shown and "1 messages of 1 topics" in shown and "tables in " in shown
     assert reader.run(program) == "101 b'order 101'\n101\n"
+    assert "2 messages of 2 topics are in " in (shown := reader.run(with_json)) and "orders/bad" in shown
 
 
 @pytest.mark.ci

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,8 +117,10 @@ def _check_dest(dest: str) -> str:
               help="How long after its last commit the cleaner must keep the log; 0: only while the command runs.")
 @click.option("--allow-loss", is_flag=True, help="Continue after messages that were deleted before they were read.")
 @click.option("--allow-missing", is_flag=True, help="Accept a --topic that no topic matches yet.")
+@click.option("--json-schema", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE",
+              help="Columns from bodies that are JSON, and their types, as a JSON object (docs/tables.md).")
 def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: Format, topics: str | None, follow: bool,
-           interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool) -> int:
+           interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool, json_schema: Path | None) -> int:
     """Copy the log into tables in DEST, one for each topic. They are partitioned by day, and have each message once.
 
     The command reads what is durable, of a running engine or a stopped store. After an interruption the next
@@ -130,19 +133,31 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
     Examples:
       pyengine tables STORE --to delta /lake/orders
       pyengine tables STORE --to iceberg /lake/orders --follow --topic 'orders.*'
+      pyengine tables STORE --to delta /lake/orders --json-schema orders.json
     """
     from pyengine.client.tables import TopicsFailedError, write_tables
 
     existing_store(store)
     if not dest or "://" in dest:
         raise UsageError(f"DEST {dest!r} is not a folder of this host: tables are written to a local disk, where they can be made durable")
+    columns = None if json_schema is None else _json_columns(json_schema)
     with byte_bar("tables", None) as show:
         try:
             report = write_tables(store, dest, to, topics=topics, follow=follow, interval_s=interval_s, hold_hours=hold_hours,
-                                  allow_loss=allow_loss, allow_missing=allow_missing, progress=show, settings=settings)
+                                  allow_loss=allow_loss, allow_missing=allow_missing, json=columns, progress=show, settings=settings)
         except TopicsFailedError as failed:
             report = failed.report
     return output.print_report(report, as_json, _print_tables)
+
+
+def _json_columns(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"the schema {path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f'the schema {path} is no JSON object: give for example {{"amount": "double"}}')
+    return found
 
 
 def _print_tables(report: TablesReport) -> None:

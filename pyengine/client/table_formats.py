@@ -18,11 +18,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -40,12 +42,22 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table import Transaction as IcebergTransaction
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BinaryType, DateType, IntegerType, LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestamptzType,
+)
 
-from pyengine.errors import UsageError
+from pyengine.errors import FormatError, UsageError
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import RowFilter
-from pyengine.storage.arrow import LogScanner
+from pyengine.storage.arrow import LogScanner, content_of
 from pyengine.storage.arrow import schema as scan_schema
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder
 
@@ -67,7 +79,7 @@ TIME_MIN_US, TIME_MAX_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _ONLY_COMMIT = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)  # delta-rs would do both before our sync
 _DATA_FILE = re.compile(r"part-(\d{20})-\d{20}\.parquet")
 _ICEBERG_TYPES = {"int32": IntegerType(), "int64": LongType(), "timestamp[us, tz=UTC]": TimestamptzType(), "string": StringType(),
-                  "binary": BinaryType(), "date32[day]": DateType()}
+                  "binary": BinaryType(), "date32[day]": DateType(), "double": DoubleType(), "bool": BooleanType()}
 # Iceberg's own settings, which bound what a commit reads and writes; a table that has one of them keeps it.
 _ICEBERG_SETTINGS = {
     TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true", TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "20",
@@ -108,6 +120,95 @@ def _in_calendar(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.cast(pc.max_element_wise(pc.min_element_wise(numbers, TIME_MAX_US), TIME_MIN_US), times.type)
 
 
+JSON_TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "double": pa.float64(), "boolean": pa.bool_(),
+              "timestamp": pa.timestamp("us", tz="UTC"), "date": pa.date32(), "json": pa.string()}
+EXTRA, REASON = "_extra", "reason"
+BAD = "/bad"  # after a topic, which has no `/`: the table of its bad rows
+
+
+class JsonColumns:
+    """Columns from bodies that are JSON objects: of `types`, by name, each one of JSON_TYPES; the rest of an object is in `_extra`.
+
+    A row whose body is no such object, or has a value of another type, is a bad row. Its table has the body, and the reason.
+    """
+
+    def __init__(self, types: Mapping[str, str]) -> None:
+        self._types = types
+        own = [field for field in SCHEMA if field.name not in ("body", DATE)]
+        self._schema = pa.schema([*own, *(pa.field(name, JSON_TYPES[kind]) for name, kind in types.items()), pa.field(EXTRA, pa.string()),
+                                  SCHEMA.field(DATE)])
+        stored = [field for field in SCHEMA if field.name != DATE]
+        self._bad_schema = pa.schema([*stored, pa.field(REASON, pa.string()), SCHEMA.field(DATE)])
+
+    def divided(self, topic: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """Yield (topic, its good rows), then (the topic with BAD, its bad rows), unless there are none."""
+        values: dict[str, list[Any]] = {name: [] for name in (*self._types, EXTRA)}
+        reasons: list[str | None] = []
+        for body, flag in zip(rows["body"].to_pylist(), rows["sysFlag"].to_pylist()):
+            try:
+                found = self._values(body, flag)
+            except (ValueError, RecursionError, FormatError) as error:
+                reasons.append(str(error))
+                continue
+            reasons.append(None)
+            for name, value in found.items():
+                values[name].append(value)
+        why = pa.array(reasons, pa.string())
+        good, bad = rows.filter(why.is_null()), rows.filter(why.is_valid())
+        if good.num_rows:
+            made = {name: pa.chunked_array([pa.array(column, self._schema.field(name).type)]) for name, column in values.items()}
+            yield topic, pa.table([made.get(name) or good[name] for name in self._schema.names], schema=self._schema)
+        if bad.num_rows:
+            yield topic + BAD, pa.table([why.drop_null() if name == REASON else bad[name] for name in self._bad_schema.names],
+                                        schema=self._bad_schema)
+
+    def _values(self, body: bytes, sys_flag: int) -> dict[str, Any]:
+        """Return the values of the columns; ValueError, RecursionError or FormatError for a bad row."""
+        try:
+            found = json.loads(content_of(body, sys_flag), parse_constant=_no_constant)
+        except UnicodeDecodeError:
+            raise ValueError("the body is no text in UTF-8") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"the body is no JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError("the body is JSON, but no object")
+        values = {name: _json_value(name, kind, found.pop(name, None)) for name, kind in self._types.items()}
+        return {**values, EXTRA: _json_text(found) if found else None}
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"the body is no JSON: it has {name}")
+
+
+def _json_text(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)  # half of a surrogate pair is no text in UTF-8
+
+
+def _json_value(name: str, kind: str, value: Any) -> Any:
+    """Return the value of a column of this type; ValueError for another one."""
+    if value is None:
+        return None
+    if kind == "json":
+        return _json_text(value)
+    try:
+        if kind == "string" and isinstance(value, str):
+            return value.encode().decode()
+        if kind == "boolean" and isinstance(value, bool):
+            return value
+        if kind in ("int", "long") and type(value) is int and -1 << (bits := 31 if kind == "int" else 63) <= value < 1 << bits:
+            return value
+        if kind == "double" and type(value) in (int, float) and math.isfinite(float(value)):
+            return float(value)
+        if kind == "date" and isinstance(value, str):
+            return date.fromisoformat(value)
+        if kind == "timestamp" and isinstance(value, str) and (time_of := datetime.fromisoformat(value)).tzinfo is not None:
+            return time_of.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"{name} is {json.dumps(value)[:100]}, not a {kind}" + (" with a time zone" if kind == "timestamp" else ""))
+
+
 def rows_from(rows: pa.Table, offset: int) -> pa.Table:
     """Return the rows that begin at this offset of the log or later."""
     return rows.filter(pc.greater_equal(rows["physicalOffset"], offset))
@@ -137,7 +238,7 @@ class TopicTables(ABC, Generic[_OpenTable]):
 
     @abstractmethod
     def append(self, topic: str, rows: pa.Table, start: int, end: int) -> None:
-        """Make one commit: rows of SCHEMA, of the log's bytes [start, end), and `end` as the table's offset."""
+        """Make one commit: rows of the log's bytes [start, end), and `end` as the table's offset. It adds columns that the table lacks."""
 
     def forget(self, topic: str) -> None:
         """Read the topic's table again at its next use, because a commit has failed."""
@@ -158,7 +259,7 @@ class TopicTables(ABC, Generic[_OpenTable]):
         return self._open[topic]
 
     def _find(self, topic: str) -> tuple[str, _OpenTable | None]:
-        plain, distinct = table_name(topic), distinct_name(topic)
+        plain, distinct = table_name(topic.removesuffix(BAD)) + ("_bad" if topic.endswith(BAD) else ""), distinct_name(topic)
         for name in (distinct, plain):
             table = self._load(name) if len(name) <= NAME_LENGTH_MAX else None
             if table is None:
@@ -190,16 +291,22 @@ class DeltaTables(TopicTables[deltalake.DeltaTable]):
         folder = self._dest / name
         if table is None:
             table = deltalake.DeltaTable.create(
-                folder, SCHEMA, partition_by=[DATE], configuration={STORE: self._store, TOPIC: topic, **_DELTA_SETTINGS},
+                folder, rows.schema, partition_by=[DATE], configuration={STORE: self._store, TOPIC: topic, **_DELTA_SETTINGS},
                 raise_if_key_not_exists=False, post_commithook_properties=_ONLY_COMMIT)
             _sync_commits(folder, range(1))
             self._open[topic] = name, table
+        names = {field.name for field in table.schema().fields}
+        if lacking := [field for field in rows.schema if field.name not in names]:
+            before = table.version()
+            table.alter.add_columns(list(deltalake.Schema.from_arrow(pa.schema(lacking)).fields), post_commithook_properties=_ONLY_COMMIT)
+            table.update_incremental()
+            _sync_commits(folder, range(before + 1, table.version() + 1))
         actions: list[AddAction | RemoveAction] = [
             self._write(folder, rows, day, start, end) for day in pc.unique(rows[DATE]).to_pylist()]
         failpoint("table_data_durable")
         before = table.version()
         table.create_write_transaction(
-            actions, "append", SCHEMA, [DATE],
+            actions, "append", table.schema(), [DATE],
             commit_properties=CommitProperties(app_transactions=[Transaction(self._application, end)], custom_metadata={OFFSET: str(end)}),
             post_commithook_properties=_ONLY_COMMIT)
         table.update_incremental()
@@ -319,7 +426,12 @@ class IcebergTables(TopicTables[Table]):
 
     def append(self, topic: str, rows: pa.Table, start: int, end: int) -> None:
         name, found = self._table(topic)
-        table = found or self._create(topic, name)
+        table = found or self._create(topic, name, rows.schema)
+        lacking_fields = [field for field in rows.schema if field.name not in table.schema().column_names]
+        if lacking_fields:
+            with table.update_schema() as update:
+                for field in lacking_fields:
+                    update.add_column(field.name, _ICEBERG_TYPES[str(field.type)])
         with table.transaction() as commit:
             commit.append(rows, snapshot_properties={OFFSET: str(end)})
             lacking = {name: value for name, value in _ICEBERG_SETTINGS.items() if name not in table.properties}
@@ -338,9 +450,9 @@ class IcebergTables(TopicTables[Table]):
     def _properties(self, table: Table) -> Mapping[str, Any]:
         return table.properties
 
-    def _create(self, topic: str, name: str) -> Table:
+    def _create(self, topic: str, name: str, columns: pa.Schema) -> Table:
         fields = [NestedField(number, field.name, _ICEBERG_TYPES[str(field.type)], required=False)
-                  for number, field in enumerate(SCHEMA, 1)]
+                  for number, field in enumerate(columns, 1)]
         spec = PartitionSpec(PartitionField(source_id=len(fields), field_id=1000, transform=IdentityTransform(), name=DATE))
         return self._catalog.create_table((NAMESPACE, name), Schema(*fields), partition_spec=spec,
                                           properties={STORE: self._store, TOPIC: topic, **_ICEBERG_SETTINGS})

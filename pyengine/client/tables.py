@@ -92,7 +92,7 @@ class TablesState:
 
     `before`: CRC-32 of the last bytes of the log below `offset`, by which a log that was truncated and has other records since
     is noticed; None if those bytes were deleted. `failed`: topics whose tables could not be written, and the offset from which on
-    they lack messages.
+    they lack messages. `json`: the columns that are made of JSON bodies, and their types.
     """
 
     to: str
@@ -101,21 +101,23 @@ class TablesState:
     offset: int
     before: int | None = None
     failed: dict[str, int] = field(default_factory=dict)
+    json: dict[str, str] | None = None
 
     @classmethod
     def read(cls, path: Path) -> TablesState:
         """Read what content() has written; FileNotFoundError, or one of PARSE_ERRORS for other bytes."""
         state = cls(**json.loads(read_small_file(path)))
-        if not isinstance(state.before, int | None) or not all(
+        if not isinstance(state.before, int | None) or not isinstance(state.json, dict | None) or not all(
                 isinstance(offset, int) and offset >= 0 for offset in (state.offset, *state.failed.values())):
             raise ValueError("no offset")
         return state
 
     def content(self) -> bytes:
-        """Return the bytes of the file; without failed topics those of version 0.2.0."""
+        """Return the bytes of the file; without failed topics and JSON those of version 0.2.0."""
         fields = asdict(self)
-        if not self.failed:
-            del fields["failed"]
+        for name in ("failed", "json"):
+            if not fields[name]:
+                del fields[name]
         return json.dumps(fields).encode() + b"\n"
 
 
@@ -160,13 +162,14 @@ def write_tables(
     store: str | os.PathLike[str], dest: str | os.PathLike[str], to: Format, *, topics: str | None = None, follow: bool = False,
     interval_s: float = 10.0, hold_hours: float = 24.0, allow_loss: bool = False, allow_missing: bool = False,
     over: threading.Event | None = None, progress: Callable[[int, int | None], None] = lambda done, total: None,
-    piece_bytes: int = PIECE_BYTES, settings: Mapping[str, Any] | None = None,
+    piece_bytes: int = PIECE_BYTES, json: Mapping[str, str] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> TablesReport:
     """Add the new messages of a store to tables of Delta Lake or Iceberg in the folder `dest`: each message exactly once (docs/tables.md).
 
     `to` is "delta" or "iceberg". `topics` is a regular expression for whole names; the default is all topics except RocketMQ's
     internal ones. UsageError if it matches no topic of the store and `dest` is empty, unless `allow_missing`. With `follow` the call
     continues until `over` is set, with one commit per `interval_s` at most. The log is held until `hold_hours` after the last commit.
+    `json` names columns and their types, which are made of bodies that are JSON objects; a later run may add to them.
 
     A table that cannot be written, because another program made it for example, does not stop the others: at the end
     TopicsFailedError says which failed, and has the report. UsageError if the folder is of another origin, or was begun with other
@@ -174,11 +177,12 @@ def write_tables(
     """
     started_s = time.monotonic()
     pattern = _checked(to, topics, hold_hours, interval_s, piece_bytes)
+    columns = None if json is None else _json_columns(json)
     root, folder = Path(store), _usable(Path(dest), to)
     refuse_path_of_others(folder)
     make_folders(folder)
     with locked_folder(folder), open_store(root, **(settings or {})) as reader:
-        wanted = TablesState(to, store_identity(root), topics, 0)
+        wanted = TablesState(to, store_identity(root), topics, 0, json=columns)
         state = _continued(folder, wanted)
         if state is None and pattern is not None and not allow_missing:
             _require_match(reader, pattern)
@@ -193,7 +197,7 @@ def write_tables(
         if reader.is_live:
             with log_held(reader.root):  # waits until deletions that began before our hold are over
                 pass
-        filling = _Filling(reader, folder, hold, pattern, piece_bytes)
+        filling = _Filling(reader, folder, hold, pattern, piece_bytes, columns)
         try:
             try:
                 filling.begin(state, wanted, allow_loss=allow_loss)
@@ -233,6 +237,22 @@ def _checked(to: str, topics: str | None, hold_hours: float, interval_s: float, 
         raise UsageError(f"topic pattern {topics!r}: {error}") from None
 
 
+def _json_columns(types: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns from JSON; UsageError for a wrong type, or a name that another column has."""
+    from pyengine.client.table_formats import EXTRA, JSON_TYPES, SCHEMA
+
+    taken = {name.lower() for name in (*SCHEMA.names, EXTRA)}
+    for name, kind in arguments.mapping(types, "json").items():
+        if arguments.text(name, "a column of json").lower() in taken or not re.fullmatch(r"\w+", name):
+            raise UsageError(f"the column {name!r} of json: give a name of letters, digits and _ that no other column of the table has, in "
+                             "small or large letters; a field that is not named is in _extra")
+        if kind not in JSON_TYPES:
+            raise UsageError(f"the column {name!r} of json is a {kind!r}{did_you_mean(str(kind), JSON_TYPES)}: give one of "
+                             f"{', '.join(JSON_TYPES)}")
+        taken.add(name.lower())
+    return dict(types)
+
+
 def _usable(dest: Path, to: Format) -> Path:
     """Return the absolute path of a folder that the format's library can write to; UsageError for another one."""
     folder = dest.resolve() if ".." in dest.parts else dest.absolute()
@@ -257,7 +277,11 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
         return None
     except PARSE_ERRORS as error:
         raise UsageError(f"{dest / STATE} is not readable ({error}): give another folder") from None
-    if replace(state, offset=0, before=None, failed={}) != wanted:
+    changed = [name for name, kind in (state.json or {}).items() if (wanted.json or {}).get(name) != kind]
+    if (state.json is None) != (wanted.json is None) or changed:
+        what = f"with json columns {', '.join(changed)}" if changed else f"{'without' if state.json is None else 'with'} json"
+        raise UsageError(f"{dest} was begun {what}: continue with the same, to which columns may be added, or give another folder")
+    if replace(state, offset=0, before=None, failed={}, json=wanted.json) != wanted:
         raise UsageError(
             f"{dest} was begun as {state.to} from store {state.store}, topics {state.topics or 'all'}: this is {wanted.to}, store "
             f"{wanted.store}, topics {wanted.topics or 'all'}; continue with the same, or give another folder")
@@ -284,8 +308,9 @@ def _require_end(store: LiveStoreReader) -> None:
 class _Filling:
     """One run; the folder is locked. It counts what the run has added."""
 
-    def __init__(self, store: LiveStoreReader, dest: Path, hold: RenewedHold, pattern: re.Pattern[str] | None, piece_bytes: int) -> None:
-        from pyengine.client.table_formats import TopicRows
+    def __init__(self, store: LiveStoreReader, dest: Path, hold: RenewedHold, pattern: re.Pattern[str] | None, piece_bytes: int,
+                 json_columns: Mapping[str, str] | None) -> None:
+        from pyengine.client.table_formats import JsonColumns, TopicRows
 
         self._store = store
         self._dest = dest
@@ -294,6 +319,7 @@ class _Filling:
         self._piece_bytes = piece_bytes
         self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
         self._rows = TopicRows()
+        self._json = None if json_columns is None else JsonColumns(json_columns)
         self._retried_s = time.monotonic()
         self.commits = 0
         self.missed_bytes = 0
@@ -318,6 +344,7 @@ class _Filling:
                 "that (recover --accept-loss, or a slave that follows another master); fill a new folder")
         if allow_loss:
             state = replace(state, failed={topic: max(first, offset) for topic, offset in state.failed.items()})
+        state = replace(state, json=wanted.json)
         self._note(state)
         # After the note, since this may create files, which belong to the state of the folder then.
         self._sink: TopicTables[Any] = (DeltaTables if wanted.to == "delta" else IcebergTables)(self._dest, wanted.store)
@@ -337,8 +364,7 @@ class _Filling:
                 break
             failed = dict(self._state.failed)
             for topic, its in rows:
-                is_wanted = not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic)
-                if is_wanted and topic not in failed and not self._add(topic, its, self.offset, boundary):
+                if topic not in failed and not self._add(topic, its, self.offset, boundary):
                     failed[topic] = self.offset
             self._note(replace(self._state, offset=boundary, failed=failed))
             progress(boundary - begin, end - begin)
@@ -373,7 +399,7 @@ class _Filling:
             raise UsageError(f"tables are filled with what is durable only: {error}") from None
 
     def _read(self, at: int, end: int) -> tuple[int, list[tuple[str, Any]]]:
-        """Read a piece of the log from `at` on: return the offset of the next record, and the rows of each topic."""
+        """Read a piece of the log from `at` on: return the offset of the next record, and the rows of each wanted topic's tables."""
         base = segment_start(at, self._segment_bytes)
         view = self._store.commit_log.view(base)
         if view is None:
@@ -388,7 +414,13 @@ class _Filling:
         if found.reason not in ("blank", "range_end", "overrun"):
             raise CorruptionError(f"the log is damaged at {found.end_offset}: {found.reason.replace('_', ' ')}; the tables have what comes "
                                   f"before {at}; `pyengine check` says what to do")
-        return boundary, rows
+        wanted = [(topic, its) for topic, its in rows if self._is_wanted(topic)]
+        if self._json is not None:
+            wanted = [divided for topic, its in wanted for divided in self._json.divided(topic, its)]
+        return boundary, wanted
+
+    def _is_wanted(self, topic: str) -> bool:
+        return not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic) is not None
 
     def _add(self, topic: str, rows: Any, start: int, end: int) -> bool:
         """Commit a topic's rows of the log's bytes [start, end) that its table lacks; False if that failed, with the reason noted."""

@@ -206,7 +206,7 @@ class Refiner:
         for row in (flags & SYS_FLAG_COMPRESSED).nonzero()[0].tolist():
             body = stored[row].as_py()
             try:
-                text = decompress_body(body, int(flags[row]), _codec, DECOMPRESSED_BODY_BYTES_MAX)
+                text = content_of(body, int(flags[row]))
             except FormatError as error:
                 self._on_wrong_body(int(offsets[row]), len(body), error)
                 texts[row] = None
@@ -232,6 +232,11 @@ class Refiner:
         for at in self._bodies:
             batch = batch.set_column(at, batch.schema.field(at), bodies)
         return batch if keeps is None else batch.filter(keeps)
+
+
+def content_of(body: bytes, sys_flag: int) -> bytes:
+    """Return a message's body as its producer had it; FormatError for a compressed one that cannot be read, or has more than 12 MiB."""
+    return decompress_body(body, sys_flag, _codec, DECOMPRESSED_BODY_BYTES_MAX)
 
 
 def _codec(kind: str, body: bytes, most_bytes: int) -> bytes:
