@@ -24,15 +24,11 @@ DAY_MS = 86_400_000
 SLAVE = "SLAVE"  # a broker_role
 HA_PORT = 10_912  # RocketMQ's default
 
-_ONE_BY_ONE = "each level is delivered in order, one message after the other"
 # For whom a setting that is changed while the engine runs takes effect.
 AT_ONCE = "at once"
 PRODUCERS = "for producers that connect afterwards"
 READERS = "for readers that are opened afterwards"
 
-_COMMITS = "a put on an idle store is committed at once, a stream of them in pieces of up to a millisecond"
-_QUEUES = "each round syncs every queue file that was touched since the last"
-_POSITION = "the flusher follows the position itself, not a count of pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,74 +359,6 @@ class EngineConfig:
     warm_mapped_file_enable: bool = setting(
         False, "Reserve, fill and lock all of a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")
 
-    # -- known to RocketMQ, without effect here
-    commit_commit_log_least_pages: int = setting(
-        4, "A commit is due early when this many 4 KiB pages wait in a buffer.", key="commitCommitLogLeastPages",
-        low=0, high=INT32_MAX, inert=_COMMITS, group="accepted")
-    commit_commit_log_thorough_interval_ms: int = setting(
-        200, "After this time a commit takes every byte, whatever the page count.",
-        key="commitCommitLogThoroughInterval", unit="ms", low=1, high=DAY_MS, inert=_COMMITS, group="accepted")
-    flush_consume_queue_least_pages: int = setting(
-        2, "An ordinary flush takes queue files with at least this many dirty pages.",
-        key="flushConsumeQueueLeastPages", low=0, high=INT32_MAX, inert=_QUEUES, group="accepted")
-    flush_consume_queue_thorough_interval_ms: int = setting(
-        60_000, "After this time every dirty queue file is flushed and the checkpoint written.",
-        key="flushConsumeQueueThoroughInterval", unit="ms", low=1, high=DAY_MS, inert=_QUEUES, group="accepted")
-    bit_map_length_consume_queue_ext: int = setting(
-        64, "Bits of the filter map in an extension unit.", key="bitMapLengthConsumeQueueExt", low=0, high=65_536,
-        inert="extension units are written without a filter map; a map that a unit has is kept", group="accepted")
-    message_index_safe: bool = setting(
-        False, "Recovery also respects the index's time in the checkpoint when it chooses its first segment.",
-        key="messageIndexSafe", inert="recovery always respects the index's time in the checkpoint", group="accepted")
-    default_query_max_num: int = setting(
-        32, "Messages that a key query gives when no number is asked for.", key="defaultQueryMaxNum", low=1, high=64,
-        inert="a query says itself how many messages it wants, 64 if it does not", group="accepted")
-    flush_commit_log_timed: bool = setting(
-        True, "Sleep between flushes whatever happens.", key="flushCommitLogTimed",
-        inert="the flusher sleeps on a latch and loops while there is work", group="accepted")
-    flush_commit_log_least_pages: int = setting(
-        4, "Least dirty pages of a flush.", key="flushCommitLogLeastPages", low=0, high=INT32_MAX, inert=_POSITION,
-        group="accepted")
-    flush_commit_log_thorough_interval_ms: int = setting(
-        10_000, "Time after which a flush takes every byte.", key="flushCommitLogThoroughInterval", unit="ms", low=1,
-        high=DAY_MS, inert="every flush takes every byte", group="accepted")
-    flush_least_pages_when_warm_mapped_file: int = setting(
-        4096, "Pages between two syncs while warming.", key="flushLeastPagesWhenWarmMapedFile", low=1,
-        high=INT32_MAX, inert="segments are allocated, not written, ahead of use", group="accepted")
-    use_reentrant_lock_when_put_message: bool = setting(
-        True, "Kind of the put lock.", key="useReentrantLockWhenPutMessage", inert="one process appends: no lock",
-        group="accepted")
-    fast_fail_if_no_buffer_in_store_pool: bool = setting(
-        False, "Refuse at once when no buffer is free.", key="fastFailIfNoBufferInStorePool",
-        inert="an exhausted pool waits, bounded by put_timeout_ms", group="accepted")
-    max_msgs_num_batch: int = setting(
-        64, "Most hits of one index look-up.", key="maxMsgsNumBatch", low=1, high=INT32_MAX,
-        inert="query_message takes the number as an argument", group="accepted")
-    offset_check_in_slave: bool = setting(
-        False, "A slave corrects offsets of gets.", key="offsetCheckInSlave", inert="readers always correct them",
-        group="accepted")
-    disk_fall_recorded: bool = setting(
-        True, "Record how far readers lag.", key="diskFallRecorded", inert="readers do not report to the engine",
-        group="accepted")
-    debug_lock_enable: bool = setting(
-        False, "Report on the put lock.", key="debugLockEnable", inert="one process appends: no lock",
-        group="accepted")
-    enable_schedule_message_stats: bool = setting(
-        True, "Count delayed messages.", key="enableScheduleMessageStats",
-        inert="delayed messages are counted like others, by topic", group="accepted")
-    enable_schedule_async_deliver: bool = setting(
-        False, "Deliver delayed messages asynchronously.", key="enableScheduleAsyncDeliver", inert=_ONE_BY_ONE,
-        group="accepted")
-    schedule_async_deliver_max_pending_limit: int = setting(
-        2000, "Most deliveries in progress.", key="scheduleAsyncDeliverMaxPendingLimit", low=1, high=INT32_MAX,
-        inert=_ONE_BY_ONE, group="accepted")
-    schedule_async_deliver_max_resend_num_to_blocked: int = setting(
-        3, "Re-sends before a level blocks.", key="scheduleAsyncDeliverMaxResendNum2Blocked", low=0, high=INT32_MAX,
-        inert=_ONE_BY_ONE, group="accepted")
-    put_msg_index_hight_water: int = setting(
-        600_000, "Unused in RocketMQ too.", key="putMsgIndexHightWater", low=0, high=INT32_MAX,
-        inert="RocketMQ does not use it either", group="accepted")
-
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -700,26 +628,4 @@ class EngineSettings(TypedDict, total=False):
     session_ring_bytes: int | str
     spin: int | str
     warm_mapped_file_enable: bool | str
-    commit_commit_log_least_pages: int | str
-    commit_commit_log_thorough_interval_ms: int | str
-    flush_consume_queue_least_pages: int | str
-    flush_consume_queue_thorough_interval_ms: int | str
-    bit_map_length_consume_queue_ext: int | str
-    message_index_safe: bool | str
-    default_query_max_num: int | str
-    flush_commit_log_timed: bool | str
-    flush_commit_log_least_pages: int | str
-    flush_commit_log_thorough_interval_ms: int | str
-    flush_least_pages_when_warm_mapped_file: int | str
-    use_reentrant_lock_when_put_message: bool | str
-    fast_fail_if_no_buffer_in_store_pool: bool | str
-    max_msgs_num_batch: int | str
-    offset_check_in_slave: bool | str
-    disk_fall_recorded: bool | str
-    debug_lock_enable: bool | str
-    enable_schedule_message_stats: bool | str
-    enable_schedule_async_deliver: bool | str
-    schedule_async_deliver_max_pending_limit: int | str
-    schedule_async_deliver_max_resend_num_to_blocked: int | str
-    put_msg_index_hight_water: int | str
     # -- end

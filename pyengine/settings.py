@@ -33,8 +33,7 @@ class Setting:
     percent or "". `low` and `high` bound a number, both inclusive; `choices` bounds
     a word; `multiple_of` rounds a number up, as RocketMQ does for queue files.
     `fixed` marks a size that files depend on. `live` says for whom a change takes effect while an engine runs, "" where
-    it needs a restart. `inert` says why a setting that
-    RocketMQ knows changes nothing here.
+    it needs a restart.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Setting:
     multiple_of: int = 1
     fixed: bool = False
     live: str = ""
-    inert: str = ""
     group: str = ""
 
     def read(self, value: object, where: str) -> Value:

@@ -19,7 +19,7 @@ from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
 from pyengine.engine_config import KEPT_NAMES, SETTINGS
 from pyengine.events import ERROR, INFO, WARNING, Event
 from pyengine.settings import Setting
-from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
+from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, INERT_KEYS, REFUSED_KEYS
 
 GROUPS = {
     "files": "Sizes of files, fixed at creation",
@@ -30,7 +30,6 @@ GROUPS = {
     "reading": "Reading",
     "cleaning": "Deleting old messages, and the room on the disk",
     "processes": "Processes and shared memory",
-    "accepted": "Known to RocketMQ, accepted, without effect here",
 }
 
 
@@ -58,14 +57,15 @@ def configuration_page() -> str:
     ]
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]
-        inert = group == "accepted"
         lines += [f"## {title}", "",
-                  f"| setting | RocketMQ's key | default | allowed | {'why it has no effect |' if inert else 'meaning | live |'}",
-                  "|---|---|---|---|---|" + ("" if inert else "---|")]
+                  "| setting | RocketMQ's key | default | allowed | meaning | live |",
+                  "|---|---|---|---|---|---|"]
         lines += [f"| `{row.name}` | {f'`{row.key}`' if row.key else ''} | `{row.show(row.default)}` | {row.allowed()} | "
-                  f"{f'{row.inert} |' if inert else f'{row.meaning} | {row.live} |'}" for row in rows]
+                  f"{row.meaning} | {row.live} |" for row in rows]
         lines.append("")
-    lines += ["## Without a setting", "",
+    lines += ["## Known to RocketMQ, accepted, without effect here", "", "| RocketMQ's key | why it has no effect |", "|---|---|"]
+    lines += [f"| `{key}` | {why} |" for key, why in INERT_KEYS.items()]
+    lines += ["", "## Without a setting", "",
               "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", "",
               "| RocketMQ's key | value that holds | why |", "|---|---|---|"]
     lines += [f"| `{key}` | {f'`{held}`' if held else ''} | {why} |" for key, (held, why) in REFUSED_KEYS.items()]

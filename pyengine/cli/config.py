@@ -100,8 +100,7 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
             "store": str(store) if store else None, "mode": loaded.mode, "running": running is not None, "settings": [
                 {"name": name, "value": getattr(loaded, name), "default": SETTINGS[name].default, "from": origin,
                  "unit": SETTINGS[name].unit, "key": SETTINGS[name].key or None, "fixed": SETTINGS[name].fixed,
-                 "live": bool(SETTINGS[name].live), "takes_effect": _takes_effect(SETTINGS[name]),
-                 "without_effect_because": SETTINGS[name].inert or None, "meaning": SETTINGS[name].meaning}
+                 "live": bool(SETTINGS[name].live), "takes_effect": _takes_effect(SETTINGS[name]), "meaning": SETTINGS[name].meaning}
                 for name, _, _, origin in rows]} | ({} if conf is None else {"broker_conf": [asdict(row) for row in conf.rows]}))
         return
     if conf is not None:
@@ -112,8 +111,6 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
             row = SETTINGS[name]
             facts = {"meaning": row.meaning, "value": value or '""', "default": default or '""', "allowed": row.allowed(), "from": origin,
                      "a change takes effect": _takes_effect(row), "RocketMQ's name": row.key or "none"}
-            if row.inert:
-                facts["without effect because"] = row.inert
             output.write_facts(facts.items(), ("\n" if at else "") + name)
         return
     output.write_table(("setting", "value", "default", "from", "a change takes effect"),
@@ -177,7 +174,7 @@ def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Seq
 
 
 def _takes_effect(row: Setting) -> str:
-    if row.inert or row.fixed:
+    if row.fixed:
         return "never"
     return row.live or "at a restart"
 
@@ -302,8 +299,7 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
             return f"differs: the store's files have {there}, which stays", True
         settings[name] = text
         before = f"; {base.origins[name]} says {there}" if name in base.origins and wanted != there else ""
-        effect = f", without effect: {SETTINGS[name].inert}" if SETTINGS[name].inert else ""
-        return f"{TAKEN} as {name}{effect}{before}", bool(before)
+        return f"{TAKEN} as {name}{before}", bool(before)
 
     for key, value in properties.items():
         found: list[tuple[str, bool]] = []

@@ -645,7 +645,7 @@ class Admin:
 
 def _why_unused(key: str) -> str:
     """Return why a key of RocketMQ's has no effect here, "" if it has one or is unknown."""
-    return UNUSED_KEYS.get(key) or next((row.inert for row in SETTINGS.values() if row.key == key), "")
+    return UNUSED_KEYS.get(key, "")
 
 
 def _gib(size_bytes: int) -> str:

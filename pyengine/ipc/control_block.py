@@ -448,7 +448,7 @@ def restart_differences(asked: EngineConfig, running: EngineConfig) -> list[str]
     return [f"{name} = {row.show(getattr(asked, name))} ({asked.origins[name]}) is asked for, "
             f"{row.show(getattr(running, name))} runs"
             for name, row in SETTINGS.items()
-            if asked.origins.get(name, DEFAULT) != DEFAULT and not row.inert and not row.live
+            if asked.origins.get(name, DEFAULT) != DEFAULT and not row.live
             and getattr(asked, name) != getattr(running, name)]
 
 
@@ -468,7 +468,7 @@ def difference_from_file(root: str | os.PathLike[str], running: EngineConfig) ->
     differing = []
     for name, row in SETTINGS.items():
         origin, runs = running.origins.get(name, DEFAULT), getattr(running, name)
-        if row.inert or origin not in (DEFAULT, FILE, LIVE) or (origin == DEFAULT and name not in from_file):
+        if origin not in (DEFAULT, FILE, LIVE) or (origin == DEFAULT and name not in from_file):
             continue
         if (wanted := from_file.get(name, row.default)) != runs:
             differing.append(f"{name} = {row.show(wanted)} in the file, {row.show(runs)} runs")
@@ -509,7 +509,7 @@ def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mappi
             value, origin = from_file[name], LIVE
         elif was in (SET, ENVIRONMENT) and origin not in (SET, ENVIRONMENT):
             continue
-        if row.fixed or row.inert or value == values[name] and name not in live:
+        if row.fixed or value == values[name] and name not in live:
             continue
         if not row.live:
             later.append(f"{name} = {row.show(value)} ({origin}) needs a restart, {row.show(values[name])} runs")

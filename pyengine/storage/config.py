@@ -61,7 +61,27 @@ REFUSED_KEYS = {
     "traceTopicEnable": ("false", "the topic of traces is a topic like others"),
     "useTLS": ("false", "gateway_tls_mode decides it, at a start"),
 }
-# Further keys of RocketMQ's broker, which change nothing here, by the reason. The settings that are `inert` have their own.
+# Settings of RocketMQ's store that may be given and change nothing here, by the reason.
+_INERT = {
+    "a put on an idle store is committed at once, a stream of them in pieces of up to a millisecond":
+        "commitCommitLogLeastPages commitCommitLogThoroughInterval",
+    "each round syncs every queue file that was touched since the last": "flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval",
+    "extension units are written without a filter map; a map that a unit has is kept": "bitMapLengthConsumeQueueExt",
+    "recovery always respects the index's time in the checkpoint": "messageIndexSafe",
+    "a query says itself how many messages it wants, 64 if it does not": "defaultQueryMaxNum maxMsgsNumBatch",
+    "the flusher sleeps on a latch and loops while there is work": "flushCommitLogTimed",
+    "the flusher follows the position itself, and every flush takes every byte": "flushCommitLogLeastPages flushCommitLogThoroughInterval",
+    "segments are allocated, not written, ahead of use": "flushLeastPagesWhenWarmMapedFile",
+    "one process appends: no lock": "useReentrantLockWhenPutMessage debugLockEnable",
+    "an exhausted pool waits, bounded by put_timeout_ms": "fastFailIfNoBufferInStorePool",
+    "readers always correct offsets": "offsetCheckInSlave",
+    "readers do not report to the engine": "diskFallRecorded",
+    "delayed messages are counted like others, by topic": "enableScheduleMessageStats",
+    "each level is delivered in order, one message after the other":
+        "enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked",
+    "RocketMQ does not use it either": "putMsgIndexHightWater",
+}
+# Further keys of RocketMQ's broker, which change nothing here, by the reason.
 _UNUSED = {
     "the gateway serves its clients from one loop and a few threads, without such pools and queues":
         "adminBrokerThreadPoolNums clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity consumerManageThreadPoolNums "
@@ -93,7 +113,8 @@ _UNUSED = {
     "RocketMQ 4.9 does not use it either, or not in a store": "consumerFallbehindThreshold highSpeedMode isolateLogEnable maxDelayTime "
         "msgTraceTopicName regionId rocketmqHome startAcceptSendRequestTimeStamp",
 }
-UNUSED_KEYS = {key: why for why, keys in _UNUSED.items() for key in keys.split()}
+INERT_KEYS = {key: why for why, keys in _INERT.items() for key in keys.split()}
+UNUSED_KEYS = INERT_KEYS | {key: why for why, keys in _UNUSED.items() for key in keys.split()}
 
 
 def fold(key: str) -> str:
@@ -105,17 +126,27 @@ def fold(key: str) -> str:
 
 _NAMES = {fold(spelling): name for name, row in SETTINGS.items() for spelling in (name, row.key) if spelling}
 _NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in the first version, which files may have
+_INERT_NAMES = frozenset(map(fold, INERT_KEYS))
 _REFUSED = {fold(key): (key, why) for key, why in ({key: why for key, (_, why) in REFUSED_KEYS.items()} | UNUSED_KEYS).items()}
+
+
+def is_inert(key: str) -> bool:
+    """Return whether the key may be given without effect: one of INERT_KEYS, also in snake_case with its unit, as files may have it."""
+    return _without_unit(key) in _INERT_NAMES
+
+
+def _without_unit(key: str) -> str:
+    return fold(key).removesuffix("ms").replace("numtoblocked", "num2blocked")
 
 
 def setting_name(key: str, where: str) -> str:
     """Return the setting that `key` means; ConfigError, with the nearest name of a setting, if there is none."""
-    folded = fold(key)
+    folded = _without_unit(key) if is_inert(key) else fold(key)
     if folded in _NAMES:
         return _NAMES[folded]
     if folded in _REFUSED:
         spelling, why = _REFUSED[folded]
-        raise ConfigError(f"{spelling} ({where}) cannot be set: {why}")
+        raise ConfigError(f"{spelling} ({where}) {'has no effect here' if spelling in INERT_KEYS else 'cannot be set'}: {why}")
     near = nearest_name(folded)
     hint = f"did you mean {near}?" if near else "`pyengine config explain` lists all settings"
     raise ConfigError(f"unknown setting {key!r} ({where}): {hint}")
@@ -136,6 +167,8 @@ def check_keywords(call: Callable[..., object], settings: Mapping[str, object], 
     """
     where = f"{call.__name__}()"
     for key, value in settings.items():
+        if is_inert(key):
+            continue
         if fold(key) not in _NAMES and fold(key) not in _REFUSED:
             raise _unknown_keyword(key, where, (call, *inner))
         SETTINGS[setting_name(key, where)].read(value, where)
@@ -173,7 +206,7 @@ def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[
 
 def checked_set(pairs: tuple[str, ...] | list[str]) -> dict[str, str]:
     """Return the texts of --set; ConfigError for an unknown name and for a value that is not allowed."""
-    settings = parse_set(pairs)
+    settings = {key: value for key, value in parse_set(pairs).items() if not is_inert(key)}
     for key, value in settings.items():
         SETTINGS[setting_name(key, SET)].read(value, SET)
     return settings
@@ -225,6 +258,8 @@ def load_config(
     for name, value in _from_environment(os.environ if environ is None else environ).items():
         asked[name] = value, ENVIRONMENT
     for key, given in (overrides or {}).items():
+        if is_inert(key):
+            continue
         name = setting_name(key, SET)
         asked[name] = SETTINGS[name].read(given, SET), SET
 
@@ -275,6 +310,8 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
         if isinstance(value, (dict, list)):
             kind = "table" if isinstance(value, dict) else "list"
             raise ConfigError(f"{path}: {key} is a {kind}; settings are key = value")
+        if is_inert(key):
+            continue
         name = setting_name(key, path.name)
         if name in values:
             raise ConfigError(f"{path}: {name} is there twice (once as {key})")
@@ -357,8 +394,6 @@ def settings_to_set(pairs: Sequence[str], where: str = "config set") -> dict[str
         values[name] = row.read(text, where)
         if row.fixed:
             raise ConfigError(f"{name} is fixed at creation: the store's files have that size. Make a new store")
-        if row.inert:
-            raise ConfigError(f"{name} has no effect here: {row.inert}")
     return values
 
 
@@ -417,7 +452,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
         name = _NAMES.get(folded)
         if name is not None:
             values[name] = SETTINGS[name].read(text, variable)
-        elif near := nearest_name(folded, cutoff=0.85):
+        elif not is_inert(folded) and (near := nearest_name(folded, cutoff=0.85)):
             raise ConfigError(f"unknown setting in the environment, {variable}: did you mean {ENV_PREFIX}{near.upper()}?")
     return values
 

@@ -36,7 +36,7 @@ def test_explain_shows_every_setting_with_its_origin(monkeypatch):
     assert (by_name["put_timeout_ms"]["value"], by_name["put_timeout_ms"]["from"]) == (77, "environment")
     assert by_name["max_index_num"] | {"meaning": ""} == {
         "name": "max_index_num", "value": 20000000, "default": 20000000, "from": "default", "unit": "",
-        "key": "maxIndexNum", "fixed": True, "live": False, "takes_effect": "never", "without_effect_because": None, "meaning": ""}
+        "key": "maxIndexNum", "fixed": True, "live": False, "takes_effect": "never", "meaning": ""}
     assert {name for name, row in by_name.items() if row["fixed"]} == set(FIXED_NAMES)
 
 

@@ -21,6 +21,8 @@ from pyengine.storage import durable_file
 from pyengine.storage.config import (
     FIXED_NAMES,
     SETTINGS,
+    check_keywords,
+    checked_set,
     config_path,
     existing_store,
     fold,
@@ -29,6 +31,7 @@ from pyengine.storage.config import (
     read_file,
     record_sizes,
     set_durably,
+    settings_to_set,
     write_toml,
 )
 
@@ -53,7 +56,18 @@ def test_a_setting_that_nothing_reads_says_so():
     sources = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "engine_config.py")
     own = inspect.getsource(EngineConfig)  # its properties read some
     unread = {name for name in SETTINGS if not re.search(rf"\b{name}\b", sources) and f"self.{name}" not in own}
-    assert unread <= {name for name, row in SETTINGS.items() if row.inert}
+    assert unread == set()
+
+
+@pytest.mark.parametrize("name", ["flushCommitLogLeastPages", "flush_commit_log_thorough_interval_ms", "put_msg_index_hight_water",
+                                  "schedule_async_deliver_max_resend_num_to_blocked", "flush_least_pages_when_warm_mapped_file"])
+def test_a_setting_of_rocketmqs_that_changes_nothing_here_is_taken_from_every_source(tmp_path, name):
+    write_settings(tmp_path, f"{name} = 8\n")
+    found = load_config(tmp_path, {name: "8"}, {f"PYENGINE_{name.upper()}": "8"})
+    assert name not in found.origins and checked_set([f"{name}=8"]) == {}
+    check_keywords(load_config, {name: 8})
+    with pytest.raises(ConfigError, match=r"\w+ \(config set\) has no effect here: \w+"):
+        settings_to_set([f"{name}=8"])
 
 
 def test_defaults_are_rocketmqs_where_rocketmq_has_the_setting():
