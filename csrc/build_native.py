@@ -22,6 +22,7 @@ SOURCE_FOLDER = os.path.relpath(HERE, os.getcwd())
 CONCEPTS = (
     "failpoint",
     "control",
+    "arrivals",
     "latch",
     "flush",
     "queue_table",

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "atomics.h"
+#include "arrivals.h"
 #include "failpoint.h"
 #include "bytes.h"
 #include "flush.cdef.h"
@@ -44,6 +44,7 @@ int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_b
     queue->topic_at = set->topics_bytes;
     queue->topic_bytes = topic_bytes;
     queue->queue_id = queue_id;
+    queue->arrival_slot = ms_arrivals_slot(topic, topic_bytes, queue_id);
     queue->max_physical = -1;
     queue->allocated_bytes = -1;
     queue->fd = -1;

@@ -35,6 +35,7 @@ struct ms_queue {
     int32_t fd;              /* -1: none is open */
     int32_t chunk;           /* -1: nothing is gathered */
     uint32_t last_used;      /* ms_queue_set.tick */
+    uint32_t arrival_slot;   /* ms_arrivals_slot */
     uint32_t refused;        /* 1: no folder can have this topic's name; entries are dropped */
     struct ms_topic_count *counted; /* where its new entries are counted; NULL: nowhere */
 };

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "atomics.h"
+#include "arrivals.h"
 #include "failpoint.h"
 #include "futex.h"
 #include "layout.h"
@@ -116,14 +116,18 @@ static void publish_flushed(struct ms_control *control, int64_t flushed, int64_t
 
 void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
 {
+    const int64_t from = ms_load_relaxed(&control->flushed.value);
     publish_flushed(control, flushed, store_timestamp_ms);
     ms_sequence_raise(&control->flush_seq);
+    ms_arrivals_level_moved(control, from);
 }
 
 void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
 {
+    const int64_t from = ms_load_relaxed(&control->flushed.value);
     publish_flushed(control, flushed, store_timestamp_ms);
     ms_sequence_raise_for_next(&control->flush_seq);
+    ms_arrivals_level_moved(control, from);
 }
 
 void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t sync_target, int is_later, int64_t timeout_ns)
@@ -137,7 +141,9 @@ void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int
 
 void ms_control_publish_confirm(struct ms_control *control, int64_t confirm)
 {
+    const int64_t from = ms_load_relaxed(&control->confirm.value);
     ms_store_release(&control->confirm.value, confirm);
     MS_FAILPOINT("confirm_stored");
     ms_sequence_raise(&control->confirm_seq);
+    ms_arrivals_level_moved(control, from);
 }

@@ -10,7 +10,7 @@
  * lines, because the prefetcher loads adjacent lines in pairs).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 12
+#define MS_CONTROL_LAYOUT_VERSION 13
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -18,6 +18,7 @@
 #define MS_UUID_BYTES 16
 #define MS_PASS_SLOTS 2
 #define MS_INDEX_PROGRESS_BYTES 256
+#define MS_ARRIVAL_SLOTS 1024
 
 /* Kinds of worker; the numbers are in shared memory and in lock bytes. Their names: pyengine/ipc/shared_objects.py. */
 #define MS_WORKER_KINDS 11
@@ -257,6 +258,11 @@ struct ms_latch {
     int8_t pad[120];
 };
 
+/* Which queues have new messages (csrc/arrivals.cdef.h). */
+struct ms_arrivals {
+    int64_t end[MS_ARRIVAL_SLOTS]; /* physical end of the newest message dispatched to a queue of this set */
+};
+
 struct ms_control {
     struct ms_identity identity;
     struct ms_state state;
@@ -268,7 +274,7 @@ struct ms_control {
     struct ms_position confirm;      /* replicator: enough slaves have it; on a slave, what it has reported */
     struct ms_position received;     /* replicator, slave role: received from the master, perhaps part of a record */
     struct ms_sequence flush_seq;    /* flusher after flushed moved; the worker that freezes; in sync mode the writer after answers without a sync */
-    struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
+    struct ms_sequence arrival_seq;  /* reputter, flusher and replicator after their positions moved */
     struct ms_sequence session_seq;  /* supervisor after the session table changed */
     struct ms_sequence confirm_seq;  /* replicator after confirm moved */
     struct ms_sequence settings_seq; /* supervisor after the run settings have changed */
@@ -284,6 +290,7 @@ struct ms_control {
     struct ms_session_slot sessions[MS_SESSION_SLOTS];
     struct ms_commit_slot slots[MS_PASS_SLOTS];
     struct ms_undo undo;
+    struct ms_arrivals arrivals;     /* reputter */
 };
 
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */

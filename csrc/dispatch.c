@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "arrivals.h"
 #include "failpoint.h"
 #include "property.h"
 #include "record.h"
@@ -107,7 +108,14 @@ static int put_entry(struct ms_dispatch *d, const struct ms_record *record, cons
         d->wanted_queue = queue;
         return MS_DISPATCH_NEEDS_EXT;
     }
-    return result == 0 ? 0 : fail(d, result);
+    if (result != 0)
+        return fail(d, result);
+    if (d->arrivals != NULL) {
+        const uint32_t slot = d->queues.queues[queue].arrival_slot;
+        ms_arrivals_note(d->arrivals, slot, physical_offset + record->size_bytes);
+        d->arrived_bits |= ms_arrivals_bit(slot);
+    }
+    return 0;
 }
 
 static int to_queues(struct ms_dispatch *d, const struct ms_record *record, const struct ms_routing *routing,

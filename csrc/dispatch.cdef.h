@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "consume_queue.h"
+#include "control.h"
 #include "index_file.h"
 
 #define MS_DISPATCH_NEEDS_QUEUE 16
@@ -25,6 +26,8 @@ struct ms_dispatch {
     struct ms_queue_set queues;
     struct ms_index_file index;
     struct ms_index_progress *progress;
+    struct ms_arrivals *arrivals;   /* where the ends of messages are noted; NULL: nowhere */
+    uint32_t arrived_bits;          /* of the readers to wake: since the caller cleared it */
     const int64_t *delays_ms;       /* by level - 1 */
     int32_t delay_levels;
     int32_t index_enabled;

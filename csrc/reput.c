@@ -3,19 +3,22 @@
 
 #include <errno.h>
 
-#include "atomics.h"
+#include "arrivals.h"
 #include "failpoint.h"
 #include "futex.h"
 #include "latch.cdef.h"
 #include "record.h"
-#include "sequence.h"
 
 #define ADVANCED 0
 
-static void wake_consumers(struct ms_reput *reput, int64_t readable)
+/* Wake the consumers of everything below `readable`; `from`: what is dispatched now begins here. */
+static void wake_consumers(struct ms_reput *reput, int64_t from, int64_t readable)
 {
+    /* A predecessor may have died before it woke those of what lies below. */
+    const uint32_t bits = reput->woken_up_to < from ? MS_FUTEX_ALL : reput->dispatch->arrived_bits;
+    reput->dispatch->arrived_bits = 0;
     reput->woken_up_to = readable;
-    ms_sequence_raise(&reput->control->arrival_seq);
+    ms_arrivals_wake(reput->control, bits);
 }
 
 /* Count after consumers are woken. */
@@ -40,12 +43,13 @@ static void count(struct ms_reput *reput, int64_t lag_bytes)
 
 void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t lag_bytes)
 {
-    reput->has_backlog = reached - reput->reput_from >= MS_REPUT_BACKLOG_BYTES;
+    const int64_t from = reput->reput_from;
+    reput->has_backlog = reached - from >= MS_REPUT_BACKLOG_BYTES;
     reput->reput_from = reached;
     MS_FAILPOINT("batch_dispatched");
     ms_store_release(&reput->control->reput_from.value, reached);
     MS_FAILPOINT("reput_from_moved");
-    wake_consumers(reput, reached);
+    wake_consumers(reput, from, reached);
     if (reput->allocator_semaphore != NULL && reached - reput->warmed_from >= MS_REPUT_WARM_BYTES) {
         reput->warmed_from = reached;
         ms_latch_wakeup(&reput->control->latch[MS_ALLOCATOR], reput->allocator_semaphore);
@@ -68,7 +72,7 @@ static int advance(struct ms_reput *reput)
     const int64_t from = reput->reput_from;
     const int64_t end = ms_load_acquire(&reput->limit->value);
     if (end <= from && reput->woken_up_to < end)
-        wake_consumers(reput, end); /* a stopped predecessor dispatched it before it was confirmed */
+        wake_consumers(reput, end, end); /* a stopped predecessor dispatched it before it was confirmed */
     if (end <= from || end <= reput->incomplete_end)
         return MS_REPUT_IDLE;
     const int64_t segment_end = reput->base + reput->segment_bytes;

@@ -36,7 +36,7 @@ static inline void rig_begin(void *semaphore)
     static struct ms_queue_chunk chunk[1];
     static int32_t buckets[4];
     static uint8_t topics[16];
-    static struct ms_dispatch dispatch = {.last_store_timestamp_ms = -1};
+    static struct ms_dispatch dispatch = {.arrivals = &control.arrivals, .last_store_timestamp_ms = -1};
     struct ms_queue_set *const queues = &dispatch.queues;
     queues->queues = queue;
     queues->buckets = buckets;

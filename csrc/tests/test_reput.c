@@ -7,6 +7,7 @@ static void at_step(const char *name);
 #define ms_latch_wait ms_latch_really_wait
 #include "../latch.c"
 #undef ms_latch_wait
+#include "../arrivals.c"
 #include "../reput.c"
 #include "../sequence.c"
 

@@ -47,7 +47,7 @@ OWNERS = {
     "confirm": "replicator",
     "received": "replicator",
     "flush_seq": "flusher; the worker that fails first; the writer after a refusal, in sync mode",
-    "arrival_seq": "reputter",
+    "arrival_seq": "reputter; flusher and replicator for the levels that they move",
     "settings_seq": "supervisor",
     "session_seq": "supervisor",
     "confirm_seq": "replicator",
@@ -67,6 +67,7 @@ OWNERS = {
     "sessions[].bad_entry": "writer",
     "slots[]": "writer",
     "undo": "writer",
+    "arrivals": "reputter",
 }
 _PADDING = ("pad", "pad2", "reserved")
 
@@ -247,7 +248,8 @@ def _used(control: ms_control) -> dict[str, set[int]]:
     undone = set(range(min(native.load(control.undo, "count"), len(control.undo.old_offset))))
     return {"sessions": open_sessions, "slots[0].sessions": open_sessions, "slots[1].sessions": open_sessions,
             "pool": set(range(min(control.identity.pool_buffers, len(control.pool)))),
-            "undo.old_offset": undone, "undo.table_slot": undone}
+            "undo.old_offset": undone, "undo.table_slot": undone,
+            "arrivals.end": {slot for slot, end in enumerate(control.arrivals.end) if end}}
 
 
 def _walk(path: str, kind: Any, at: int, value: Any, used: dict[str, set[int]]) -> Iterator[Field]:

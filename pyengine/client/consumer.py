@@ -44,9 +44,10 @@ from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.record import Message
-from pyengine.ipc.live_reader import FLUSH_POLL_INTERVAL_S, open_store
+from pyengine.ipc.live_reader import LiveStoreReader, Look, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
+from pyengine.native.waiting import Sleeper
 from pyengine.results import GetStatus, PutResult, ReadLevel
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
@@ -66,7 +67,7 @@ READ_AHEAD_MESSAGES = 256      # most messages, and most bytes, that are read ah
 READ_AHEAD_BYTES = 1 << 20
 NOTES_MAX = 100
 _LOG = logging.getLogger("pyengine.client.consumer")
-_NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
+_NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE)
 
 _living: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -177,11 +178,12 @@ class Consumer:
     """
 
     def __init__(self, path: str | os.PathLike[str], topic: str, group: str | None, options: _Options, settings: EngineSettings, *,
-                 is_inner: bool = False) -> None:
-        # is_inner: it belongs to another consumer, whose thread and calls it uses.
+                 outer: Consumer | None = None) -> None:
+        # outer: the consumer that this one belongs to, whose reader, threads and calls it uses.
         path = Path(path).absolute()
         arguments.topic_name(topic)
-        if group is not None and not is_inner:
+        self._is_outer = outer is None
+        if group is not None and self._is_outer:
             check_group(group)
         self.topic = topic
         self.group = group
@@ -195,8 +197,9 @@ class Consumer:
         self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
         self._is_retried_turn = False
-        self._retry_topic = None if group is None or is_inner else retry_topic(group)
-        self._settings = settings
+        self._retry_topic = None if group is None or outer is not None else retry_topic(group)
+        self._empty: dict[int, tuple[int, Look]] = {}  # by queue: the position at which a look found no message
+        self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
@@ -208,9 +211,9 @@ class Consumer:
         self._make_locks()
         self._pid = os.getpid()
         _living.add(self)
-        self._reader = open_store(path, **settings)
+        self._reader: LiveStoreReader = open_store(path, **settings) if outer is None else outer._reader
         path = self._reader.root  # from here on this one store, even if another one comes to be at its path
-        self._retries = None if group is None or is_inner else Retries(
+        self._retries = None if group is None or outer is not None else Retries(
             path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._session: GroupSession | None = None
         try:
@@ -222,10 +225,11 @@ class Consumer:
         except BaseException:
             if self._session is not None:
                 self._session.close()
-            self._reader.close()
+            if outer is None:
+                self._reader.close()
             raise
         self._heartbeat_thread = threading.Thread(target=self._heartbeat_loop, name=f"pyengine-consumer-{topic}", daemon=True)
-        if not is_inner:
+        if self._is_outer:
             self._heartbeat_thread.start()
 
     def _make_locks(self) -> None:
@@ -246,23 +250,23 @@ class Consumer:
             if messages := self._next(max_messages)[0]:  # the common case: no preparation for a sleep
                 return messages
             while not self._closing.is_set():
-                found, left_s, seen = self._try_pull(max_messages, deadline_s)
+                found, left_s, stirs = self._try_pull(max_messages, deadline_s)
                 if found is not None:
                     return found
                 if left_s:
-                    self._wait(left_s, seen)
+                    self._wait(left_s, stirs)
             self._require_open()
             return []
 
     def _try_pull(self, max_messages: int, deadline_s: float | None) -> tuple[list[Message] | None, float, int]:
-        """(what a pull returns now, None to continue; how long to wait for more, 0 to try again at once; arrivals seen before)."""
+        """(what a pull returns now, None to continue; how long to wait for more, 0 to try again at once; the sleeper's stirs before)."""
         self._require_open()
-        seen = self._reader.arrivals()
+        stirs = self._sleeper.stirs
         messages, has_moved = self._next(max_messages)
-        left_s = POLL_INTERVAL_S if deadline_s is None else deadline_s - time.monotonic()
+        left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
         if messages or not has_moved and left_s <= 0:
-            return messages, 0.0, seen
-        return None, 0.0 if has_moved else left_s, seen
+            return messages, 0.0, stirs
+        return None, 0.0 if has_moved else left_s, stirs
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""
@@ -274,11 +278,11 @@ class Consumer:
         deadline_s = _deadline_s(max_messages, timeout_s)
         loop = arguments.event_loop()
         while not self._closing.is_set():
-            found, left_s, seen = self._try_pull(max_messages, deadline_s)
+            found, left_s, stirs = self._try_pull(max_messages, deadline_s)
             if found is not None:
                 return found
             if left_s:
-                await loop.run_in_executor(None, self._wait_alone, left_s, seen)
+                await loop.run_in_executor(None, self._wait_alone, left_s, stirs)
             else:
                 await asyncio.sleep(0)
         self._require_open()
@@ -415,6 +419,7 @@ class Consumer:
             for each, offset in offsets.items():
                 self._held[each].seek(offset)
                 self._outstanding.discard(each)
+        self._stir()
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
         """Deliver no messages of these queues until resume(); this member keeps the queues. None: all queues, and retries."""
@@ -433,6 +438,7 @@ class Consumer:
             self._require_open()
             self._paused.difference_update(self._paused.copy() if chosen is None else chosen)
             self._is_retried_paused = self._is_retried_paused and chosen is not None
+        self._stir()
 
     @property
     def paused(self) -> list[int]:
@@ -496,6 +502,7 @@ class Consumer:
         if self._pid != os.getpid():
             return
         self._closing.set()
+        self._stir()
         if self._heartbeat_thread.ident is not None and threading.current_thread() is not self._heartbeat_thread:
             self._heartbeat_thread.join()
         with self._pulling, self._work:
@@ -519,7 +526,8 @@ class Consumer:
                         self._held.clear()
                         if self._session is not None:
                             self._session.close()
-                        self._reader.close()
+                        if self._is_outer:
+                            self._reader.close()
 
     # -- fetch and deliver --------------------------------------------------------
 
@@ -604,8 +612,13 @@ class Consumer:
     def _fetch(self, held: AssignedQueue, wanted: int) -> bool:
         """Fetch the next messages of a queue into its buffer, past filtered entries; return whether there were any.
 
-        One get costs as much as reading a hundred small messages, so the fetches of a queue with many messages grow.
+        One get costs as much as reading a hundred small messages, so the fetches of a queue with many messages grow, and a queue
+        in which no message has arrived since the last one is not fetched from.
         """
+        at, seen = self._empty.get(held.queue_id, (-1, None))
+        if at == held.position and seen is not None and not self._reader.has_arrived(seen):
+            return False
+        look = self._reader.look(self.topic, held.queue_id, self._options.level)
         options, count = self._options, max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
         if wanted >= count:
             bytes_max: int | None = FETCH_BYTES_MAX
@@ -615,12 +628,14 @@ class Consumer:
             found = self._reader.fetch(self.topic, held.queue_id, held.position, count, options.wanted, options.level, bytes_max)
         except StoreBusyError:  # the store is being recovered: a later call succeeds
             return False
-        if found.status in _NOTHING_YET:
-            return False
         following = found.next_begin_offset
-        if found.status is GetStatus.OFFSET_OVERFLOW_BADLY:
-            following = self._position_after_end(held)
-        elif found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_FOUND_NULL):
+        if found.status in _NOTHING_YET:
+            if found.status is GetStatus.OFFSET_OVERFLOW_BADLY:
+                self._return_to_end(held)
+            if look is not None:
+                self._empty[held.queue_id] = held.position, look
+            return False
+        if found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_FOUND_NULL):
             self.missed += following - held.position
             self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
                        f"before the group came to them")
@@ -638,14 +653,12 @@ class Consumer:
         held.settle()
         return bool(messages)
 
-    def _position_after_end(self, held: AssignedQueue) -> int:
-        """Return where to continue from a position after the end: the same, if only this level does not reach it yet."""
+    def _return_to_end(self, held: AssignedQueue) -> None:
+        """Continue at the end from a position after it, unless only this level does not reach it yet."""
         end = self._reader.queue_end(self.topic, held.queue_id)
-        if held.position <= end:
-            return held.position
-        self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}; the consumer continues at the end")
-        held.seek(end)
-        return end
+        if held.position > end:
+            self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}; the consumer continues at the end")
+            held.seek(end)
 
     def _finish(self, messages: Iterable[Message] | None) -> None:
         """Note that these messages, and all before them, are done; None: all that were delivered."""
@@ -672,15 +685,34 @@ class Consumer:
                 if not held.is_outstanding:
                     self._outstanding.discard(message.queue_id)
 
-    def _wait(self, timeout_s: float, seen: int) -> None:
-        level = self._options.level or self._reader.default_level
-        is_announced = level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
-        self._reader.wait_for_arrival(min(timeout_s, POLL_INTERVAL_S if is_announced else FLUSH_POLL_INTERVAL_S), seen)
+    def _wait(self, timeout_s: float, stirs: int) -> None:
+        """Sleep until a message arrives in a queue that is read, until _stir(), or until the timeout; a second at most."""
+        looks = self._looks()
+        if self._retried is not None and not self._is_retried_paused:
+            looks += self._retried._looks()
+        known = [look for look in looks if look is not None]
+        if len(known) < len(looks):  # of one that could not be read just now
+            timeout_s = min(timeout_s, POLL_INTERVAL_S)
+        self._reader.wait_for_queues(known, timeout_s, self._sleeper, stirs)
 
-    def _wait_alone(self, timeout_s: float, seen: int) -> None:
+    def _wait_alone(self, timeout_s: float, stirs: int) -> None:
         with self._pulling:
             if not self._closing.is_set():
-                self._wait(timeout_s, seen)
+                self._wait(timeout_s, stirs)
+
+    def _looks(self) -> list[Look | None]:
+        """Return the last look at each queue that is read, which found nothing; None for a queue that was not looked at."""
+        looks: list[Look | None] = []
+        with self._state:
+            for held in self._held.values():
+                if held.releasing_since_s is None and held.queue_id not in self._paused:
+                    at, look = self._empty.get(held.queue_id, (-1, None))
+                    looks.append(look if at == held.position else None)
+        return looks
+
+    def _stir(self) -> None:
+        """End a sleep of the thread that asks for messages: there may be messages to read, or an error to raise."""
+        self._reader.stir(self._sleeper)
 
     # -- the heartbeat thread: members and their queues ----------------------------
 
@@ -695,6 +727,7 @@ class Consumer:
             self._note(str(error))
         except Exception as error:  # noqa: BLE001 - the program gets any error, and the thread tries again
             self._background_error = error
+            self._stir()
 
     def _housekeep(self) -> None:
         """Send a heartbeat, check for a recovery of the store and for changes of the members, commit what is due."""
@@ -713,7 +746,8 @@ class Consumer:
                 self._retried._housekeep()
             elif self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):  # read it from its first message on
                 options = replace(self._options, wanted=Wanted(), start="first", queues=None)
-                self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, self._settings, is_inner=True)
+                self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, {}, outer=self)
+                self._stir()
 
     @property
     def _group_session(self) -> GroupSession:
@@ -744,7 +778,9 @@ class Consumer:
                 if not self._group_session.holds(held.grant):
                     self._revoke(held)
                 elif held.queue_id in wanted:
-                    held.releasing_since_s = None
+                    if held.releasing_since_s is not None:
+                        held.releasing_since_s = None
+                        self._stir()
                 elif held.releasing_since_s is None:
                     held.releasing_since_s = time.monotonic()
                     held.put_back()
@@ -770,6 +806,7 @@ class Consumer:
             with self._state:
                 self._held[queue_id] = AssignedQueue(queue_id, claim, stored or 0, -1 if stored is None else stored,
                                                      is_acked_singly=not self._options.auto_commit)
+            self._stir()
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
         is_first, self._is_first_take = self._is_first_take, False
@@ -779,6 +816,7 @@ class Consumer:
                 position = start_offset(self._reader, self.topic, queue_id, self._options.start) if is_first else 0
                 with self._state:
                     self._held[queue_id] = AssignedQueue(queue_id, None, position)
+                self._stir()
 
     def _give_back(self, queues: Iterable[AssignedQueue]) -> None:
         """Store the offsets of these queues and release them."""
@@ -852,6 +890,7 @@ class Consumer:
                     held.seek(min(stored.get(held.queue_id, held.done), held.done, end))
                     held.committed = stored.get(held.queue_id, -1)
                     self._outstanding.discard(held.queue_id)
+        self._stir()
         self._epoch = epoch
         if self._session is not None:
             self._session.epoch = epoch

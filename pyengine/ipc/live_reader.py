@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from pyengine import arguments
 from pyengine.engine_config import EngineSettings
@@ -39,6 +39,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native import control as native
 from pyengine.native import waiting
+from pyengine.native.waiting import Awaited, Sleeper
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
@@ -50,7 +51,7 @@ from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, st
 from pyengine.storage.store_reader import StoreReader
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_control
+    from pyengine._native import ms_control, ms_position
     from pyengine.storage.check.diff import DiffReport, QueueEnds
     from pyengine.storage.check.report import CheckProgress, CheckReport
     from pyengine.storage.check.work import CheckWork
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 ENGINE_CHECK_INTERVAL_S = 1.0   # interval at which a reader looks for a running engine
 WAIT_S_MAX = 1.0                   # longest wait: a process that is killed before it wakes the others loses their wake-up
 FLUSH_WAIT_S = 30.0
-FLUSH_POLL_INTERVAL_S = 0.02       # poll interval: the sequence of arrivals does not rise with `flushed`
 WITHOUT_ENGINE_POLL_INTERVAL_S = 0.1
 CHECK_TRIES = 20
 HOLD_WAIT_S = 5.0
@@ -98,10 +98,8 @@ class LiveWatermark:
             control = self._attached()
             if control is None:
                 return self._files.queue_limit(level)
-            limit = min(self._position(control, level), native.load_position(control.reput_from))
-            if control.identity.dispatch_at:  # an orderly stop dispatches to the end of the log, beyond `confirm`
-                limit = min(limit, native.load_position(control.confirm))
-            return limit
+            self._position(control, level)
+            return waiting.queue_limit(control, _position_of(control, level))
 
     @property
     def is_live(self) -> bool:
@@ -115,12 +113,9 @@ class LiveWatermark:
             self._detach()
 
     def _position(self, control: ms_control, level: ReadLevel) -> int:
-        identity = control.identity
-        if level is ReadLevel.REPLICATED and not identity.replicates:
+        if level is ReadLevel.REPLICATED and not control.identity.replicates:
             raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
-        if level is ReadLevel.WRITTEN and identity.mode == native.MODE_POOL:
-            level = ReadLevel.COMMITTED
-        return native.load_position(getattr(control, _POSITIONS[level]))
+        return native.load_position(_position_of(control, level))
 
     def _attached(self) -> ms_control | None:
         """Return the control block of the running engine, None if none runs.
@@ -153,6 +148,14 @@ class LiveWatermark:
             self._memory = None
 
 
+def _position_of(control: ms_control, level: ReadLevel) -> ms_position:
+    """Return the position up to which this level reads; with a pool, bytes that are only `written` are in no file."""
+    if level is ReadLevel.WRITTEN and control.identity.mode == native.MODE_POOL:
+        level = ReadLevel.COMMITTED
+    position: ms_position = getattr(control, _POSITIONS[level])
+    return position
+
+
 def dead_engine(root: str | os.PathLike[str]) -> DeadEngine | None:
     """Return the state in a killed engine's memory, as far as recovery would use it; None if there is no memory."""
     engine_id = read_engine_id(root)
@@ -177,6 +180,13 @@ def open_store(path: str | os.PathLike[str], **settings: Unpack[EngineSettings])
     """
     check_keywords(open_store, settings)
     return LiveStoreReader(path, None, **settings)
+
+
+class Look(NamedTuple):
+    """How far a reader of a queue could see, in one engine's memory."""
+
+    memory: EngineMemory
+    queue: Awaited
 
 
 class LiveStoreReader(StoreReader):
@@ -242,14 +252,46 @@ class LiveStoreReader(StoreReader):
         """
         deadline_s = time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
         while True:
-            seen = self.arrivals()
+            look = self.look(topic, queue_id, level)
             if self.queue_range(topic, queue_id, level)[1] > offset:
                 return True
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            arrives_readable = self._level(level) in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
-            self.wait_for_arrival(left_s if arrives_readable else min(left_s, FLUSH_POLL_INTERVAL_S), seen)
+            self.wait_for_queues([look], left_s)
+
+    def look(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> Look | None:
+        """Take this before a read of the queue: if the read finds nothing, has_arrived() and wait_for_queues() take it.
+
+        None without a running engine.
+        """
+        memory = self._engine_memory()
+        if memory is None:
+            return None
+        position = _position_of(memory.control, self._level(level))
+        return Look(memory, Awaited(position, waiting.queue_limit(memory.control, position), waiting.arrival_slot(topic, queue_id)))
+
+    def has_arrived(self, look: Look) -> bool:
+        """Whether the queue may have something to read that it had not at the look."""
+        return self._engine_memory() is not look.memory or waiting.has_arrived(look.memory.control, look.queue)
+
+    def wait_for_queues(self, looks: Sequence[Look | None], timeout_s: float, sleeper: Sleeper | None = None, stirs: int = 0) -> None:
+        """Sleep until one of these queues may have something to read, or until the timeout; one second at most.
+
+        `sleeper.stir()` ends it too, if it is called after `stirs` was taken.
+        """
+        memory = self._engine_memory()
+        if memory is None:
+            time.sleep(min(timeout_s, WITHOUT_ENGINE_POLL_INTERVAL_S))
+            return
+        queues = [look.queue for look in looks if look is not None and look.memory is memory]
+        if len(queues) == len(looks):  # otherwise another engine runs than at the look
+            (sleeper or Sleeper()).wait(memory.control, queues, min(timeout_s, WAIT_S_MAX), stirs)
+
+    def stir(self, sleeper: Sleeper) -> None:
+        """End a sleep of wait_for_queues(), or the one that is about to begin."""
+        with self._memory_lock:
+            sleeper.stir(None if self._memory is None else self._memory.control)
 
     def arrivals(self) -> int:
         """Return a number that changes when messages are dispatched: take it before a read, then pass it to wait_for_arrival."""
@@ -336,7 +378,8 @@ class LiveStoreReader(StoreReader):
 
     def _check_engine(self) -> None:
         lives = store_use(self.root) is StoreUse.ENGINE
-        if self._memory is not None and (not lives or self._memory.retired):
+        if self._memory is not None and (
+                not lives or self._memory.retired or not self._memory.folder.is_named(self._memory.control_object)):
             self._memory = None
         if self._memory is None and lives:
             with contextlib.suppress(EngineUnavailableError):  # it starts or stops, or is another user's: read the files
@@ -370,7 +413,7 @@ def flushed_end(store: LiveStoreReader) -> int:
         if time.monotonic() >= deadline_s:
             raise EngineError(f"the log of {store.root} is durable up to {end:,}, but messages up to {wanted:,} were committed "
                               f"{wait_s:.0f} s ago: {command('status', store.root)} says why it is not flushed; run the command again")
-        time.sleep(FLUSH_POLL_INTERVAL_S)
+        time.sleep(HOLD_POLL_INTERVAL_S)
 
 
 # ---- the check beside an engine --------------------------------------------------

@@ -392,6 +392,7 @@ class ReputLoop:
         self._segment = MappedSegment(self._loop)
         self._loop.control = control
         self._loop.dispatch = dispatch.struct
+        dispatch.struct.arrivals = ffi.addressof(control, "arrivals")
         self._loop.stats = ffi.addressof(stats, "dispatch")
         self._loop.semaphore = latch.semaphore
         self._loop.allocator_semaphore = allocator.semaphore if allocator is not None else ffi.NULL

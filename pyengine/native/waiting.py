@@ -13,6 +13,8 @@ sleep on until it moves:
     seen = load_sequence(sequence)            # before checking
     if not there_yet():
         wait_for_sequence(sequence, seen, timeout_s)
+
+A Sleeper is a thread that waits for messages of some queues, each of which it has looked at (csrc/arrivals.cdef.h).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.native.control import raise_os_error
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_latch, ms_sequence
+    from pyengine._native import ms_control, ms_latch, ms_position, ms_sequence
 
 
 class Latch:
@@ -88,6 +90,54 @@ def raise_sequence(sequence: ms_sequence) -> None:
 def wait_for_sequence(sequence: ms_sequence, seen: int, timeout_s: float) -> bool:
     """Sleep until the number differs from `seen` (True) or until the timeout or a signal (False)."""
     return lib.ms_sequence_wait(ffi.addressof(sequence), seen, max(0, int(timeout_s * 1e9))) == 1
+
+
+class Awaited(NamedTuple):
+    """A queue that has nothing to read for a reader of this level below `end`, a physical offset."""
+
+    level: ms_position
+    end: int
+    slot: int  # arrival_slot()
+
+
+def arrival_slot(topic: str, queue_id: int) -> int:
+    """Return the number under which the control block notes messages of this queue."""
+    name = topic.encode()
+    return lib.ms_arrivals_slot(name, len(name), queue_id)
+
+
+def queue_limit(control: ms_control, level: ms_position) -> int:
+    """Return the physical offset below which a reader of this level finds messages in queues now."""
+    return lib.ms_arrivals_limit(control, ffi.addressof(level))
+
+
+def has_arrived(control: ms_control, queue: Awaited) -> bool:
+    """Whether the queue may have something to read."""
+    return lib.ms_arrivals_has(control, ffi.addressof(queue.level), queue.end, queue.slot) == 1
+
+
+class Sleeper:
+    """The sleeps of one thread at a time for messages of queues; any thread of the process may end them."""
+
+    def __init__(self) -> None:
+        self._struct = ffi.new("struct ms_sleeper *")
+
+    @property
+    def stirs(self) -> int:
+        """A number that changes with each stir(): take it before you look at what you wait for."""
+        return self._struct.stirs
+
+    def wait(self, control: ms_control, queues: Sequence[Awaited], timeout_s: float, stirs: int) -> None:
+        """Sleep until a queue may have something to read, until stir() is called after `stirs`, a signal, or the timeout."""
+        rows = ffi.new("struct ms_awaited[]", max(1, len(queues)))
+        for number, queue in enumerate(queues):
+            row = rows[number]
+            row.level, row.looked_end, row.slot = ffi.addressof(queue.level), queue.end, queue.slot
+        lib.ms_arrivals_wait(control, self._struct, stirs, rows, len(queues), max(0, int(timeout_s * 1e9)))
+
+    def stir(self, control: ms_control | None) -> None:
+        """End the sleep, or the one that is about to begin; `control` is None if no engine runs."""
+        lib.ms_arrivals_stir(ffi.NULL if control is None else control, self._struct)
 
 
 class Stream(NamedTuple):

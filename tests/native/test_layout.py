@@ -20,6 +20,7 @@ STRUCTS = {
     "struct ms_worker": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_commit_slot": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_undo": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_arrivals": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_writer_lines": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_flusher_lines": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_replicator_lines": lib.MS_CONTROL_LAYOUT_VERSION,

@@ -1,0 +1,93 @@
+"""A consumer that waits costs nothing: it reads only where messages have arrived."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import pyengine
+from waiting import eventually, scaled_timeout_s
+
+
+@pytest.fixture
+def fetches(monkeypatch):
+    """The queues that consumers have fetched from, one entry each time."""
+    from pyengine.ipc.live_reader import LiveStoreReader
+
+    made, fetch = [], LiveStoreReader.fetch
+    monkeypatch.setattr(LiveStoreReader, "fetch", lambda self, topic, queue_id, *rest: made.append((topic, queue_id)) or fetch(
+        self, topic, queue_id, *rest))
+    return made
+
+
+@pytest.fixture(params=["async", "sync"])
+def store(request, make_engine):
+    """A running engine in each mode, with a topic of four queues that has been read."""
+    engine = make_engine(request.param)
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        for queue_id in range(4):
+            producer.put("quiet", b"first", queue_id=queue_id)
+        yield engine, producer
+
+
+def read_all(consumer) -> None:
+    got = []
+    eventually(lambda: got.extend(consumer.pull(32, timeout_s=0.2)) or len(got) == 4, "the first messages")
+    eventually(lambda: not consumer.pull(32, timeout_s=0.2), "no more")
+
+
+def test_messages_of_other_topics_cause_no_fetch(store, fetches):
+    engine, producer = store
+    with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+        read_all(consumer)
+        got: list[pyengine.Message] = []
+        thread = threading.Thread(target=lambda: got.extend(consumer.pull(1, timeout_s=scaled_timeout_s(60))))
+        del fetches[:]
+        thread.start()
+        with pyengine.open_store(engine.root) as reader:
+            for number in range(50):
+                result = producer.put("busy", b"x", queue_id=0)
+                assert reader.wait_for_message("busy", 0, result.queue_offset, timeout_s=scaled_timeout_s(30)), number
+        assert fetches == []
+        producer.put("quiet", b"mine", queue_id=2)
+        thread.join(scaled_timeout_s(60))
+        assert [message.body for message in got] == [b"mine"] and set(fetches) == {("quiet", 2)}
+
+
+def test_a_wait_polls_no_queue(store, fetches):
+    engine, _ = store
+    with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+        read_all(consumer)
+        del fetches[:]
+        assert consumer.pull(1, timeout_s=1.2) == []
+        assert fetches == []
+
+
+def test_what_other_threads_change_ends_a_wait(store):
+    engine, _ = store
+    with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+        read_all(consumer)
+        for change in (lambda: consumer.seek(1, "first"), consumer.close):
+            got: list[pyengine.Message] = []
+            thread = threading.Thread(target=lambda: got.extend(consumer.pull(1, timeout_s=None)), daemon=True)
+            thread.start()
+            eventually(lambda: consumer._sleeper._struct.is_asleep, "it waits")
+            change()
+            thread.join(scaled_timeout_s(30))
+            assert not thread.is_alive()
+
+
+def test_a_consumer_goes_on_with_the_next_engine(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.consume(engine.root, "T", group="g") as consumer:
+        for number in range(3):
+            with pyengine.connect(engine.root) as producer:
+                producer.put("T", b"%d" % number)
+            got: list[pyengine.Message] = []
+            eventually(lambda: got.extend(consumer.pull(1, timeout_s=0.5)) or got, "the message")
+            assert got[0].body == b"%d" % number
+            assert engine.stop() and consumer.pull(1, timeout_s=0) == []
+            engine.start()
