@@ -31,7 +31,6 @@ from pyengine.native.scan import (
 )
 
 if TYPE_CHECKING:
-    import numpy
     from typing_extensions import Buffer
 
     from pyengine.formats.sql_filter import SqlFilter
@@ -192,23 +191,25 @@ class Refiner:
             meets = pa.array([self.meets(text or "") for text in scanned["properties"].to_pylist()], pa.bool_())
             batch, of_bodies = batch.filter(meets), [array.filter(meets) for array in of_bodies]
         if self._bodies:
-            flags, offsets = (array.to_numpy() for array in of_bodies)
-            if (flags & SYS_FLAG_COMPRESSED).any():
-                yield from self._decompressed(batch, flags, offsets)
+            flags, offsets = of_bodies
+            rows = compute.indices_nonzero(compute.bit_wise_and(flags, pa.scalar(SYS_FLAG_COMPRESSED, flags.type))).to_pylist()
+            if rows:
+                yield from self._decompressed(batch, {row: (flags[row].as_py(), offsets[row].as_py()) for row in rows})
                 return
         yield batch
 
-    def _decompressed(self, batch: pa.RecordBatch, flags: numpy.ndarray, offsets: numpy.ndarray) -> Iterator[pa.RecordBatch]:
-        """Yield the batch with decompressed bodies, in pieces of at most DECOMPRESSED_BATCH_BYTES."""
+    def _decompressed(self, batch: pa.RecordBatch, compressed: Mapping[int, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        """Yield the batch with decompressed bodies, in pieces of at most DECOMPRESSED_BATCH_BYTES; `compressed` has the flags and the
+        offset of each row to decompress."""
         stored = batch.column(self._bodies[0])
         texts: dict[int, bytes | None] = {}
         start = size_bytes = 0
-        for row in (flags & SYS_FLAG_COMPRESSED).nonzero()[0].tolist():
+        for row, (flags, offset) in compressed.items():
             body = stored[row].as_py()
             try:
-                text = content_of(body, int(flags[row]))
+                text = content_of(body, flags)
             except FormatError as error:
-                self._on_wrong_body(int(offsets[row]), len(body), error)
+                self._on_wrong_body(offset, len(body), error)
                 texts[row] = None
                 continue
             if size_bytes and size_bytes + len(text) > DECOMPRESSED_BATCH_BYTES:

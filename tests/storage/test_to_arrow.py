@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import pyengine
+from fix_cli import environment
 from fix_golden import CLEAN, usual
 from fix_store_builder import START_MS, StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
@@ -309,6 +312,22 @@ def test_bodies_are_as_their_producers_had_them_if_asked(builder):
         with pytest.raises(CorruptionError, match="cannot be decompressed: .*zlib.* with decompress=False"):
             store.to_arrow(["packed"], ["body"], decompress=True).read_all()
         assert store.to_arrow(["packed"], ["size"], decompress=True).read_all().num_rows == 31
+
+
+def test_pyarrow_alone_is_enough(builder):
+    """The extra `arrow` does not bring numpy."""
+    builder.put("packed", zlib.compress(b"text"), sys_flag=1)
+    program = f"""
+import sys
+sys.modules["numpy"] = None
+import pyengine
+log = pyengine.arrow.dataset({str(builder.root)!r}, ["packed"], decompress=True)
+print(log.to_table()["body"].to_pylist(), log.count_rows(), sum(part.count_rows() for part in log.splits(1000)))
+with pyengine.consume({str(builder.root)!r}, "packed") as consumer:
+    print(consumer.pull_arrow(decompress=True)["body"].to_pylist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    assert done.stdout == "[b'text'] 1 1\n[b'text']\n", done.stderr
 
 
 def test_a_queue_that_the_store_has_not_is_an_error_unless_it_may_be_missing(builder):
