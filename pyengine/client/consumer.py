@@ -22,6 +22,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -200,6 +201,7 @@ class Consumer:
         self._retry_topic = None if group is None or outer is not None else retry_topic(group)
         self._empty: dict[int, tuple[int, Look]] = {}  # by queue: the position at which a look found no message
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
+        self._waiter = ThreadPoolExecutor(1, f"pyengine-wait-{topic}")  # for asyncio, whose own executor has the program's work
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
@@ -282,7 +284,14 @@ class Consumer:
             if found is not None:
                 return found
             if left_s:
-                await loop.run_in_executor(None, self._wait_alone, left_s, stirs)
+                with self._state:
+                    self._require_open()
+                    waited = loop.run_in_executor(self._waiter, self._wait_alone, left_s, stirs)
+                try:
+                    await waited
+                except asyncio.CancelledError:
+                    self._stir()  # so that the thread is free for the next call
+                    raise
             else:
                 await asyncio.sleep(0)
         self._require_open()
@@ -523,6 +532,7 @@ class Consumer:
                 finally:
                     with self._state:
                         self._is_closed = True
+                        self._waiter.shutdown(wait=False)
                         self._held.clear()
                         if self._session is not None:
                             self._session.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -91,3 +93,35 @@ def test_a_consumer_goes_on_with_the_next_engine(make_engine):
             assert got[0].body == b"%d" % number
             assert engine.stop() and consumer.pull(1, timeout_s=0) == []
             engine.start()
+
+
+class Refusing(ThreadPoolExecutor):
+    """An event loop's default executor of which nobody may take a thread."""
+
+    def submit(self, *_, **__):
+        raise AssertionError("the wait takes a thread that to_thread() and look-ups of names need")
+
+
+def test_a_wait_of_asyncio_takes_no_thread_of_the_loop(store):
+    engine, producer = store
+
+    async def waits(consumer) -> list[pyengine.Message]:
+        asyncio.get_running_loop().set_default_executor(Refusing())
+        asked = asyncio.create_task(consumer.pull_async(1, timeout_s=None))
+        while not consumer._sleeper._struct.is_asleep:
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        again = asyncio.create_task(consumer.pull_async(1, timeout_s=scaled_timeout_s(60)))
+        await asyncio.sleep(0)
+        producer.put("quiet", b"mine", queue_id=3)
+        return await again
+
+    with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+        read_all(consumer)
+        loop = asyncio.new_event_loop()
+        try:
+            assert [message.body for message in loop.run_until_complete(waits(consumer))] == [b"mine"]
+        finally:
+            loop.close()
