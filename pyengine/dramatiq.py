@@ -45,7 +45,7 @@ class PyengineBroker(Broker):
 
     `queues` is the number of queues of a topic that is new: so many worker processes share its messages. Delays are kept by the
     store, so there are no delay queues. A message that failed for good becomes a dead letter of the group (`pyengine dlq`).
-    A process connects when it first sends, and again after a fork.
+    A process connects when it first sends.
     """
 
     def __init__(self, store: str | os.PathLike[str], *, namespace: str = "dramatiq", queues: int = QUEUE_NUMS_NEW,
@@ -58,7 +58,7 @@ class PyengineBroker(Broker):
         self._commit_interval_s = commit_interval_s
         self._session_timeout_s = session_timeout_s
         self._topics: set[str] = set()  # that this process has made or found
-        self._producers: dict[int, Producer] = {}  # by process: a forked child cannot use its parent's
+        self._producer: Producer | None = None
         self._lock = threading.Lock()
 
     def topic(self, queue_name: str) -> str:
@@ -94,11 +94,11 @@ class PyengineBroker(Broker):
 
     def _connected(self, topic: str) -> Producer:
         with self._lock:
-            if os.getpid() not in self._producers:
-                self._producers = {os.getpid(): connect(self.store)}
+            if self._producer is None:
+                self._producer = connect(self.store)
             if topic not in self._topics:
                 self._make(topic)
-            return self._producers[os.getpid()]
+            return self._producer
 
     def _make(self, topic: str) -> None:
         TopicConfigs(self.store).ensure(replace(self._new_topic, topic=topic))
@@ -150,7 +150,7 @@ class PyengineBroker(Broker):
     def close(self) -> None:
         """Disconnect; the next message connects again."""
         with self._lock:
-            producer = self._producers.pop(os.getpid(), None)
+            producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
 

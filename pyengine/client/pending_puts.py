@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_NS = 250_000_000
 _SLICE_NS = 50_000_000
+LOST = "submitted by the parent of this process: it may or may not be stored"
+_inherited: list[object] = []  # of the parents of a forked child
 _AWAIT_LOOKS = 3  # rounds of the event loop in which an awaited put looks for its answer, before a thread waits for it
 PutOutcome: TypeAlias = PutResult | PutManyResult
 Result = TypeVar("Result", bound=PutOutcome)
@@ -97,6 +99,14 @@ class PutFuture(PendingPut, Future[Result]):
         else:
             future.set_result(found)
         return vars(future) | {"_answered": True}
+
+    def _lose(self, result: PutOutcome) -> None:
+        """End with this result in a forked child: without callbacks, and without a lock that a thread of the parent may have."""
+        fields = vars(self)
+        if self.__dict__.get("_state") == "FINISHED":
+            fields["_condition"] = threading.Condition()
+        else:
+            fields.update(self._settled(PutError.of(result) if self._raises and not result.ok else result))
 
     def __await__(self) -> Generator[Any, None, Result]:
         loop = arguments.event_loop()
@@ -216,6 +226,7 @@ class _OrderedThread:
         self._running = threading.Lock()  # held while entries are handled in order, by the thread or by end()
         self._starting = threading.Lock()
         self._is_started = False
+        self._now: tuple[Any, ...] | None = None  # the entry that is handled
         self._ident = 0
         self._ended = False
         self._is_done = False
@@ -269,10 +280,13 @@ class _OrderedThread:
         self._at_end()
 
     def _handle_one(self, entry: tuple[Any, ...]) -> None:
+        self._now = entry
         try:
             self._handle(*entry)
         except BaseException as error:  # noqa: BLE001 - a callback's, which Future does not catch: the other entries follow
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
+        finally:
+            self._now = None
 
     def _at_end(self) -> None:
         """Clean up after the last entry. May be called more than once."""
@@ -314,6 +328,7 @@ class PendingPuts(_OrderedThread):
         self._finish = finish
         self._end_session = end_session
         self._is_replaced = is_replaced
+        self._is_lost = False
         self._give_up_ns = 0  # after end(): one short timeout for all remaining puts together
         self._open: deque[tuple[Claim, object, Callable[[Any], None]]] = deque()  # of add_open()
         self._round: tuple[Sends, Callable[..., tuple[object, Callable[[Any], None]]]] | None = None  # of take_sends()
@@ -433,6 +448,27 @@ class PendingPuts(_OrderedThread):
     def _at_end(self) -> None:
         self._end_session()
 
+    def forked(self) -> None:
+        """In a forked child: end without the session, which is the parent's. The outcome of each put in it is not known here.
+
+        That holds for what a call adds later in which a signal handler forked. The session's memory stays mapped for it.
+        """
+        _inherited.append((self._session, self._end_session))
+        self._running, self._starting, self._collecting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._ident, self._is_started, self._is_done, self._ended, self._is_lost = 0, True, True, True, True
+        self._finish = lambda session, code, found, context, give_up_ns: unknown_outcome(context, LOST)
+        self._end_session = lambda: None
+        self._loops.clear()
+        entries: list[tuple[Any, ...] | None] = [self._now]
+        with contextlib.suppress(Empty):
+            while True:
+                entries.append(self._entries.get_nowait())
+        for _, context, answer, _ in filter(None, entries):
+            if isinstance(answer, PutFuture) and context is not None:
+                answer._lose(unknown_outcome(context, LOST))
+            elif isinstance(answer, PutAnswer):
+                answer.set_result(unknown_outcome(context, LOST))
+
     def _handle(self, claim: Claim | int | _LoopWaits, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
                 given: tuple[int, ...] | None) -> None:
         if isinstance(claim, _LoopWaits):
@@ -440,8 +476,8 @@ class PendingPuts(_OrderedThread):
             return
         if isinstance(claim, int):
             claim = Claim(self._session, claim)
-        code, found = 0, given or ()
-        while not given:
+        code, found = native.CLOSED if self._is_lost else 0, given or ()
+        while not (given or self._is_lost):
             code, found = self._session.wait_acked(claim.sequence, self._give_up_ns or monotonic_ns() + POLL_INTERVAL_NS)
             if code != AGAIN or self._give_up_ns and monotonic_ns() >= self._give_up_ns:
                 break
@@ -472,11 +508,17 @@ class QueuedPuts(_OrderedThread):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: deque[PutFuture[Any] | PutCall] = deque()  # for other threads to read
+        self.waiting: deque[tuple[PutFuture[Any] | PutCall, PutContext]] = deque()  # for other threads to read
 
-    def add(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall) -> PutFuture[Any] | PutCall:
+    def forked(self) -> None:
+        """In a forked child: the outcome of the parent's puts is not known here."""
+        for future, context in self.waiting:
+            if isinstance(future, PutFuture):
+                future._lose(unknown_outcome(context, LOST))
+
+    def add(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall, context: PutContext) -> PutFuture[Any] | PutCall:
         """Return `future`; the thread calls submit(), which waits for room and returns it, or a result if nothing was submitted."""
-        self.waiting.append(future)
+        self.waiting.append((future, context))
         self._put((submit, future))
         return future
 

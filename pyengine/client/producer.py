@@ -11,9 +11,10 @@ a wrong type raise TypeError. A put that was submitted and not answered in time 
 status UNKNOWN_ERROR, `indeterminate=True` (docs/promises.md, 9).
 
 When the engine dies or is replaced by another start, pending puts become indeterminate within
-about a second, and the next put opens a new session. Thread-safe; an exception of a signal handler
+about a second, and the next put opens a new session. So does the first put of a forked child, in which
+the parent's pending puts are indeterminate. Thread-safe; an exception of a signal handler
 ends the put that it interrupts, and the producer stays usable. A producer that is dropped without
-close() ends by itself. A forked child cannot use its parent's producer.
+close() ends by itself.
 """
 
 from __future__ import annotations
@@ -182,8 +183,8 @@ class Producer(ProducerFront):
 
     A put returns only if its promise is kept: all but PUT_OK raises PutError, whose subclass says whether the log has the message
     (connect(refusals="return") returns the result instead). A wrong argument is TypeError or UsageError. Threads may share a
-    producer. A forked child cannot use its parent's: connect in the child. When the engine is replaced, the next put opens a new
-    session by itself.
+    producer. When the engine is replaced, the next put opens a new session by itself; so does the first put of a forked child, whose
+    parent goes on with its own.
     """
 
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
@@ -210,11 +211,15 @@ class Producer(ProducerFront):
         self._transaction_limits = transaction_limits
         self._group_transactions: GroupTransactions | None = None
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
+        _living.add(self)
+
+    def _forked(self) -> None:
+        """In a forked child: drop what belongs to the parent; its threads may hold the locks of these objects for ever."""
+        self._group_transactions = None
+        self._puts.forked()
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then close the session. A second call does nothing, nor does a call in a forked child."""
-        if self._puts.is_forked:
-            return
+        """Wait for the answers of all puts, then close the session, in a forked child its own. A second call does nothing."""
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()
@@ -222,7 +227,7 @@ class Producer(ProducerFront):
             self._choice.close()
 
     def __enter__(self) -> Producer:
-        """Return self; UsageError if the producer is closed, or was made before a fork."""
+        """Return self; UsageError if the producer is closed."""
         if why := self._puts.why_unusable:
             raise UsageError(why)
         return self
@@ -685,6 +690,17 @@ def _of_many(result: PutOutcome) -> PutManyResult:
     end = result.physical_offset + result.size_bytes if result.stored else -1
     return PutManyResult(result.status, result.count, result.queue_offset, result.physical_offset, end, result.store_timestamp_ms,
                          result.topic, result.queue_id, result.reason, result.indeterminate)
+
+
+_living: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for producer in _living:
+        producer._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _host_flags(born_host: bytes, store_host: bytes) -> int:

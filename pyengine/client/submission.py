@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyengine import arguments
 from pyengine._front import Lock, SessionFront, SubmitterFront
 from pyengine.client.pending_puts import (
+    LOST,
     POLL_INTERVAL_NS,
     PendingPuts,
     PutAnswer,
@@ -55,16 +56,6 @@ _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds th
 _ROOM_POLL_INTERVAL_S = 0.001
 _REPLACED_MAX = 2  # number of replaced sessions after which a put gives up
 _CLOSED = "the producer is closed: connect again"
-_FORKED = "the producer was made before a fork: connect in the process that puts"
-_living: weakref.WeakSet[Submitter] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for submitter in _living:
-        submitter._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(slots=True)
@@ -95,7 +86,7 @@ class Submitter(SubmitterFront):
     not PUT_OK.
     """
 
-    __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed_ns", "native", "max_message_bytes",
+    __slots__ = ("_open_session", "_constants", "_opening", "session", "closed_ns", "native", "max_message_bytes",
                  "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int],
@@ -105,15 +96,17 @@ class Submitter(SubmitterFront):
         self.raises = raises
         self._opening = threading.Lock()  # locked before `lock`
         self.session: ProducerSession | None = None
-        self._pid = os.getpid()
         self.closed_ns = 0  # time of close(), on the monotonic clock; 0: open
+        self._begin()
+        self._attach(None)
+
+    def _begin(self) -> None:
+        """Begin without threads and without a session."""
         self._queued = QueuedPuts()
         self.queued_puts = self._queued.waiting
         self._threads: dict[str, PendingPuts | QueuedPuts | SessionFront] = {"queued": self._queued}
         self._finalizer = weakref.finalize(self, _end_threads, self._threads)
         self._finalizer.atexit = False  # daemon threads and exit handlers may put until the process ends, which the supervisor notices
-        self._attach(None)
-        _living.add(self)
 
     # ---- session ----------------------------------------------------------------
 
@@ -164,21 +157,12 @@ class Submitter(SubmitterFront):
             self._pending.end()
 
     @property
-    def is_forked(self) -> bool:
-        """Whether this is a child of the process that has made it."""
-        return os.getpid() != self._pid
-
-    @property
     def why_unusable(self) -> str:
         """Return why this process cannot put any more; "" if it can."""
-        if self.is_forked:
-            return _FORKED
         return _CLOSED if self.closed_ns else ""
 
     def _open_if_missing(self, deadline_ns: int) -> str:
         """Open a session if there is none; return why that fails, "" if it does not. The caller does not hold the lock."""
-        if self.is_forked:
-            return _FORKED
         if self.session is not None:
             return ""
         if self.closed_ns:
@@ -195,8 +179,8 @@ class Submitter(SubmitterFront):
                     return str(error)
         return ""
 
-    def _forked(self) -> None:
-        """In a forked child: drop the session, which is the parent's, since a ring has one producer."""
+    def forked(self) -> None:
+        """In a forked child: drop the session, which is the parent's, since a ring has one producer. The next put opens another."""
         self.lock = Lock()
         self._opening = threading.Lock()
         self.session = None
@@ -204,12 +188,15 @@ class Submitter(SubmitterFront):
             self.front.forget()
             self.front = None
         self.native.pointer.finishing = 0  # a thread of the parent may have been in ms_producer_finish
-        self._queued = QueuedPuts()  # a new one: the old one's thread is the parent's
-        self.queued_puts = self._queued.waiting
+        of_parent = self._threads
+        self._pending.forked()
+        self._queued.forked()
         self._finalizer.detach()
+        self._begin()
+        self._threads.update(front=of_parent["front"], pending=of_parent["pending"])  # until there is a session, in this order
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then close the session. A second call does nothing. Not for a forked child."""
+        """Wait for the answers of all puts, then close the session. A second call does nothing."""
         self.closed_ns = self.closed_ns or monotonic_ns()
         self._queued.end()
         self._queued.join()
@@ -399,14 +386,14 @@ class Submitter(SubmitterFront):
         if not (arguments.running_loop() or self._pending.is_current_thread):
             found = submit()
         elif self._queued.waiting or self._opening.locked() or self.lock.locked():
-            return self._queued.add(submit, future)
+            return self._queued.add(submit, future, entry.context)
         else:
             found = None
             with self.lock:
                 if self.session is not None and not self.closed_ns:
                     found = self._submit_now(self.native, entry, 0, future, is_collected=True)
             if found is None:
-                return self._queued.add(submit, future)
+                return self._queued.add(submit, future, entry.context)
         return found
 
     def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
@@ -524,7 +511,7 @@ class _FrontOwner:
     def lost(self, topic: str, queue_id: int) -> PutOutcome:
         """Return the result of a put of the parent's session, which this forked child does not have."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
-        return unknown_outcome(context, "submitted by the parent of this process: it may or may not be stored")
+        return unknown_outcome(context, LOST)
 
 
 def _end_threads(threads: dict[str, PendingPuts | QueuedPuts | SessionFront]) -> None:

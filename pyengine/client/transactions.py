@@ -10,6 +10,7 @@ With RocketMQ's half messages and their check-back (half_messages.py):
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from queue import Empty, SimpleQueue
 from pyengine import arguments
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
 from pyengine.client.outgoing import OutgoingMessage, RawMessage, TransactionLimits
-from pyengine.errors import EngineError
+from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
     PROPERTY_PRODUCER_GROUP,
@@ -31,6 +32,7 @@ from pyengine.results import PutResult
 
 Checker = Callable[[Message], Outcome | None]
 """Decides about a transaction that a kill left open: its outcome, or None to be asked again later."""
+_OF_PARENT = "this transaction was begun before a fork: the parent ends it; begin one of its own in the child"
 _LOG = logging.getLogger("pyengine.client.transactions")
 
 
@@ -46,6 +48,10 @@ class TransactionBlock:
         return self._transaction
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._owner.is_of_parent:
+            if error is None:
+                raise UsageError(_OF_PARENT)
+            return
         try:
             if error is None:
                 self._transaction.end("commit")
@@ -84,6 +90,8 @@ class Transaction:
         The result has the offsets of the half message. PutError as of put(); for a message that is not stored also with
         refusals="return", so that the block is rolled back.
         """
+        if self._owner.is_of_parent:
+            raise UsageError(_OF_PARENT)
         unique_key = unique_key or uuid.uuid4().hex.upper()
         message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, unique_key=unique_key, sharding_key=sharding_key)
         more = {PROPERTY_PRODUCER_GROUP: self._group}
@@ -134,10 +142,16 @@ class GroupTransactions:
         self._interval_s = limits.check_interval_ms / 1000
         self._checkers: dict[str, Checker] = {}
         self.open_keys: set[str] = set()  # of the messages of open blocks, about which this process's own checker is not asked
+        self._pid = os.getpid()
         self._is_closing = False
         self._wake: SimpleQueue[None] = SimpleQueue()  # which has no lock that a thread of the parent could have at a fork
         self._asking = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this is a forked child of the process that has begun these transactions."""
+        return os.getpid() != self._pid
 
     def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> TransactionBlock:
         """Implement Producer.transaction."""

@@ -28,7 +28,7 @@ from fix_parts import MODES
 from pyengine.client import pending_puts
 from pyengine.client import producer as producer_module
 from pyengine.client.outgoing import BatchMessage, RawMessage
-from pyengine.client.pending_puts import PutFuture, QueuedPuts
+from pyengine.client.pending_puts import PutContext, PutFuture, QueuedPuts
 from pyengine.client.producer import Producer
 from pyengine.engine.kinds import child_environment
 from pyengine.errors import UsageError
@@ -38,7 +38,7 @@ from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
-from pyengine.native.session import ProducerSession, Sends
+from pyengine.native.session import PUT, ProducerSession, Sends
 from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError, PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually, scaled_timeout_s
@@ -384,27 +384,24 @@ def test_a_closed_producer_says_so(make_parts, ring):
 
 
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
-def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts, ring):
+def test_a_forked_child_puts_into_a_ring_of_its_own(make_parts, ring):
     parts = make_parts(**ring)
     with parts.producer() as producer:
         assert producer.put("T", b"before").ok
-        reading, writing = os.pipe()
+        slot = producer._puts.session.slot
         pid = os.fork()
         if pid == 0:
             async def put_from_a_loop():
-                return await producer.put_async("T", b"child")
+                return await producer.put_async("T", b"child, in a loop")
 
-            result = producer.put("T", b"child")
-            assert asyncio.run(put_from_a_loop()) == result
-            os.write(writing, f"{result.status.name}: {result.reason}".encode())
-            os._exit(0)
-        os.waitpid(pid, 0)
-        said = os.read(reading, 1000).decode()
-        os.close(reading)
-        os.close(writing)
-        assert said.startswith("SERVICE_NOT_AVAILABLE") and "fork" in said
-        assert producer.put("T", b"after").queue_offset == 1
-    assert [m.body for m in messages(parts)] == [b"before", b"after"]
+            is_first = asyncio.run(put_from_a_loop()).queue_offset == 1 and producer.put("T", b"child").queue_offset == 2
+            own_slot = producer._puts.session.slot
+            producer.close()
+            os._exit(int(not (is_first and own_slot != slot)))
+        assert os.waitpid(pid, 0)[1] == 0
+        assert producer.put("T", b"after").queue_offset == 3 and producer._puts.session.slot == slot
+    all_committed(parts)
+    assert [m.body for m in messages(parts)] == [b"before", b"child, in a loop", b"child", b"after"]
 
 
 class Longer(bytes):
@@ -462,8 +459,8 @@ def test_two_threads_start_one_thread_for_queued_puts(monkeypatch):
 
     monkeypatch.setattr(pending_puts, "_thread", SimpleNamespace(start_new_thread=start_slowly))
     later = QueuedPuts()
-    futures = [PutFuture(), PutFuture()]
-    adding = [threading.Thread(target=later.add, args=(lambda: "put", future)) for future in futures]
+    futures, context = [PutFuture(), PutFuture()], PutContext(PUT, "T", 0, b"", 0)
+    adding = [threading.Thread(target=later.add, args=(lambda: "put", future, context)) for future in futures]
     for thread in adding:
         thread.start()
     for thread in adding:
@@ -849,12 +846,12 @@ def test_a_put_without_an_answer_raises_that_its_fate_is_unknown(make_parts):
         child = os.fork()
         if child == 0:
             kinds = []
-            for call in (futures[0].result, futures[0].exception, lambda: producer.put("T", b"x")):
+            for call in (futures[0].result, futures[0].exception, lambda: producer.put("T", b"x", timeout_s=0.2)):
                 try:
                     kinds.append(type(call()).__name__)
                 except Exception as error:
                     kinds.append(type(error).__name__)
-            os._exit(int(kinds != ["PutIndeterminateError", "PutIndeterminateError", "PutRefusedError"]))
+            os._exit(int(kinds != ["PutIndeterminateError"] * 3))
         assert os.waitpid(child, 0)[1] == 0
         parts.kill(native.WRITER)
     for future in futures:
