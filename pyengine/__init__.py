@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyengine import arrow as arrow
     from pyengine.client.consumer import ConsumeOptions, Consumer, consume
     from pyengine.client.consumer_groups import ConsumerGroups, GroupState, QueueLag, Start
     from pyengine.client.half_messages import Outcome

@@ -52,6 +52,9 @@ async def block(store: str) -> str:
     async with pyengine.Engine(store) as engine, engine.connect() as producer:
         return (await producer.put_async("orders", b"")).msg_id
 
+def parts(store: str) -> int:
+    return sum(part.count_rows() for part in pyengine.arrow.dataset(store, ["orders"], tags="new").splits(1 << 28))
+
 def times(message: pyengine.Message) -> str:
     return f"{message.store_time - message.born_time} {message.born_time.isoformat()}"
 
