@@ -59,9 +59,11 @@ from pyengine.storage.store_reader import FETCH_BYTES_MAX
 if TYPE_CHECKING:
     import pyarrow
 
+    from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.group_members import Claim
 
 POLL_INTERVAL_S = HEARTBEAT_INTERVAL_S       # interval at which a member checks for members that joined or left and for released queues
+LISTING_INTERVAL_S = 5.0       # interval at which a member of a topic without new messages looks for queues that the cleaner has removed
 FETCH_MESSAGES = 32            # least number of messages of a fetch; if the program asks for fewer, within the store's transfer limits
 FETCH_MESSAGES_MAX = 1024
 READ_AHEAD_MESSAGES = 256      # most messages, and most bytes, that are read ahead of a queue whose fetches are full
@@ -205,6 +207,9 @@ class Consumer:
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
+        self._listed: list[int] = []  # the topic's queues
+        self._listed_at: tuple[EngineMemory, int] | None = None
+        self._listing_due_s = 0.0
         self._warned: set[str] = set()  # what it has warned of once
         self._background_error: BaseException | None = None
         self._commit_due_s = time.monotonic() + options.commit_interval_s
@@ -272,7 +277,7 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""
-        while not self._is_closed:
+        while not self._closing.is_set():
             yield from self.pull(1, timeout_s=None)
 
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
@@ -299,7 +304,7 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""
-        while not self._is_closed:
+        while not self._closing.is_set():
             for message in await self.pull_async(1, timeout_s=None):
                 yield message
 
@@ -775,8 +780,16 @@ class Consumer:
                 lambda: {queue_id: start_offset(self._reader, self.topic, queue_id, self._options.start) for queue_id in queue_ids}):
             self._note(note)
 
+    def _queue_ids(self) -> list[int]:
+        """Return the topic's queues: listed again once the topic has new messages, and each LISTING_INTERVAL_S."""
+        newest, now_s = self._reader.newest_of(self.topic), time.monotonic()
+        if newest is None or newest != self._listed_at or now_s >= self._listing_due_s:
+            self._listed = self._reader.queue_ids(self.topic)
+            self._listed_at, self._listing_due_s = newest, now_s + LISTING_INTERVAL_S
+        return self._listed
+
     def _rebalance(self) -> None:
-        queue_ids = self._reader.queue_ids(self.topic)
+        queue_ids = self._queue_ids()
         if self._session is None:
             self._take_all(queue_ids if self._options.queues is None else self._options.queues)
             return

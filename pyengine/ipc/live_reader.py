@@ -275,6 +275,11 @@ class LiveStoreReader(StoreReader):
         """Whether the queue may have something to read that it had not at the look."""
         return self._engine_memory() is not look.memory or waiting.has_arrived(look.memory.control, look.queue)
 
+    def newest_of(self, topic: str) -> tuple[EngineMemory, int] | None:
+        """Return a mark that differs once messages were dispatched to the topic, or another engine runs; None without an engine."""
+        memory = self._engine_memory()
+        return None if memory is None else (memory, waiting.newest_end(memory.control, topic))
+
     def wait_for_queues(self, looks: Sequence[Look | None], timeout_s: float, sleeper: Sleeper | None = None, stirs: int = 0) -> None:
         """Sleep until one of these queues may have something to read, or until the timeout; one second at most.
 

@@ -106,6 +106,12 @@ def arrival_slot(topic: str, queue_id: int) -> int:
     return lib.ms_arrivals_slot(name, len(name), queue_id)
 
 
+def newest_end(control: ms_control, topic: str) -> int:
+    """Return where the newest message ends that was dispatched to the topic, or to one that shares its bit."""
+    first = arrival_slot(topic, 0) // 32 * 32
+    return max(control.arrivals.end[first : first + 32])
+
+
 def queue_limit(control: ms_control, level: ms_position) -> int:
     """Return the physical offset below which a reader of this level finds messages in queues now."""
     return lib.ms_arrivals_limit(control, ffi.addressof(level))

@@ -125,3 +125,22 @@ def test_a_wait_of_asyncio_takes_no_thread_of_the_loop(store):
             assert [message.body for message in loop.run_until_complete(waits(consumer))] == [b"mine"]
         finally:
             loop.close()
+
+
+def test_a_member_lists_the_queues_of_a_topic_again_only_after_new_messages(store, monkeypatch):
+    engine, producer = store
+    with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as consumer:
+        read_all(consumer)
+        monkeypatch.setattr("pyengine.client.consumer.LISTING_INTERVAL_S", 3600.0)
+        consumer._housekeep_once()
+        listed, queue_ids = [], consumer._reader.queue_ids
+        monkeypatch.setattr(consumer._reader, "queue_ids", lambda topic: listed.append(topic) or queue_ids(topic))
+        consumer._queue_ids()
+        consumer._listing_due_s = float("inf")
+        del listed[:]
+        assert consumer._queue_ids() == [0, 1, 2, 3] and "quiet" not in listed
+        producer.put("quiet", b"new", queue_id=7)
+        eventually(lambda: consumer._queue_ids() == [0, 1, 2, 3, 7], "the new queue")
+        got: list[pyengine.Message] = []
+        eventually(lambda: got.extend(consumer.pull(1, timeout_s=0.2)) or got, "its message")
+        assert got[0].queue_id == 7
