@@ -16,7 +16,7 @@ struct fields {
     PyObject *topic, *body, *raw_properties;
     PyObject *properties;            /* the table, NULL until it is requested */
     long long queue_offset, physical_offset, born_timestamp_ms, store_timestamp_ms, prepared_transaction_offset;
-    int queue_id, size_bytes, flag, sys_flag, reconsume_times, body_crc;
+    int queue_id, size_bytes, flag, sys_flag, reconsume_times, body_crc, delivery_count;
     unsigned char born_host_bytes, store_host_bytes;
     uint8_t born_host[MS_HOST_BYTES_MAX], store_host[MS_HOST_BYTES_MAX];
 };
@@ -60,6 +60,7 @@ PyObject *message_of(const struct ms_record *record, PyObject *topic)
     fields->sys_flag = record->sys_flag;
     fields->reconsume_times = ms_get_i32(tail);
     fields->body_crc = ms_get_i32(start + MS_AT_BODY_CRC);
+    fields->delivery_count = 1;
     fields->born_host_bytes = (unsigned char)record->born_host_bytes;
     fields->store_host_bytes = (unsigned char)record->store_host_bytes;
     memcpy(fields->born_host, start + MS_AT_BORN_HOST, (size_t)record->born_host_bytes);
@@ -229,6 +230,7 @@ static const PyMemberDef relative_members[] = {
     {"reconsume_times", T_INT, AT(reconsume_times), READONLY, NULL},
     {"prepared_transaction_offset", T_LONGLONG, AT(prepared_transaction_offset), READONLY, NULL},
     {"body_crc", T_INT, AT(body_crc), READONLY, NULL},
+    {"delivery_count", T_INT, AT(delivery_count), READONLY, NULL},
 };
 #define MEMBERS (sizeof relative_members / sizeof *relative_members)
 static PyMemberDef members[MEMBERS + 1]; /* counted from the object's beginning */

@@ -23,6 +23,7 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -40,16 +41,17 @@ from pyengine.client.consumer_groups import (
     queue_lags,
     start_offset,
 )
-from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
+from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.engine_config import EngineSettings
-from pyengine.errors import StoreBusyError, UsageError, did_you_mean, passing
+from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, Look, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native.waiting import Sleeper
-from pyengine.results import GetStatus, PutResult, ReadLevel
+from pyengine.results import GetStatus, PutError, PutResult, ReadLevel
+from pyengine.storage.acknowledgements import Identity, InFlight
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.group_members import Claim
+    from pyengine.storage.acknowledgements import SavedQueue
 
 POLL_INTERVAL_S = HEARTBEAT_INTERVAL_S       # interval at which a member checks for members that joined or left and for released queues
 LISTING_INTERVAL_S = 5.0       # interval at which a member of a topic without new messages looks for queues that the cleaner has removed
@@ -69,6 +72,8 @@ FETCH_MESSAGES_MAX = 1024
 READ_AHEAD_MESSAGES = 256      # most messages, and most bytes, that are read ahead of a queue whose fetches are full
 READ_AHEAD_BYTES = 1 << 20
 NOTES_MAX = 100
+MAX_SPAN = 2_000               # DefaultMQPushConsumer.consumeConcurrentlyMaxSpan
+MAX_DELIVERIES = 16            # a message that was delivered so often, and that no member has finished, is a dead letter
 _LOG = logging.getLogger("pyengine.client.consumer")
 _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE)
 
@@ -94,6 +99,8 @@ class ConsumeOptions(EngineSettings, total=False):
     commit_interval_s: float
     session_timeout_s: float
     max_reconsume_times: int
+    max_deliveries: int | None
+    max_span: int
     timeout_s: float
 
 
@@ -111,6 +118,8 @@ def consume(
     commit_interval_s: float = 1.0,
     session_timeout_s: float = 30.0,
     max_reconsume_times: int = MAX_RECONSUME_TIMES,
+    max_deliveries: int | None = MAX_DELIVERIES,
+    max_span: int = MAX_SPAN,
     timeout_s: float = CONNECT_TIMEOUT_S,
     **settings: Unpack[EngineSettings],
 ) -> Consumer:
@@ -130,6 +139,9 @@ def consume(
     `commit_interval_s` and at the end. Without it a message is done after ack(), retry() or commit(). A member without a
     heartbeat for `session_timeout_s` (stopped, hung) loses its queues. A message that was given back
     `max_reconsume_times` times becomes a dead letter; a message that one member gives back may be delivered to any of them.
+    One that was delivered `max_deliveries` times without an end (None: any number), because it kills its process or is given
+    back by requeue(), becomes a dead letter instead of the next delivery. A queue delivers nothing more while more than
+    `max_span` messages lie between its oldest open message and its newest delivered one, and some of them are acknowledged.
     `settings` are the store's, as for open_store. NotAStoreError, UsageError; StoreBusyError
     while another program has the store open and a group is given; DiskError if the
     config folder cannot be written.
@@ -138,7 +150,7 @@ def consume(
     check_keywords(consume, settings)
     options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else arguments.queue_ids(queues),
                        None if level is None else ReadLevel.of(level), auto_commit, commit_interval_s, session_timeout_s,
-                       max_reconsume_times)
+                       max_reconsume_times, max_deliveries, max_span)
 
     def attempt(left_s: float) -> Consumer:
         try:
@@ -163,8 +175,13 @@ class _Options:
     commit_interval_s: float
     session_timeout_s: float
     max_reconsume_times: int
+    max_deliveries: int | None
+    max_span: int
 
     def __post_init__(self) -> None:
+        for name in ("max_deliveries", "max_span"):
+            if (value := getattr(self, name)) is not None and arguments.integer(value, name) < 1:
+                raise UsageError(f"{name} is {value}; give 1 or more")
         arguments.truth(self.auto_commit, "auto_commit")
         arguments.number(self.commit_interval_s, "commit_interval_s")
         if arguments.number(self.session_timeout_s, "session_timeout_s") < 4 * HEARTBEAT_INTERVAL_S:
@@ -196,6 +213,7 @@ class Consumer:
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
         self._has_acks = False
+        self._has_suspects = False  # messages that were delivered twice, and never finished, may come
         self._paused: set[int] = set()
         self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
@@ -338,7 +356,7 @@ class Consumer:
                 first = min(message.queue_offset for message in its if message.queue_id == queue_id)
                 with consumer._state:
                     if (held := consumer._held.get(queue_id)) is not None:
-                        held.restore(first, min(first, held.delivered_end), min(first, held.done))
+                        held.restore(first, min(first, held.flight.delivered_end), min(first, held.done), tuple(held.flight.again))
 
     # -- acknowledge, seek, report ------------------------------------------------
 
@@ -406,6 +424,27 @@ class Consumer:
         if not self._options.auto_commit:
             self.ack(message)
         return result
+
+    def requeue(self, messages: Message | Iterable[Message]) -> None:
+        """Give messages back without a delay: the group gets them again at once, next of all. From any thread.
+
+        `delivery_count` counts such a delivery; after max_deliveries the message is a dead letter. It stays open, so that no kill
+        loses it, and goes to the member that has its queue. A message that is done already is not delivered again. UsageError
+        without a group.
+        """
+        self._require_group()
+        own, retried = _split_by_topic([messages] if isinstance(messages, Message) else messages)
+        inner = self._retried
+        for consumer, given in ((self, own), (inner, retried)):
+            if consumer is None:
+                continue
+            with consumer._state:
+                self._require_open()
+                for message in given:
+                    held = consumer._held.get(message.queue_id)
+                    if held is not None:
+                        held.flight.give_back(message)
+        self._stir()
 
     async def retry_async(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
         """Like retry(), for asyncio: the event loop continues while this waits."""
@@ -549,6 +588,8 @@ class Consumer:
     def _next(self, max_messages: int) -> tuple[list[Message], bool]:
         """Return (messages, whether entries were read, even if filtered), from topic and retry topic in turn; never waits."""
         inner = self._retried
+        if self._has_suspects or inner is not None and inner._has_suspects:
+            max_messages = self._commit_before_suspects()
         if inner is None:
             return self._next_own(max_messages)
         self._is_retried_turn = not self._is_retried_turn
@@ -562,6 +603,21 @@ class Consumer:
             if messages:  # from one of them at a time, so that an error of the other loses no message
                 return [RetriedMessage.of(message) for message in messages] if consumer is inner else messages, True
         return [], has_moved
+
+    def _commit_before_suspects(self) -> int:
+        """Return how many messages may be delivered now: one, because it may kill the process, and what is done is stored before.
+
+        Otherwise messages that were finished just before each kill would be taken for the ones that kill, and become dead letters.
+        """
+        for consumer in (self, *([self._retried] if self._retried else [])):
+            with self._work:
+                with consumer._state:
+                    if self._options.auto_commit:
+                        consumer._finish(None)
+                    consumer._has_suspects = any(held.flight.is_suspicious for held in consumer._held.values())
+                with suppress(EngineError):  # the thread reports it
+                    consumer._commit_done()
+        return 1
 
     def _begin_delivery(self, inner: Consumer) -> None:
         """Note that this thread asks for messages; with auto_commit, what both consumers have delivered is done."""
@@ -585,7 +641,7 @@ class Consumer:
             messages: list[Message] = []
             has_moved = False
             queues = self._queues_in_turn()
-            before = [(held, held.next_offset, held.delivered_end, held.done) for held in queues]
+            before = [(held, held.before()) for held in queues]
             try:
                 for held in queues:
                     if held.releasing_since_s is not None or held.queue_id in self._paused:
@@ -597,7 +653,7 @@ class Consumer:
                     if len(messages) >= max_messages:
                         break
             except BaseException:  # of a disk or a signal handler: the program does not get `messages`
-                for held, *was in before:
+                for held, was in before:
                     held.restore(*was)
                 raise
             return messages, has_moved
@@ -614,15 +670,33 @@ class Consumer:
 
     def _deliver(self, held: AssignedQueue, max_messages: int, messages: list[Message]) -> bool:
         """Add messages of one queue to `messages`, up to `max_messages`; return whether its position moved."""
-        before = held.position
+        before, flight, most = held.position, held.flight, self._options.max_deliveries
+        if flight.again:
+            for message in flight.deliver_again(max_messages - len(messages), most):
+                self._group_session.note_delivery(held.grant, flight, message)
+                messages.append(message)
+        if self._is_spread_out(held):
+            return False
+        marked = flight.delivered_end
         while len(messages) < max_messages:
             if not held.buffer and not self._fetch(held, max_messages - len(messages)):
                 break
-            given = held.deliver(max_messages - len(messages))
-            if given:
-                self._outstanding.add(held.queue_id)
-                messages += given
+            messages += held.deliver(max_messages - len(messages), most)
+        if flight.delivered_end != marked and held.claim is not None:
+            self._group_session.mark(held.claim, flight)
+        if flight.open:
+            self._outstanding.add(held.queue_id)
         return held.position != before
+
+    def _is_spread_out(self, held: AssignedQueue) -> bool:
+        """Whether a queue waits for its oldest message because too many after it were acknowledged."""
+        if not held.flight.exceeds(self._options.max_span):
+            return False
+        if "span" not in self._warned:
+            self._warned.add("span")
+            self._note(f"queue {held.queue_id}: message {held.done} is not done, and more than {self._options.max_span} after it were "
+                       "delivered: no more are before it is (max_span)")
+        return True
 
     def _fetch(self, held: AssignedQueue, wanted: int) -> bool:
         """Fetch the next messages of a queue into its buffer, past filtered entries; return whether there were any.
@@ -632,6 +706,8 @@ class Consumer:
         """
         at, seen = self._empty.get(held.queue_id, (-1, None))
         if at == held.position and seen is not None and not self._reader.has_arrived(seen):
+            return False
+        if held.flight.last is not None and held.last is None and not self._know_same_history(held):
             return False
         look = self._reader.look(self.topic, held.queue_id, self._options.level)
         options, count = self._options, max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
@@ -659,7 +735,7 @@ class Consumer:
             self.missed += len(missing)
             self._note(f"queue {held.queue_id}: {len(missing)} messages from {min(missing)} on cannot be read: "
                        f"removed just now, or damaged (`pyengine check` tells)")
-        messages = found.placed(held.queue_id)
+        messages = held.flight.unacknowledged(found.placed(held.queue_id))
         held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)
         held.position = following
         held.buffer.extend(messages)
@@ -667,6 +743,18 @@ class Consumer:
             held.last = messages[-1]
         held.settle()
         return bool(messages)
+
+    def _know_same_history(self, held: AssignedQueue) -> bool:
+        """Drop what earlier holders have saved of a queue if the log has lost the newest of those messages; whether that is known."""
+        assert held.flight.last is not None
+        offset, *identity = held.flight.last
+        try:
+            found = self._reader.get_message(self.topic, held.queue_id, offset, 1, level=ReadLevel.WRITTEN)
+        except StoreBusyError:  # the store is being recovered
+            return False
+        if found.status is not GetStatus.OFFSET_TOO_SMALL and [list(Identity.of(each)) for each in found.messages] != [identity]:
+            held.flight.forget()
+        return True
 
     def _return_to_end(self, held: AssignedQueue) -> None:
         """Continue at the end from a position after it, unless only this level does not reach it yet."""
@@ -687,7 +775,7 @@ class Consumer:
             held = self._held.get(message.queue_id)
             if held is not None:
                 held.finish(message)
-                if not held.is_outstanding:
+                if not held.flight.is_outstanding:
                     self._outstanding.discard(message.queue_id)
 
     def _acknowledge(self, messages: Iterable[Message]) -> None:
@@ -695,9 +783,12 @@ class Consumer:
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None:
+                waited = held.flight.exceeds(self._options.max_span)
                 held.acknowledge(message)
                 self._has_acks = True
-                if not held.is_outstanding:
+                if waited and not held.flight.exceeds(self._options.max_span):
+                    self._stir()
+                if not held.flight.is_outstanding:
                     self._outstanding.discard(message.queue_id)
 
     def _wait(self, timeout_s: float, stirs: int) -> None:
@@ -720,7 +811,8 @@ class Consumer:
         looks: list[Look | None] = []
         with self._state:
             for held in self._held.values():
-                if held.releasing_since_s is None and held.queue_id not in self._paused:
+                is_read = held.releasing_since_s is None and held.queue_id not in self._paused
+                if is_read and not held.flight.exceeds(self._options.max_span):
                     at, look = self._empty.get(held.queue_id, (-1, None))
                     looks.append(look if at == held.position else None)
         return looks
@@ -754,6 +846,7 @@ class Consumer:
                         self._held.clear()
             self._follow_history()
             self._rebalance()
+            self._bury()
             if (self._options.auto_commit or self._has_acks) and self._session is not None and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._options.commit_interval_s
                 self._commit_done()
@@ -763,6 +856,26 @@ class Consumer:
                 options = replace(self._options, wanted=Wanted(), start="first", queues=None)
                 self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, {}, outer=self)
                 self._stir()
+
+    def _bury(self) -> None:
+        """Make dead letters of the messages that were delivered too often; without an engine they wait, and with them their offsets."""
+        for consumer in (self, self._retried):
+            if self._retries is None or consumer is None:
+                continue
+            with consumer._state:
+                dead = [held.flight.open[offset] for held in consumer._held.values() for offset in held.flight.dead]
+            for message in dead:
+                what = f"{message.msg_id} of {message.topic} was delivered {message.delivery_count} times and never finished"
+                try:
+                    self._retries.put(RetriedMessage.of(message) if consumer is self._retried else message, -1)
+                    self._note(f"{what}: it is a dead letter of {self.group} (max_deliveries)")
+                except EngineError as error:
+                    if not isinstance(error, PutError) or not error.result.status.is_lasting:
+                        self._note(f"{what}: it cannot be a dead letter now, and waits for that: {error}")
+                        return
+                    _LOG.error("%s, and it can never be a dead letter of %s, so it counts as done: %s", what, self.group, error)
+                with consumer._state:
+                    consumer._acknowledge([message])
 
     @property
     def _group_session(self) -> GroupSession:
@@ -810,7 +923,7 @@ class Consumer:
             oldest_s = time.monotonic() - self._options.session_timeout_s
             # A queue is released once the program has no unfinished message of it or, if only commit() tells, after the timeout.
             leaving = [held for held in self._held.values() if held.releasing_since_s is not None and (
-                not held.is_outstanding or not self._options.auto_commit and held.releasing_since_s <= oldest_s)]
+                not held.flight.is_outstanding or not self._options.auto_commit and held.releasing_since_s <= oldest_s)]
             missing = wanted - self._held.keys()
         if leaving:
             self._give_back(leaving)
@@ -825,10 +938,10 @@ class Consumer:
             warnings.warn(sentence, stacklevel=2)
 
     def _take(self, queue_ids: Iterable[int]) -> None:
-        for queue_id, (claim, stored) in self._group_session.take(queue_ids).items():
+        for queue_id, (claim, stored, flight) in self._group_session.take(queue_ids).items():
             with self._state:
-                self._held[queue_id] = AssignedQueue(queue_id, claim, stored or 0, -1 if stored is None else stored,
-                                                     is_acked_singly=not self._options.auto_commit)
+                self._held[queue_id] = AssignedQueue(queue_id, claim, flight.done, flight, -1 if stored is None else stored)
+                self._has_suspects = self._has_suspects or flight.is_suspicious
             self._stir()
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
@@ -838,16 +951,17 @@ class Consumer:
                 # All messages of a queue that was created later are new: deleted ones count as missed.
                 position = start_offset(self._reader, self.topic, queue_id, self._options.start) if is_first else 0
                 with self._state:
-                    self._held[queue_id] = AssignedQueue(queue_id, None, position)
+                    self._held[queue_id] = AssignedQueue(queue_id, None, position, InFlight(position))
                 self._stir()
 
     def _give_back(self, queues: Iterable[AssignedQueue]) -> None:
-        """Store the offsets of these queues and release them."""
+        """Store the offsets and acknowledgements of these queues and release them."""
         with self._state:
             offsets = {held.grant: held.done for held in queues}
+            states = _unsaved(queues)
         try:
             offsets = self._require_in_log(offsets)
-            self._group_session.give_back(offsets)
+            self._group_session.give_back(offsets, states)
         except HistoryChangedError:  # the messages may be lost: the next holder starts from the stored offset
             pass
         for claim in offsets:
@@ -860,21 +974,26 @@ class Consumer:
         for _ in range(2):
             with self._state:
                 offsets = {held.grant: held.done for held in self._held.values() if held.done != held.committed}
-            if not offsets:
+                states = _unsaved(self._held.values())
+            if not offsets and not states:
                 return
             try:
-                kept = self._group_session.commit(self._require_in_log(offsets))
+                self._require_in_log(dict.fromkeys({*offsets, *states}, 0))
+                kept = self._group_session.commit(offsets, states)
             except HistoryChangedError:
                 self._follow_history(certain=True)
                 continue
             with self._state:
-                for claim, offset in offsets.items():
+                for claim in {*offsets, *states}:
                     held = self._held.get(claim.queue_id)
-                    if held is not None and held.claim == claim:
-                        if claim.queue_id in kept:
-                            held.committed = offset
-                        else:
-                            self._revoke(held)
+                    if held is None or held.claim != claim:
+                        continue
+                    if claim.queue_id not in kept:
+                        self._revoke(held)
+                        continue
+                    held.committed = offsets.get(claim, held.committed)
+                    if claim in states:
+                        held.flight.note_saved(states[claim])
             return
 
     def _require_in_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
@@ -925,8 +1044,8 @@ class Consumer:
         found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return True
-        here = [(each.queue_offset, *identity(each)) for each in found.placed(held.queue_id)]
-        return here == [(held.last.queue_offset, *identity(held.last))]
+        here = [(each.queue_offset, Identity.of(each)) for each in found.placed(held.queue_id)]
+        return here == [(held.last.queue_offset, Identity.of(held.last))]
 
     # -- helpers ------------------------------------------------------------------
 
@@ -953,6 +1072,12 @@ def _deadline_s(max_messages: int, timeout_s: float | None) -> float | None:
         raise UsageError(f"max_messages is {max_messages}; ask for at least one")
     return None if timeout_s is None else time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
 
+
+
+def _unsaved(queues: Iterable[AssignedQueue]) -> dict[Claim, SavedQueue]:
+    """Return the states that must be in the file before the offsets of these queues are stored."""
+    states = {held.grant: held.flight.saved(held.queue_id, held.done) for held in queues}
+    return {claim: state for claim, state in states.items() if state is not None}
 
 
 def _split_by_topic(messages: Iterable[Message]) -> tuple[list[Message], list[Message]]:

@@ -21,6 +21,7 @@ from pyengine.formats.record import html_table
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import ReadLevel
+from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config import check_keywords
 from pyengine.storage.config_table import GROUP_TOPIC_PREFIXES, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
@@ -117,6 +118,7 @@ class ConsumerGroups:
 
         def change(table: Table) -> None:
             self._end_holds(topic, group, chosen)
+            AckFile(self._root, key).void(offsets)
             table[key] = table.get(key, {}) | offsets
 
         self._offsets.update(change)

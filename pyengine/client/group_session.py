@@ -3,8 +3,8 @@
     session.heartbeat()                 # often, so that other members know that this process lives
     session.share(queue_ids)            # the queues that are this member's now
     session.take(queues without claim)  # claims the free ones, and returns the offsets to start from
-    session.commit(...)                 # stores the offsets of the queues that it still holds
-    session.give_back(...)              # stores the offsets, then releases the queues
+    session.commit(...)                 # stores the offsets and acknowledgements of the queues that it still holds
+    session.give_back(...)              # the same, then releases the queues
 
 Every member computes its own share from the living members (AllocateMessageQueueAveragely);
 claims ensure that two members never hold a queue at once, even while they disagree.
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyengine.ipc.group_members import Claim, GroupMembers
+from pyengine.storage.acknowledgements import AckFile, InFlight, SavedQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.engine_id import read_epoch
 
@@ -56,6 +58,7 @@ class GroupSession:
         self.members = 1  # those that shared the queues in the last share()
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
         self._offsets = ConsumerOffsets(root, while_waiting=self.heartbeat)
+        self._acks = AckFile(root, self._key)
         self.epoch = read_epoch(root)  # before any offset is read
         self._members, self._slot = self._joined()
 
@@ -101,46 +104,68 @@ class GroupSession:
         self.members = len(living)
         return allocate_averagely(sorted(queue_ids), living, self._slot)
 
-    def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None]]:
+    def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
         """Claim those of these queues that are free or whose holder has sent no heartbeat for session_timeout_s.
 
         Returns queue id -> (the claim, the group's next offset, which is None for a queue that
-        is new to it).
+        is new to it, and what earlier holders have delivered and acknowledged from there on).
         """
         wanted = sorted(queue_ids)
         overdue = {queue_id for queue_id in wanted if self._is_overdue(queue_id)}
         free = [queue_id for queue_id in wanted if queue_id in overdue or not self._members.is_claimed(queue_id)]
         if not free:
             return {}
-        claims: dict[int, Claim] = {}
+        taken: dict[int, tuple[Claim, int | None, InFlight]] = {}
 
         def drop_claims() -> None:
-            for claim in claims.values():
+            for claim, *_ in taken.values():
                 self._members.drop(claim)
-            claims.clear()
+            taken.clear()
 
         def change(table: Table) -> None:
             drop_claims()  # of a try that failed because another process took over the lock of the offsets
+            row = table.get(self._key, {})
             for queue_id in free:
                 claim = self._members.seize(queue_id) if queue_id in overdue else self._members.claim(queue_id)
                 if claim is not None:
-                    claims[queue_id] = claim
+                    taken[queue_id] = claim, row.get(queue_id), InFlight(row.get(queue_id, 0))
+            if taken:
+                self._resume({queue_id: flight for queue_id, (_, _, flight) in taken.items()}, row)
 
         try:
-            row = self._offsets.update(change).offsets.get(self._key, {})
+            self._offsets.update(change)
         except BaseException:  # otherwise a claim without a record would keep the queue from all members
             drop_claims()
             raise
-        for queue_id in claims:
+        for queue_id in taken:
             self._liveness.forget(("queue", queue_id))
-        return {queue_id: (claim, row.get(queue_id)) for queue_id, claim in claims.items()}
+        return taken
+
+    def _resume(self, flights: Mapping[int, InFlight], row: Mapping[int, int]) -> None:
+        """Begin a tenure of each queue with what its earlier ones have left. The caller has the lock of the offsets."""
+        saved = self._acks.read()
+        begun = []
+        for queue_id, flight in flights.items():
+            flight.resume(saved.get(queue_id, ()), row.get(queue_id), partial(self._members.marked_end, queue_id))
+            if (state := flight.saved(queue_id, row.get(queue_id, -1))) is not None:
+                flight.note_saved(state)
+                begun.append(state)
+        self._acks.append(begun, row, is_durable=False)
+
+    def mark(self, claim: Claim, flight: InFlight) -> None:
+        """Note how far a queue is delivered, so that a kill of this process counts the messages. Called before they are handed out."""
+        self._members.mark(claim.queue_id, flight.tenure, flight.delivered_end)
+
+    def note_delivery(self, claim: Claim, flight: InFlight, message: Message) -> None:
+        """The same for a message that is delivered again by its holder."""
+        self._acks.note_delivery(claim.queue_id, flight.tenure, message.queue_offset, message.delivery_count)
 
     def holds(self, claim: Claim) -> bool:
         """Whether this member still holds the queue."""
         return self._members.holds(claim)
 
-    def commit(self, offsets: Mapping[Claim, int]) -> set[int]:
-        """Store the next offsets of the queues that this member still holds; return the ids of those queues.
+    def commit(self, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue] | None = None) -> set[int]:
+        """Store the next offsets, and before them the states, of the queues that this member still holds; return those queues' ids.
 
         HistoryChangedError, with nothing written, if the store was recovered meanwhile.
         """
@@ -149,18 +174,20 @@ class GroupSession:
         def change(table: Table) -> None:
             if read_epoch(self._root) != self.epoch:
                 raise HistoryChangedError
-            held = {claim.queue_id: offset for claim, offset in offsets.items() if self._members.holds(claim)}
-            if held:
-                table[self._key] = table.get(self._key, {}) | held
+            row = table.get(self._key, {})
+            held = {claim for claim in {*offsets, *(states or ())} if self._members.holds(claim)}
+            self._acks.append([state for claim, state in (states or {}).items() if claim in held], row, is_durable=True)
+            if moved := {claim.queue_id: offset for claim, offset in offsets.items() if claim in held}:
+                table[self._key] = row | moved
             kept.clear()
-            kept.update(held)
+            kept.update(claim.queue_id for claim in held)
 
         self._offsets.update(change)
         return kept
 
-    def give_back(self, offsets: Mapping[Claim, int]) -> set[int]:
-        """Store these offsets and release their queues; the errors are those of commit(), and then no queue is released."""
-        kept = self.commit(offsets)
+    def give_back(self, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue] | None = None) -> set[int]:
+        """Store these and release the queues of `offsets`; the errors are those of commit(), and then no queue is released."""
+        kept = self.commit(offsets, states)
 
         def release(table: Table) -> None:
             for claim in offsets:
@@ -253,39 +280,24 @@ def allocate_averagely(queue_ids: Sequence[int], members: Sequence[int], me: int
     return list(queue_ids[start : start + size])
 
 
-def identity(message: Message) -> tuple[int, int, int]:
-    """Return what tells a message apart from one that has its offset in the queue after the log was truncated."""
-    return message.physical_offset, message.store_timestamp_ms, message.body_crc
-
-
 @dataclass(slots=True)
 class AssignedQueue:
     """A queue that this consumer reads, with its offsets; `done <= delivered_end <= position` outside of its methods.
 
     position     the next entry to fetch
-    delivered_end   the offset after the last message that was delivered to the program
-    done         all messages below are done: a commit stores this offset
     committed    the offset that is stored; -1 for none
-    open         the offsets that were delivered and are neither acknowledged nor done, in order, each with the identity() of
-                 its message: after a recovery that truncated the log another message may have the offset. Only with
-                 `is_acked_singly`.
+    flight       what was delivered and what of it is done: a commit stores its offset `done`
     """
 
     queue_id: int
     claim: Claim | None
     position: int
+    flight: InFlight
     committed: int = -1
-    done: int = -1
-    delivered_end: int = -1
     buffer: deque[Message] = field(default_factory=deque)
     read_ahead: int = 0                   # least number of messages that the next fetch asks for: twice as many as the last one found
     last: Message | None = None           # the last one fetched: by it a recovery that has lost messages is noticed
     releasing_since_s: float | None = None  # since when it is another member's share: no more messages are delivered
-    is_acked_singly: bool = False
-    open: OrderedDict[int, tuple[int, int, int]] = field(default_factory=OrderedDict)
-
-    def __post_init__(self) -> None:
-        self.done = self.delivered_end = self.position
 
     @property
     def grant(self) -> Claim:
@@ -294,47 +306,37 @@ class AssignedQueue:
         return self.claim
 
     @property
-    def is_outstanding(self) -> bool:
-        """Whether messages were delivered to the program that are not done."""
-        return self.done < self.delivered_end
+    def done(self) -> int:
+        """The offset that a commit stores."""
+        return self.flight.done
 
     @property
     def next_offset(self) -> int:
         """The offset of the next message to deliver, or at which to search for it."""
         return self.buffer[0].queue_offset if self.buffer else self.position
 
-    def deliver(self, count: int) -> list[Message]:
-        """Take up to `count` messages to deliver to the program."""
+    def deliver(self, count: int, deliveries_max: int | None) -> list[Message]:
+        """Take up to `count` messages to deliver to the program; without a group none of them has to be finished."""
         messages = [self.buffer.popleft() for _ in range(min(count, len(self.buffer)))]
-        if messages:
-            self.delivered_end = messages[-1].queue_offset + 1
-            if self.is_acked_singly:
-                self.open.update((message.queue_offset, identity(message)) for message in messages)
+        if self.claim is not None:
+            return self.flight.deliver(messages, deliveries_max)
+        self.flight.delivered_end = messages[-1].queue_offset + 1
         return messages
 
     def finish(self, last: Message | None = None) -> None:
         """Note that all delivered messages are done; with `last`, those up to it."""
-        if last is None:
-            self.done = self.delivered_end
-        elif self.open.get(last.queue_offset, identity(last)) == identity(last):
-            self.done = max(self.done, min(last.queue_offset + 1, self.delivered_end))
-        if self.is_acked_singly:
-            while self.open and next(iter(self.open)) < self.done:
-                self.open.popitem(last=False)
-            self.done = next(iter(self.open), self.delivered_end)
+        self.flight.finish(last)
         self.settle()
 
     def acknowledge(self, message: Message) -> None:
         """Note that the message is done, even if earlier ones are not."""
-        if self.open.get(message.queue_offset) == identity(message):
-            del self.open[message.queue_offset]
-            self.done = next(iter(self.open), self.delivered_end)
+        if self.flight.acknowledge(message):
             self.settle()
 
     def settle(self) -> None:
         """Move `done` past filtered entries, if no earlier message is open."""
-        if not self.is_outstanding and not self.buffer:
-            self.done = self.delivered_end = self.position
+        if self.flight.done >= self.flight.delivered_end and not self.buffer:
+            self.flight.done = self.flight.delivered_end = self.position
 
     def put_back(self) -> None:
         """Drop the messages that were fetched but not delivered."""
@@ -342,16 +344,19 @@ class AssignedQueue:
         self.buffer.clear()
         self.settle()
 
-    def restore(self, next_offset: int, delivered_end: int, done: int) -> None:
+    def before(self) -> tuple[int, int, int, tuple[int, ...]]:
+        """Return what restore() needs if the next delivery fails."""
+        return self.next_offset, self.flight.delivered_end, self.flight.done, tuple(self.flight.again)
+
+    def restore(self, next_offset: int, delivered_end: int, done: int, again: tuple[int, ...]) -> None:
         """Restore the offsets from before a delivery that failed; its messages are fetched again."""
         self.buffer.clear()
-        self.position, self.delivered_end, self.done = next_offset, delivered_end, done
-        while self.open and next(reversed(self.open)) >= delivered_end:
-            self.open.popitem()
+        self.position = next_offset
+        self.flight.undeliver(delivered_end, done, again)
 
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered before."""
         self.buffer.clear()
         self.last = None
-        self.open.clear()
-        self.position = self.delivered_end = self.done = offset
+        self.position = offset
+        self.flight.seek(offset)

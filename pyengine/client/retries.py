@@ -151,7 +151,7 @@ class RetriedMessage(Message):
             message.properties.get(PROPERTY_RETRY_TOPIC, message.topic), message.body, message.queue_id, message.queue_offset,
             message.physical_offset, message.size_bytes, message.raw_properties, message.flag, message.sys_flag,
             message.born_timestamp_ms, message.born_host, message.store_timestamp_ms, message.store_host,
-            message.reconsume_times, message.prepared_transaction_offset, message.body_crc)
+            message.reconsume_times, message.prepared_transaction_offset, message.body_crc, message.delivery_count)
 
 
 class Retries:

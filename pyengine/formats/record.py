@@ -293,6 +293,8 @@ class Message:
     """The physical offset of the prepared record, in a commit or rollback."""
     body_crc: int = 0
     """The checksum of the body as stored."""
+    delivery_count: int = field(default=1, compare=False)
+    """How often a group's members got it, this time included; a message that was given back by retry() is another one."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyengine.errors import FormatError, UsageError
@@ -33,6 +34,7 @@ from pyengine.gateway.names import (
 from pyengine.gateway.positions import LEVEL, GroupOffsets, Positions
 from pyengine.gateway.wire import CODE_MAX, JSON_BYTES_MAX, ObjectKeys, Raw, WireError, as_object, read_object, write_json
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.consumer_offset import Table, group_key
 from pyengine.storage.message_getter import parse_condition
@@ -462,7 +464,7 @@ class Relays:
             return offsets
 
         offsets = await self._executor.run(find)
-        await self._offsets.rewrite(lambda table: _reset(table, topic, group, offsets), group, topic)
+        await self._offsets.rewrite(lambda table: _reset(self._reader.root, table, group_key(topic, group), offsets), group, topic)
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(
             {(("brokerName", broker_name), ("queueId", queue_id), ("topic", topic)): offset for queue_id, offset in offsets.items()})})
@@ -488,8 +490,8 @@ def _queue_table(body: bytes) -> bytes:
     return b""
 
 
-def _reset(table: Table, topic: str, group: str, offsets: dict[int, int]) -> None:
-    key = group_key(topic, group)
+def _reset(root: Path, table: Table, key: str, offsets: dict[int, int]) -> None:
+    AckFile(root, key).void(offsets)
     table[key] = table.get(key, {}) | offsets
 
 

@@ -13,6 +13,7 @@ what locks cannot express: each member's heartbeat, and which claims are no long
 |---|---|---|
 | slot records, SLOTS_AT + 64 * slot | incarnation, heartbeats, pid | the slot's holder |
 | queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | the holder of the lock on the groups' offsets |
+| marks, 20 bytes after those | the offset up to which the queue was delivered | the holder of the queue |
 
 A member holds a queue as long as the queue's record has its incarnation and the fence
 of its claim. It reads the record before it delivers a message, and again, under the lock of
@@ -20,7 +21,7 @@ the offsets, before it commits. So another member can take a queue from one that
 hangs: a higher fence in the record ends the old hold. The old member still has its kernel lock,
 but on the byte of the old fence, which is no longer used. A torn or damaged record reads as
 another fence: the holder drops the queue and claims it again. The worst effect of any content
-of this file is that messages are delivered again.
+of this file is that messages are delivered again, or counted once too often or too seldom.
 
 The file must not be removed while members live. A member whose file was removed drops all its queues.
 """
@@ -49,6 +50,8 @@ RECORDS_AT = 1 << 20
 _SLOT_STRIDE, _RECORD_STRIDE = 64, 32
 _SLOT = struct.Struct("<QQII")    # incarnation, heartbeats, pid, 0; then a CRC-32 over them
 _RECORD = struct.Struct("<QQ")    # fence, incarnation; then a CRC-32 over them
+_MARK = struct.Struct("<QI")      # the offset; a CRC-32 over it and the tenure (storage/acknowledgements.py)
+_MARK_AT = 20
 _CRC = struct.Struct("<I")
 _FENCES = 1 << 24
 _NO_OWNER = 0
@@ -200,6 +203,17 @@ class GroupMembers:
         """Drop the kernel lock of a claim, valid or not, without a change of the record."""
         unlock(self._descriptor, _queue_byte(claim.queue_id, claim.fence), 1)
 
+    def mark(self, queue_id: int, tenure: int, end: int) -> None:
+        """Note that the queue is delivered up to `end` in a tenure; it survives a kill of this process, not a power cut."""
+        self._write(RECORDS_AT + _RECORD_STRIDE * queue_id + _MARK_AT, _MARK.pack(end, _mark_crc(end, tenure)))
+
+    def marked_end(self, queue_id: int, tenure: int) -> int:
+        """Return how far the queue was delivered in this tenure, by what its holder has marked; 0 if it has not."""
+        with disk_errors("read", self._path):
+            found = os.pread(self._descriptor, _MARK.size, RECORDS_AT + _RECORD_STRIDE * queue_id + _MARK_AT)
+        end, crc = _MARK.unpack(found.ljust(_MARK.size, b"\0"))
+        return int(end) if crc == _mark_crc(end, tenure) else 0
+
     def close(self) -> None:
         """Leave the group: drop every lock of this process on it, even if a forked child has the file open."""
         if self._descriptor >= 0:
@@ -250,8 +264,13 @@ class GroupMembers:
         self._put(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD.pack(record.fence, record.incarnation))
 
     def _put(self, at: int, fields: bytes) -> None:
-        with disk_errors("write", self._path):
-            os.pwrite(self._descriptor, fields + _CRC.pack(zlib.crc32(fields)), at)
+        self._write(at, fields + _CRC.pack(zlib.crc32(fields)))
+
+    def _write(self, at: int, content: bytes) -> None:
+        try:  # not disk_errors(), which takes as long as the call
+            os.pwrite(self._descriptor, content, at)
+        except OSError as error:
+            raise disk_error(error, "write", self._path) from error
 
     def _get(self, at: int, fields: struct.Struct) -> tuple[int, ...] | None:
         """Return the fields of a record; None if there is none with a valid checksum."""
@@ -268,3 +287,7 @@ class GroupMembers:
 
 def _queue_byte(queue_id: int, fence: int) -> int:
     return QUEUES + (fence % _FENCES << 32) + queue_id
+
+
+def _mark_crc(end: int, tenure: int) -> int:
+    return zlib.crc32(_RECORD.pack(end, tenure))

@@ -6,7 +6,8 @@
 broker writes, followed by a checksum that JSON readers ignore. Several processes
 may change it: each change reads the file and writes a whole new one under a lock
 (durable_file.exclusive), so that no change is lost; a crash leaves the old file or the new one.
-While a broker has the store open the file is the broker's, and changes are refused.
+While a broker has the store open the file is the broker's, and changes are refused. A file without the checksum was written
+by a broker or an editor, for whom the acknowledgements by message (acknowledgements.py) do not exist: the next change removes those.
 
 A damaged file does not stop a process: it uses the previous file, `.bak`, and `notes` say so. The
 next change renames the damaged file to `.damaged`; it never becomes `.bak`. A file that the system
@@ -47,6 +48,7 @@ from pyengine.formats.small_file import (
     read_small_file,
     seal,
 )
+from pyengine.storage.acknowledgements import AckFile, cut_all, remove_all
 from pyengine.storage.durable_file import ConfigFile, exclusive
 from pyengine.storage.durable_writes import write_config
 from pyengine.storage.later_format import require_known_format
@@ -69,6 +71,7 @@ class OffsetTable:
     offsets: Table = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_damaged: bool = False  # the file is damaged: the table comes from `.bak`, or is empty
+    is_own: bool = False      # pyengine wrote the content
     stamp: Stamp = (0, 0, 0)  # from an update: the stamp() of the file with this table
 
 
@@ -93,7 +96,8 @@ class ConsumerOffsets:
         found = OffsetTable()
         for path in (self._path, self._path.with_name(FILE_NAME + ".bak")):
             try:
-                found.offsets = decode_offsets(_read(path))
+                content = _read(path)
+                found.offsets, found.is_own = decode_offsets(content), check_seal(content)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (FormatError, UnicodeDecodeError) as error:
@@ -153,10 +157,17 @@ class ConsumerOffsets:
         except DiskError as error:
             return [f"the groups' offsets could not be read: {error}"]
         beyond = _beyond(found.offsets, queue_ends)
-        if not found.is_damaged and not beyond:
+        try:
+            cuts = cut_all(self._root, queue_ends)
+        except DiskError as error:  # for example of a folder that is another user's
+            cuts = []
+            found.notes.append(f"the acknowledgements of groups could not be read: {error}")
+        if not found.is_damaged and not beyond and not cuts:
             return list(found.notes)
 
         def change(table: Table) -> None:
+            for cut in cuts:
+                cut()
             for key, queue_id, end in _beyond(table, queue_ends):
                 table[key][queue_id] = end
 
@@ -172,7 +183,11 @@ class ConsumerOffsets:
     def _change(self, change: Callable[[Table], object]) -> OffsetTable:
         found = self.table()
         before = {key: dict(offsets) for key, offsets in found.offsets.items()}
+        if not found.is_own:
+            remove_all(self._root)
         change(found.offsets)
+        for key in before.keys() - found.offsets.keys():
+            AckFile(self._root, key).remove()
         if found.offsets != before or found.is_damaged:
             text = encode_config({"offsetTable": {key: dict(sorted(found.offsets[key].items()))
                                                   for key in sorted(found.offsets)}})

@@ -306,7 +306,8 @@ def sweep_unfinished(root: Root) -> list[Path]:
         sibling.rmdir()
         sync_folder(sibling.parent)
     config = root / "config"
-    for temporary in [*sorted(config.glob("*.tmp")), *sorted(config.glob("log-holds/*.tmp")), *root.glob("checkpoint.tmp")]:
+    for temporary in [*sorted(config.glob("*.tmp")), *sorted(config.glob("log-holds/*.tmp")),
+                      *sorted(config.glob("consumers/acks/*.tmp")), *root.glob("checkpoint.tmp")]:
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a program beside the engine writes the file, and renames it now
             temporary.unlink()
             removed.append(temporary)

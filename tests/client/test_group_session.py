@@ -10,6 +10,8 @@ import pytest
 from pyengine.client import group_session
 from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker, allocate_averagely
 from pyengine.errors import DiskError
+from pyengine.formats.record import Message
+from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.engine_id import raise_epoch
 
 
@@ -80,18 +82,34 @@ def test_a_member_that_shows_no_life_is_passed_over_and_its_claims_are_void(sess
     taken = stopped.take([0, 1])
     assert stopped.share([0, 1]) == [0] and other.share([0, 1]) == [1]
     assert other.take([1]) == {}
-    stopped.commit({claim: 5 for claim, _ in taken.values()})
+    stopped.commit({claim: 5 for claim, *_ in taken.values()})
     other_clock.now_s += 11  # the other's clock goes on; the stopped one never beats
     other.heartbeat()
     assert other.share([0, 1]) == [0, 1]
     found = other.take([0, 1])
-    assert {queue_id: offset for queue_id, (_, offset) in found.items()} == {0: 5, 1: 5}
-    assert not any(stopped.holds(claim) for claim, _ in taken.values())
-    assert stopped.commit({claim: 9 for claim, _ in taken.values()}) == set()
+    assert {queue_id: offset for queue_id, (_, offset, _) in found.items()} == {0: 5, 1: 5}
+    assert not any(stopped.holds(claim) for claim, *_ in taken.values())
+    assert stopped.commit({claim: 9 for claim, *_ in taken.values()}) == set()
     assert other.stored() == {0: 5, 1: 5}
     clock.now_s += 12
     stopped.heartbeat()
     assert other.share([0, 1]) == [1], "it is back"
+
+
+def test_what_a_member_acknowledges_after_it_lost_the_queue_does_not_count(session, tmp_path):
+    late, other = session(), session()
+    late.begin(lambda: {0: 0})
+    claim, _, flight = late.take([0])[0]
+    messages = [Message("orders", b"", 0, offset, 100 * offset, 100) for offset in range(4)]
+    flight.deliver(messages, None)
+    flight.acknowledge(flight.open[2])
+    saved = {claim: flight.saved(0, 0)}
+    assert late.commit({}, saved) == {0}
+    late._members.fence_off(0)
+    assert other.take([0])[0][2].unacknowledged(messages) == [messages[0], messages[1], messages[3]]
+    flight.finish()
+    assert late.commit({claim: 4}, {claim: flight.saved(0, 4)}) == set()
+    assert [state.acked for state in AckFile(tmp_path, "orders@billing").read()[0]] == [(), ((2, 3),), ((2, 3),)]
 
 
 def test_a_member_that_beats_is_never_passed_over(session):
@@ -107,14 +125,14 @@ def test_a_member_that_beats_is_never_passed_over(session):
 
 def test_a_queue_given_back_continues_at_its_stored_offset(session):
     first, second = session(), session()
-    claims = {claim: 7 for claim, _ in first.take([0, 1]).values()}
+    claims = {claim: 7 for claim, *_ in first.take([0, 1]).values()}
     assert first.give_back(claims) == {0, 1}
-    assert {queue_id: offset for queue_id, (_, offset) in second.take([0, 1]).items()} == {0: 7, 1: 7}
+    assert {queue_id: offset for queue_id, (_, offset, _) in second.take([0, 1]).items()} == {0: 7, 1: 7}
 
 
 def test_after_a_recovery_nothing_is_committed_before_the_member_has_looked(session, tmp_path):
     mine = session()
-    claims = {claim: 7 for claim, _ in mine.take([0]).values()}
+    claims = {claim: 7 for claim, *_ in mine.take([0]).values()}
     raise_epoch(tmp_path)
     with pytest.raises(HistoryChangedError):
         mine.commit(claims)
@@ -138,7 +156,7 @@ def test_a_guest_takes_its_queues_and_no_share(session):
 
 def test_a_group_whose_file_was_removed_begins_anew(session, tmp_path):
     mine = session()
-    (claim, _), = mine.take([0]).values()
+    (claim, *_), = mine.take([0]).values()
     (tmp_path / "config" / "consumers" / "orders@billing").unlink()
     assert mine.rejoin_if_removed() and not mine.rejoin_if_removed()
     assert not mine.holds(claim) and list(mine.take([0])) == [0]

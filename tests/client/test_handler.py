@@ -16,6 +16,7 @@ from fix_cli import environment
 from pyengine.client import handler as handler_module
 from pyengine.client.retries import dlq_topic, retry_topic
 from pyengine.errors import EngineUnavailableError, UsageError
+from pyengine.storage.acknowledgements import AckFile
 from waiting import eventually, scaled_timeout_s
 
 QUEUES = 4
@@ -342,6 +343,65 @@ def test_kill_9_of_consumers_loses_no_message(engine, names, tmp_path, rng, coun
             process.kill()
             process.wait()
     assert set(lines(log)) == set(bodies)
+
+
+KILLED = """
+import os, sys, threading
+import pyengine
+store, topic, group, log = sys.argv[1:5]
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def handle(message):
+    if message.body == b"00000":
+        threading.Event().wait()
+    if message.body == b"poison":
+        os.kill(os.getpid(), 9)
+    os.write(out, b"%s %d\\n" % (message.body, message.delivery_count))
+pyengine.run_consumer(store, topic, group, handle, concurrency=int(sys.argv[5]), commit_interval_s=0.05, max_deliveries=3)
+"""
+
+
+def killed_program(engine, names, log, concurrency):
+    return subprocess.Popen([sys.executable, "-c", KILLED, str(engine.path), *names, str(log), str(concurrency)], env=environment())
+
+
+def saved_acks(engine, names):
+    """Return how many messages above the group's offset are stored as acknowledged in queue 0."""
+    states = AckFile(engine.path, "@".join(names)).read().get(0, [])
+    return sum(end - start for start, end in states[-1].acked) if states else 0
+
+
+def test_after_kill_9_no_acknowledged_message_comes_again_beside_one_that_hangs(engine, names, tmp_path):
+    log = tmp_path / "log"
+    with engine.connect() as producer:
+        producer.put_many(names[0], [b"%05d" % number for number in range(300)], queue_id=0)
+    for first, end in ((0, 300), (300, 400)):
+        process = killed_program(engine, names, log, 3)
+        try:
+            eventually(lambda: len(lines(log)) == end - 1 and saved_acks(engine, names) == end - 1, f"{end - 1} are acknowledged")
+        finally:
+            process.kill()
+            process.wait()
+        assert lag(engine, *names) == end, "the first one is not done"
+        with engine.connect() as producer:
+            producer.put_many(names[0], [b"%05d" % number for number in range(end, end + 100)], queue_id=0)
+    assert [each.split() for each in sorted(lines(log))] == [[b"%05d" % number, b"1"] for number in range(1, 400)]
+
+
+def test_a_message_that_kills_its_process_is_counted_and_becomes_a_dead_letter(engine, names, tmp_path):
+    log = tmp_path / "log"
+    with engine.connect() as producer:
+        producer.put_many(names[0], [b"one", b"poison"], queue_id=0)
+    for _ in range(3):
+        assert killed_program(engine, names, log, 1).wait(timeout=scaled_timeout_s(60)) == -signal.SIGKILL
+    process = killed_program(engine, names, log, 1)
+    letters = pyengine.DeadLetters(engine.path)
+    try:
+        eventually(lambda: [one.body for one in letters.messages(names[1])] == [b"poison"] and lag(engine, *names) == 0, "the dead letter")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert lines(log) == [b"one %d" % count for count in range(1, len(lines(log)) + 1)], "it was finished, so it is no dead letter"
 
 
 def test_a_message_with_full_properties_becomes_a_dead_letter_and_the_queue_goes_on(engine, names, running, caplog):

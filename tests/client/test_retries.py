@@ -20,6 +20,7 @@ from pyengine.formats.constants import PROPERTIES_BYTES_MAX
 from pyengine.formats.record import Message, decode_properties
 from pyengine.results import PutError, PutStatus
 from pyengine.storage.config_table import TopicConfigs
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
 
@@ -184,6 +185,108 @@ def test_it_comes_to_a_consumer_that_started_before_the_retry_topic(engine, name
     consumer.retry(b)
     consumer.retry(a)
     assert sorted(again.body for again in pull(consumer, 2)) == [b"a", b"b"]
+
+
+def test_a_message_given_back_without_a_delay_comes_at_once_and_is_counted(engine, names, consume):
+    put(engine, names[0], b"a", b"b")
+    consumer = consume(max_deliveries=3)
+    a, b = pull(consumer, 2)
+    assert (a.delivery_count, b.delivery_count) == (1, 1)
+    consumer.ack(b)
+    consumer.requeue(a)
+    for count in (2, 3):
+        (again,) = pull(consumer)
+        assert (again, again.delivery_count, again.reconsume_times) == (a, count, 0)
+        consumer.requeue([again])
+    consumer.requeue(b)  # done already
+    letters = pyengine.DeadLetters(engine.path)
+    eventually(lambda: consumer.pull(timeout_s=0.1) == [] and [one.body for one in letters.messages(names[1])] == [b"a"], "the dead letter")
+    assert "was delivered 3 times and never finished" in consumer.notes[-1]
+    consumer.close()
+    assert consume().pull(timeout_s=0) == []
+
+
+def test_a_message_given_back_without_a_delay_goes_to_the_member_that_takes_over(engine, names, consume):
+    put(engine, names[0], b"a", b"b", queue_id=0)
+    consumer = consume()
+    a, b = pull(consumer, 2)
+    consumer.ack(b)
+    consumer.requeue(a)
+    consumer.close()
+    (again,) = pull(consume())
+    assert (again.body, again.delivery_count) == (b"a", 2)
+
+
+def test_with_auto_commit_a_message_that_was_given_back_is_not_done_by_the_next_request(engine, names, consume):
+    put(engine, names[0], b"a", b"b", queue_id=0)
+    consumer = consume(auto_commit=True)
+    (a,) = pull(consumer)
+    consumer.requeue(a)
+    assert [(one.body, one.delivery_count) for one in (*pull(consumer), *pull(consumer))] == [(b"a", 2), (b"b", 1)]
+
+
+def test_a_retried_message_can_be_given_back_too(engine, names, consume):
+    put(engine, names[0], b"a")
+    consumer = consume()
+    consumer.retry(*pull(consumer))
+    (again,) = pull(consumer)
+    consumer.requeue(again)
+    (third,) = pull(consumer)
+    assert (third.topic, third.reconsume_times, third.delivery_count) == (names[0], 1, 2)
+
+
+def test_without_an_engine_a_message_that_was_delivered_too_often_waits_and_holds_up_no_other(builder):
+    for body in (b"a", b"b"):
+        builder.put("orders", body)
+    with pyengine.consume(builder.root, "orders", group="g", auto_commit=False, max_deliveries=1) as consumer:
+        (a,) = consumer.pull(1)
+        consumer.requeue(a)
+        assert [one.body for one in consumer.pull(5)] == [b"b"]
+        eventually(lambda: any("cannot be a dead letter now" in note for note in consumer.notes), "a note")
+        consumer.commit()
+        assert ConsumerOffsets(builder.root).read("orders", "g") == {0: 0}
+
+
+def test_acknowledgements_outlive_a_member(engine, names, consume):
+    put(engine, names[0], *(b"%d" % number for number in range(10)), queue_id=0)
+    first = consume()
+    first.ack(pull(first, 10)[3:8])
+    first.close()
+    assert ConsumerOffsets(engine.path).read(*names) == {0: 0}
+    second = consume()
+    assert [one.body for one in pull(second, 5)] == [b"0", b"1", b"2", b"8", b"9"]
+    second.close()
+    assert [(one.body, one.delivery_count) for one in pull(consume(), 1)] == [(b"0", 3)]
+
+
+def test_a_reset_and_a_seek_deliver_acknowledged_messages_again(engine, names, consume):
+    put(engine, names[0], *(b"%d" % number for number in range(4)), queue_id=0)
+    consumer = consume()
+    consumer.ack(pull(consumer, 4)[2:])
+    consumer.close()
+    pyengine.ConsumerGroups(engine.path).reset(*names, 0)
+    consumer = consume()
+    consumer.ack(pull(consumer, 4)[2:])
+    consumer.commit([])
+    consumer.seek(0, 0)
+    assert len(pull(consumer, 4)) == 4
+    consumer.commit([])
+    consumer.close()
+    assert len(pull(consume(), 4)) == 4
+
+
+def test_a_queue_waits_for_its_oldest_message_once_its_span_is_reached(engine, names, consume):
+    put(engine, names[0], *(b"%d" % number for number in range(30)), queue_id=0)
+    consumer = consume(max_span=10)
+    oldest, *others = pull(consumer, 20)
+    assert len(consumer.pull(5)) == 5, "nothing is acknowledged yet"
+    consumer.ack(others)
+    assert consumer.pull(5, timeout_s=0) == [] and "max_span" in consumer.notes[-1]
+    consumer.ack(oldest)
+    assert len(consumer.pull(5)) == 5
+    for options in ({"max_span": 0}, {"max_deliveries": 0}):
+        with pytest.raises(UsageError, match="give 1 or more"):
+            consume(**options)
 
 
 def test_after_max_reconsume_times_it_is_a_dead_letter(engine, names, consume):

@@ -1,0 +1,285 @@
+"""Acknowledgements by message: what is in flight against a plain model, the file with torn and damaged lines, what makes it void."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from pyengine.errors import DiskError
+from pyengine.formats.record import Message
+from pyengine.storage import acknowledgements
+from pyengine.storage.acknowledgements import AckFile, Identity, InFlight, SavedQueue, decode
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.durable_writes import sweep_unfinished
+
+KEY = "orders@billing"
+STATE = SavedQueue(3, 7, 10, 2000, ((12, 20), (30, 1999)), ((10, 11, 3),), (1999, 4096, 1_700_000_000_000, -5))
+
+
+def message(offset, crc=0):
+    return Message("orders", b"%d" % offset, 0, offset, 100 * offset, 100, store_timestamp_ms=offset, body_crc=crc)
+
+
+def messages(start, end):
+    return [message(offset) for offset in range(start, end)]
+
+
+def offsets(found):
+    return [each.queue_offset for each in found]
+
+
+def resumed(states, offset, marked=0):
+    """A reader that takes over a queue with these states at a stored offset."""
+    flight = InFlight(offset)
+    flight.resume(states, offset, lambda tenure: marked)
+    return flight
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "config").mkdir()
+    return AckFile(tmp_path, KEY)
+
+
+def path_of(tmp_path):
+    return tmp_path / "config" / "consumers" / "acks" / KEY
+
+
+# --- in flight ------------------------------------------------------------------------------------
+
+
+def test_what_is_done_moves_to_the_first_open_message():
+    flight = InFlight(5)
+    flight.deliver(messages(5, 10), None)
+    for offset, done in ((6, 5), (8, 5), (5, 7), (9, 7), (7, 10)):
+        assert flight.acknowledge(message(offset)) and flight.done == done
+    assert not flight.acknowledge(message(7)) and not flight.is_outstanding
+
+
+def test_a_late_acknowledgement_counts_for_no_other_message_of_the_offset():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 2), None)
+    assert not flight.acknowledge(message(0, crc=9)) and not flight.give_back(message(1, crc=9))
+    flight.finish(message(1, crc=9))
+    assert flight.done == 0
+    flight.finish(message(5))
+    assert flight.done == 0, "no reader got that message in this tenure"
+
+
+def test_a_message_given_back_is_the_next_one_and_is_counted():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 3), 2)
+    assert flight.give_back(message(1)) and flight.is_outstanding
+    flight.finish()
+    assert flight.done == 1 and not flight.is_outstanding and list(flight.open) == [1]
+    (again,) = flight.deliver_again(5, 2)
+    assert (again.queue_offset, again.delivery_count) == (1, 2) and again == message(1)
+    flight.give_back(again)
+    assert flight.deliver_again(5, 2) == [] and list(flight.dead) == [1]
+    flight.finish()
+    assert flight.done == 1, "until it is a dead letter"
+    flight.acknowledge(again)
+    assert flight.done == 3 and not flight.dead
+
+
+def test_a_delivery_that_failed_is_as_if_it_had_not_been():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 3), None)
+    flight.give_back(message(1))
+    before = flight.delivered_end, flight.done, tuple(flight.again)
+    flight.deliver_again(1, None)
+    flight.deliver(messages(3, 6), None)
+    flight.undeliver(*before)
+    assert list(flight.open) == [0, 1, 2] and list(flight.again) == [1] and flight.delivered_end == 3
+
+
+def test_the_span_counts_only_if_messages_behind_the_oldest_are_acknowledged():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 100), None)
+    assert not flight.exceeds(50), "a program that only commits may have any number"
+    flight.acknowledge(message(70))
+    assert flight.exceeds(50) and not flight.exceeds(100)
+
+
+def test_tenures_at_random_repeat_nothing_that_was_saved_and_count_each_delivery(rng):
+    """Readers come and go; each is killed at a random step after its state was appended, or not."""
+    for _ in range(60):
+        states, stored, marks = [], 0, {}
+        delivered, saved_acks, acked_once = Counter(), set(), set()
+        for _ in range(8):
+            flight = InFlight(stored)
+            flight.resume(states, stored, lambda tenure, marks=marks: marks.get(tenure, 0))
+            if (state := flight.saved(0, stored)) is not None:
+                states.append(state)
+                flight.note_saved(state)
+            acked, position = set(), stored
+            for _ in range(rng.randrange(12)):
+                step = rng.random()
+                if step < 0.4:
+                    count = rng.randrange(1, 6)
+                    found = flight.unacknowledged(messages(position, position + count))
+                    position += count
+                    if found:
+                        for each in flight.deliver(found, None):
+                            delivered[each.queue_offset] += 1
+                            assert each.queue_offset not in saved_acks
+                            if each.queue_offset not in acked_once:  # no poison
+                                assert each.delivery_count == delivered[each.queue_offset]
+                        marks[flight.tenure] = flight.delivered_end
+                elif step < 0.8 and flight.open:
+                    each = rng.choice(list(flight.open.values()))
+                    flight.acknowledge(each)
+                    acked.add(each.queue_offset)
+                    acked_once.add(each.queue_offset)
+                elif step < 0.9:
+                    state = flight.saved(0, flight.done)
+                    states += [state] if state is not None else []
+                    if state is not None:
+                        flight.note_saved(state)
+                    if rng.random() < 0.8:  # otherwise it is killed between the two files
+                        stored = flight.done
+                        saved_acks |= acked
+                    else:
+                        break
+            assert acked_once.issuperset(range(stored)), "nothing below the offset is open"
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def test_the_file_has_what_was_appended(file, tmp_path):
+    other = SavedQueue(0, 1, -1, 0)
+    file.append([other], {}, is_durable=False)
+    file.append([STATE], {}, is_durable=True)
+    file.note_delivery(3, 7, 11, 4)
+    file.note_delivery(3, 8, 11, 5)  # of another tenure
+    file.note_delivery(9, 7, 11, 5)  # of a queue without a state
+    assert file.read() == {0: [other], 3: [STATE.recounted(11, 4)]}
+    assert path_of(tmp_path).stat().st_mode & 0o777 == 0o600
+    for line in path_of(tmp_path).read_bytes().split(b"\n")[1:]:
+        assert isinstance(json.loads(line[:-9]), dict), "a line is readable"
+
+
+def test_a_torn_line_is_as_if_it_had_not_been_written(file, tmp_path):
+    before = SavedQueue(3, 7, 10, 12)
+    file.append([before, STATE], {}, is_durable=True)
+    whole = path_of(tmp_path).read_bytes()
+    for size in range(len(before.line()), len(whole)):
+        path_of(tmp_path).write_bytes(whole[:size])
+        assert file.read() == {3: [before]}
+        file.append([STATE], {}, is_durable=False)
+        assert file.read() == {3: [before, STATE]}, "the next line is whole"
+
+
+def test_no_single_bit_makes_it_say_something_else(rng):
+    content = b"".join(state.line() for state in (SavedQueue(3, 7, 10, 12), STATE))
+    whole = decode(content)[3]
+    for at in range(len(content)):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << rng.randrange(8)
+        assert all(state in whole for states in decode(bytes(flipped)).values() for state in states)
+    assert decode(rng.randbytes(5000)) == {}
+
+
+@pytest.mark.parametrize("text", [
+    "[]", "7", '{"again":1}', '{"queue":[],"again":1,"tenure":1,"deliveries":1}', "{}",
+    '{"queue":0,"tenure":1,"offset":0,"end":9,"acked":[[5,5]],"counts":[],"last":null}',
+    '{"queue":-1,"tenure":1,"offset":0,"end":9,"acked":[],"counts":[],"last":null}',
+    '{"queue":0,"tenure":1,"offset":0,"end":9,"acked":[[5,6]],"counts":[[1,2]],"last":null}',
+    '{"queue":0,"tenure":1,"offset":0,"end":1e9,"acked":[],"counts":[],"last":null}'])
+def test_a_line_of_another_shape_is_ignored(text):
+    import zlib
+
+    assert decode(b"\n%s %08x" % (text.encode(), zlib.crc32(text.encode()))) == {}
+
+
+def test_a_long_file_is_compacted_to_what_counts(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(acknowledgements, "COMPACT_BYTES", 4000)
+    for number in range(300):
+        file.append([SavedQueue(number % 3, 7, number, number + 9, ((number + 2, number + 4),))], {0: 288}, is_durable=False)
+        assert path_of(tmp_path).stat().st_size < 4500
+    found = file.read()
+    assert {queue: states[-1].offset for queue, states in found.items()} == {0: 297, 1: 298, 2: 299}
+    assert 288 in {state.offset for state in found[0]}, "its offset is stored still"
+    assert [each.name for each in path_of(tmp_path).parent.iterdir()] == [KEY]
+
+
+def test_a_compaction_that_was_killed_leaves_nothing_behind(file, tmp_path):
+    file.append([STATE], {}, is_durable=True)
+    path_of(tmp_path).with_name(KEY + ".tmp").write_bytes(b"half")
+    assert sweep_unfinished(tmp_path) == [path_of(tmp_path).with_name(KEY + ".tmp")]
+    assert file.read() == {3: [STATE]}
+
+
+def test_something_else_in_its_place_is_an_error_and_never_waited_for(file, tmp_path):
+    import os
+
+    path_of(tmp_path).parent.mkdir(parents=True)
+    os.mkfifo(path_of(tmp_path))
+    with pytest.raises(DiskError):
+        file.read()
+    with pytest.raises(DiskError, match="regular"):
+        file.append([STATE], {}, is_durable=True)
+
+
+# --- what counts, and what is void ----------------------------------------------------------------
+
+
+def test_it_counts_only_beside_the_offset_that_it_was_written_for():
+    state = SavedQueue(0, 7, 10, 30, ((12, 20),))
+    assert offsets(resumed([state], 10).unacknowledged(messages(10, 21))) == [10, 11, 20]
+    for moved in (0, 9, 11, 15):
+        assert len(resumed([state], moved).unacknowledged(messages(moved, 21))) == 21 - moved
+    assert len(resumed([state], None or 0).unacknowledged(messages(0, 5))) == 5
+
+
+def test_a_kill_between_the_two_files_leaves_the_state_of_the_stored_offset():
+    states = [SavedQueue(0, 7, 10, 30, ((12, 20),)), SavedQueue(0, 7, 12, 40, ((20, 33),))]
+    assert offsets(resumed(states, 10).unacknowledged(messages(10, 22))) == [10, 11, 20, 21]
+    assert offsets(resumed([*states, SavedQueue(0, 8, 5, 5)], 10).unacknowledged(messages(10, 13))) == [10, 11, 12], (
+        "another tenure began at another offset")
+
+
+def test_a_file_of_a_broker_voids_all_acknowledgements(file, tmp_path):
+    groups = ConsumerOffsets(tmp_path)
+    groups.commit("orders", "billing", {3: 10})
+    file.append([STATE], {}, is_durable=True)
+    groups.commit("orders", "audit", {0: 1})
+    assert file.read() == {3: [STATE]}
+    groups.path.write_text('{"offsetTable":{"orders@billing":{3:10}}}')  # as a broker writes it, without a checksum
+    groups.commit("orders", "audit", {0: 1})
+    assert file.read() == {}
+
+
+def test_a_group_that_is_forgotten_loses_its_acknowledgements(file, tmp_path):
+    groups = ConsumerOffsets(tmp_path)
+    groups.commit("orders", "billing", {3: 10})
+    file.append([STATE], {}, is_durable=True)
+    groups.update(lambda table: table.pop(KEY))
+    assert file.read() == {}
+
+
+def test_a_reset_to_the_same_offset_voids_the_acknowledgements(file):
+    file.append([STATE], {}, is_durable=True)
+    file.void({3: 10})
+    flight = resumed(file.read()[3], 10)
+    assert len(flight.unacknowledged(messages(10, 40))) == 30
+
+
+def test_a_recovery_removes_what_the_queue_has_lost_and_keeps_the_rest(file, tmp_path):
+    groups = ConsumerOffsets(tmp_path)
+    groups.commit("orders", "billing", {3: 10})
+    file.append([STATE], {3: 10}, is_durable=True)
+    assert groups.lower({("orders", 3): 2000}, lambda: None) == [] and file.read() == {3: [STATE]}
+    groups.lower({("orders", 3): 35}, lambda: None)
+    flight = resumed(file.read()[3], 10)
+    assert offsets(flight.unacknowledged(messages(10, 40))) == [10, 11, *range(20, 30), 35, 36, 37, 38, 39]
+    assert flight.last is None, "the message is lost, and the state was cut"
+    groups.lower({}, lambda: None)
+    assert not file.read()[3][-1].acked and groups.read("orders", "billing") == {3: 0}
+
+
+def test_the_identity_tells_messages_of_one_offset_apart():
+    assert Identity.of(message(4)) == Identity.of(message(4)) != Identity.of(message(4, crc=1))
