@@ -37,6 +37,7 @@ from pyengine.cli import output
 from pyengine.cli.output import byte_bar, store_command, topic_option
 from pyengine.engine.kinds import child_environment
 from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
+from pyengine.formats.constants import INTERNAL_PROPERTY_NAMES, RESERVED_PROPERTY_NAMES
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import existing_store
 from pyengine.storage.file_system import open_output
@@ -75,7 +76,8 @@ def ingest(
     Lines of one producer in one queue keep their order.
 
     --format jsonl: each line is an object with `body` (text) or `body_base64`, and optionally
-    queue_id, tags, keys, properties, flag, delay_level.
+    queue_id, tags, keys, properties, flag, delay_level; or a message as `tail --json` prints it, of
+    which these are used.
 
     --acked FILE: the command appends a line of JSON for each message with the status PUT_OK. Later
     `pyengine check STORE --acked FILE` tells whether the store still has all of them.
@@ -546,6 +548,11 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: not a JSON object: {error}") from error
     if not isinstance(document, dict) or ("body" in document) == ("body_base64" in document):
         raise UsageError(f"{where}: give an object with body (text) or body_base64")
+    if "physical_offset" in document:  # a message of a store: the new one gets places, times and the broker's properties of its own
+        properties = {name: text for name, text in (document.get("properties") or {}).items()
+                      if name not in RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES}
+        document = {name: value for name, value in document.items() if name in JSONL_FIELDS and value} | {
+            "properties": properties, **{name: document[name] for name in ("body", "body_base64") if name in document}}
     unknown = sorted(document.keys() - set(JSONL_FIELDS))
     if unknown:
         raise UsageError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(JSONL_FIELDS)}")

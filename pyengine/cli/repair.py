@@ -5,17 +5,11 @@
     recover      recover a store after a crash
     rebuild      rebuild queues and index from the log
     salvage      make a new store of the valid records of a damaged one
-    quarantine   list and show what recovery moved to STORE/quarantine, and put its messages back
+    quarantine   list and show what recovery moved to STORE/quarantine
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import time
-from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,21 +22,14 @@ from pyengine.cli.output import (
     byte_bar,
     master_option,
     raw_option,
-    reading,
     spark_option,
     spark_session,
     store_command,
 )
-from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
-from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_HALF_TOPIC
+from pyengine.errors import ExitCode, UsageError, command
 from pyengine.storage.config import existing_store, load_config
 
 if TYPE_CHECKING:
-    from pyengine.client.pending_puts import PutFuture
-    from pyengine.client.producer import Producer
-    from pyengine.formats.record import Message
-    from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.results import PutResult
     from pyengine.storage.check.diff import DiffReport
     from pyengine.storage.check.report import CheckReport
     from pyengine.storage.recovery.quarantine import QuarantineEntry
@@ -303,8 +290,10 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
 
     The command does not change the damaged store, which may be one of a RocketMQ broker that does not
     start any more. Records keep their order and get new positions; queues, index and checkpoint are
-    new. Whole messages in STORE/quarantine follow those of the log, with new queue offsets, unless
-    `quarantine restore` has put them back. DEST must not exist or be an empty folder. For a store
+    new. Whole messages in STORE/quarantine follow those of the log, with new queue offsets. With the
+    folder STORE/quarantine, or a copy of it, in the place of STORE the new store has these messages
+    alone: read them with a consumer, or `tail --json` them into `ingest --format jsonl`. DEST must
+    not exist or be an empty folder. For a store
     without config/watermark (RocketMQ writes none) the report says that messages after the last
     found one may be missing.
 
@@ -314,12 +303,18 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     Examples:
       pyengine salvage STORE DEST
       pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB --json
+      pyengine salvage STORE/quarantine DEST
     """
+    from pyengine.storage.commit_log import log_exists
+    from pyengine.storage.recovery.quarantine import is_quarantine
     from pyengine.storage.recovery.report import RecoveryOptions
     from pyengine.storage.salvage.salvage import salvage as salvage_store
 
-    existing_store(store)
-    config = load_config(store, settings)
+    if is_quarantine(store):
+        is_inside = log_exists(store.parent)
+        config = load_config(store.parent if is_inside else None, settings)
+    else:
+        config = load_config(existing_store(store), settings)
     options = RecoveryOptions.of(config)
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=options, progress=show,
@@ -345,14 +340,8 @@ def _print_salvage(report: SalvageReport, dest: Path) -> None:
         print(f"note: {output.printable(note)}")
 
 
-IN_FLIGHT_MAX = 256  # unanswered puts
-SETTLE_WAIT_S = 60.0  # until the writer has executed what a killed restore submitted
-FLUSH_WAIT_S = 30.0   # until the messages are durable
-FLUSH_POLL_INTERVAL_S = 0.02
-
-
 @click.command()
-@click.argument("action", type=click.Choice(["list", "show", "restore"]), default="list")
+@click.argument("action", type=click.Choice(["list", "show"]), default="list")
 @store_command
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--max-messages", type=click.IntRange(min=0), default=32, show_default=True, help="Show at most this many messages.")
@@ -360,21 +349,17 @@ FLUSH_POLL_INTERVAL_S = 0.02
 def quarantine(
     store: Path, settings: dict[str, str], as_json: bool, action: str, names: tuple[str, ...], max_messages: int, raw: bool,
 ) -> int:
-    """List or show what recovery cut, or put it back. Recovery moves what it cuts to STORE/quarantine, in pieces.
+    """List or show what recovery cut. Recovery moves what it cuts to STORE/quarantine, in pieces.
 
     A piece NAME is a part of the log that recovery removed (commitlog-..., pool-...), or replaced files
     of queues and index (queue-..., derived-..., rebuild-...), which `rebuild` makes from the log.
-    `restore` needs a running engine: it puts every whole message of a piece as a new message at the end
-    of its queue, with the properties, flags and times of its producer, and notes that in the piece. After
-    an interruption run it again: it puts each message once. It leaves out prepared and rolled back
-    records of transactions, half messages with the messages that ended them, and delayed messages that
-    are delivered in these pieces: name all pieces of a cut together. Delete a piece by hand when you no longer need it.
+    `pyengine salvage STORE/quarantine DEST` makes a store of the messages of all pieces, from which a
+    program can put back those that are missing. Delete a piece by hand when you no longer need it.
 
     \b
     Examples:
       pyengine quarantine STORE
       pyengine quarantine show STORE commitlog-00000000000000047869-512
-      pyengine quarantine restore STORE commitlog-00000000000000047869-512
     """
     from pyengine.storage.recovery.quarantine import list_quarantine
 
@@ -382,7 +367,7 @@ def quarantine(
     entries = {entry.name: entry for entry in list_quarantine(store)}
     if action == "list":
         if names:
-            raise UsageError("list takes no NAME: give show or restore before it")
+            raise UsageError("list takes no NAME: give show before it")
         _list(list(entries.values()), as_json)
         return ExitCode.OK
     if not names:
@@ -390,15 +375,7 @@ def quarantine(
     for name in names:
         if name not in entries:
             raise UsageError(f"{store}/quarantine holds no {name}: {command('quarantine', store)} lists what it holds")
-    if action == "show":
-        return _show([entries[name] for name in names], max_messages, raw, as_json)
-    restored = restore(store, [entries[name] for name in names], settings)
-    if as_json:
-        output.write_json({"restored": restored})
-    else:
-        for name, count in restored.items():
-            print(f"{count:,} message{'' if count == 1 else 's'} of {name} put into the store again")
-    return ExitCode.OK
+    return _show([entries[name] for name in names], max_messages, raw, as_json)
 
 
 def _document(entry: QuarantineEntry) -> dict[str, Any]:
@@ -411,8 +388,8 @@ def _list(entries: list[QuarantineEntry], as_json: bool) -> None:
     elif not entries:
         print("nothing is in quarantine")
     else:
-        output.write_table(("piece", "from offset", "bytes", "since", "restored", "why"), [
-            (entry.name, entry.physical_offset, entry.size_bytes, entry.at, entry.restored, entry.problem or entry.reason)
+        output.write_table(("piece", "from offset", "bytes", "since", "why"), [
+            (entry.name, entry.physical_offset, entry.size_bytes, entry.at, entry.problem or entry.reason)
             for entry in entries])
 
 
@@ -437,7 +414,7 @@ def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json:
                 output.message_document(one, raw) for one in found]})
             continue
         output.write_facts([("piece", entry.name), ("from", entry.origin), ("from offset", entry.physical_offset),
-                            ("bytes", entry.size_bytes), ("since", entry.at), ("why", entry.reason), ("restored", entry.restored),
+                            ("bytes", entry.size_bytes), ("since", entry.at), ("why", entry.reason),
                             ("whole messages", count), *([("problem", problem)] if problem else [])])
         if found:
             print()
@@ -445,134 +422,3 @@ def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json:
     if as_json:
         output.write_json({"pieces": documents})
     return code
-
-
-# ---- restore ---------------------------------------------------------------------
-
-
-def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str]) -> dict[str, int]:
-    """Put the messages of these pieces into the running store; return how many of each piece the store now has.
-
-    UsageError for a piece without messages or one that is restored already, StoreBusyError while another restore runs,
-    EngineError if a put fails or is not durable within FLUSH_WAIT_S: the next restore continues there.
-    """
-    from pyengine import connect
-    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
-    from pyengine.storage.salvage.log import delayed_identity, ended_half, is_delivery, messages_in
-
-    for entry in entries:
-        if not entry.holds_messages:
-            raise UsageError(f"{entry.name} holds nothing of the log: `pyengine rebuild` makes queues and index again")
-        if entry.restored is not None:
-            raise UsageError(f"{entry.name} is restored already: {entry.restored:,} messages")
-        if entry.problem:
-            raise UsageError(f"{entry.name} cannot be restored: {entry.problem}")
-    with (_one_at_a_time(entries[0].path.parent), reading(store, settings) as reader,
-          connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, refusals="return", **settings) as producer):
-        settled = Counter[object](ended_half(message) or (delayed_identity(message) if is_delivery(message) else None)
-                                  for entry in entries for message in messages_in(entry))
-        return {entry.name: _restore(entry, reader, producer, settled) for entry in entries}
-
-
-def _is_wanted(message: Message, entry: QuarantineEntry, reader: LiveStoreReader, settled: Counter[object]) -> bool:
-    """Return whether to put a message of the piece again: of a transaction only what cannot mislead the check-back.
-
-    `settled` counts half messages that have ended and delayed messages that are delivered; these are left out. An op message
-    ends a half message by its queue offset. After the cut another half message has the offset of one that was cut.
-    """
-    from pyengine.storage.salvage.log import delayed_identity, ended_half, is_put_again
-
-    if message.topic == TRANSACTION_HALF_TOPIC:
-        return not settled[message.queue_id, message.queue_offset]
-    if message.topic == SCHEDULE_TOPIC and settled[identity := delayed_identity(message)]:
-        settled[identity] -= 1
-        return False
-    half = ended_half(message)
-    if half is None:
-        return is_put_again(message)
-    found = reader.get_message(TRANSACTION_HALF_TOPIC, *half, 1, level="written").messages
-    return bool(found) and found[0].physical_offset < entry.physical_offset
-
-
-def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer, settled: Counter[object]) -> int:
-    from pyengine.ipc.live_reader import settled_end
-    from pyengine.storage.recovery.quarantine import note_restore
-    from pyengine.storage.salvage.log import identity_of, messages_in
-
-    there: Counter[tuple[object, ...]] = Counter()
-    wanted = 0  # the end of all messages of the piece that are in the log
-    if entry.restoring_from is None:  # after a power cut the log continues below what is only written
-        note_restore(entry, restoring_from=reader.max_physical_offset("flushed"))
-    else:  # a restore was interrupted
-        wanted = settled_end(reader.root, SETTLE_WAIT_S)
-        there.update(identity_of(message) for message in _messages_from(reader, entry.restoring_from))
-    count = 0
-    in_flight: deque[PutFuture[PutResult]] = deque()
-    for message in messages_in(entry):
-        if not _is_wanted(message, entry, reader, settled):
-            continue
-        count += 1
-        if there[identity_of(message)]:
-            there[identity_of(message)] -= 1
-            continue
-        in_flight.append(_put(producer, message))
-        if len(in_flight) == IN_FLIGHT_MAX:
-            wanted = max(wanted, _stored_end(in_flight.popleft(), entry))
-    for future in in_flight:
-        wanted = max(wanted, _stored_end(future, entry))
-    _wait_until_flushed(reader, wanted, entry)
-    note_restore(entry, restored=count)
-    return count
-
-
-def _wait_until_flushed(reader: LiveStoreReader, wanted: int, entry: QuarantineEntry) -> None:
-    deadline_s = time.monotonic() + FLUSH_WAIT_S
-    while (flushed := reader.max_physical_offset("flushed")) < wanted:
-        if not reader.is_live or time.monotonic() >= deadline_s:
-            raise EngineError(f"{entry.name} is put, but not flushed yet: the log is durable up to {flushed:,}, and its messages end at "
-                              f"{wanted:,}; run the command again, it puts nothing twice")
-        time.sleep(FLUSH_POLL_INTERVAL_S)
-
-
-def _put(producer: Producer, message: Message) -> PutFuture[PutResult]:
-    from pyengine.client.outgoing import RawMessage
-    from pyengine.storage.salvage.log import properties_of_producer
-
-    return producer.put_raw_async(RawMessage(
-        message.topic, message.body, message.queue_id, properties_of_producer(message), message.flag,
-        message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK, message.born_timestamp_ms, message.born_host,
-        reconsume_times=message.reconsume_times))
-
-
-def _stored_end(future: PutFuture[PutResult], entry: QuarantineEntry) -> int:
-    """Return the end of the put message in the log; EngineError if it was not stored."""
-    result = future.result()
-    if not result.stored:
-        raise EngineError(f"{entry.name} is restored in part: a put was answered with {result.status.name}, {result.reason}; "
-                          "run the command again, it continues where this one ended")
-    end: int = result.physical_offset + result.size_bytes
-    return end
-
-
-def _messages_from(reader: LiveStoreReader, offset: int) -> Iterator[Message]:
-    """Yield the log's messages from this offset on, up to its current end."""
-    end, size_bytes = reader.max_physical_offset("written"), reader.commit_log.size_bytes
-    offset = max(offset, reader.min_physical_offset)
-    while offset < end:
-        message = reader.message_at(offset, "written")
-        if message is not None:
-            yield message
-        offset = offset + message.size_bytes if message is not None else (offset // size_bytes + 1) * size_bytes
-
-
-@contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreBusyError(f"another `quarantine restore` works in {folder}: wait for it") from error
-        yield
-    finally:
-        os.close(descriptor)

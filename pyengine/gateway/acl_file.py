@@ -293,6 +293,7 @@ def _place_of(accounts: list[Any], key: str) -> int:
 def _rewritten(content: bytes, document: dict[str, Any], changed: dict[str, Any]) -> bytes:
     """Return the file with the changes, and all else byte for byte, with comments; if its style does not allow that, the whole
     document without comments."""
+    # Not by ruamel.yaml: it keeps comments, but lays the whole file out anew, and with RocketMQ's YAML 1.1 writes the key `y` as `true`.
     import yaml
 
     text = content.decode("utf-8-sig")

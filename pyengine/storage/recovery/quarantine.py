@@ -208,8 +208,6 @@ class QuarantineEntry:
     sha256: str | None = None     # of copied bytes; a moved file has none
     reason: str = ""
     at: str = ""
-    restored: int | None = None   # messages that were put into the store again; None: no restore has finished
-    restoring_from: int | None = None  # the log's durable end when a restore began that has not finished
     problem: str = ""
 
     @property
@@ -219,11 +217,20 @@ class QuarantineEntry:
 
 
 def list_quarantine(root: Root) -> list[QuarantineEntry]:
-    """Return every piece in quarantine/, by physical offset and name; empty without the folder. It reads only the notes.
+    """Return every piece in quarantine/, as list_pieces()."""
+    return list_pieces(StorePaths(root).quarantine)
+
+
+def is_quarantine(folder: Path) -> bool:
+    """Whether a folder, of any name, has pieces of a log with messages: the quarantine/ of a store, or a copy of it."""
+    return any(entry.holds_messages for entry in list_pieces(folder))
+
+
+def list_pieces(folder: Path) -> list[QuarantineEntry]:
+    """Return every piece in the folder, by physical offset and name; empty without the folder. It reads only the notes.
 
     DiskError if the folder cannot be listed, also if it is a link to a disk that is not mounted: it may hold messages.
     """
-    folder = StorePaths(root).quarantine
     try:
         names = sorted(os.listdir(folder))
     except NotADirectoryError:
@@ -243,7 +250,7 @@ def _entry(path: Path) -> QuarantineEntry:
         origin = note["from"] if isinstance(note["from"], str) else ", ".join(map(str, note["from"]))
         known = QuarantineEntry(
             path.name, path, kind, origin, _number(note, "physical_offset") or 0, _number(note, "size_bytes") or 0, note.get("sha256"),
-            str(note["reason"]), str(note["at"]), _number(note, "restored"), _number(note, "restoring_from"))
+            str(note["reason"]), str(note["at"]))
     except (OSError, *PARSE_ERRORS) as error:
         return QuarantineEntry(path.name, path, kind, problem=f"its note cannot be read: {error}")
     if not path.exists():
@@ -263,11 +270,6 @@ def _number(note: dict[str, Any], name: str) -> int | None:
 def changed_content(entry: QuarantineEntry) -> bool:
     """Whether copied bytes no longer match the note's checksum. It reads all of them."""
     return entry.sha256 is not None and entry.path.is_file() and _digest_of_file(entry.path) != entry.sha256
-
-
-def note_restore(entry: QuarantineEntry, **said: int) -> None:
-    """Add `restoring_from` or `restored` to the piece's note; durable before this returns."""
-    write_note(entry.path, json.loads(read_small_file(_note_path(entry.path))) | said)
 
 
 def write_note(target: Path, note: dict[str, Any]) -> None:

@@ -15,14 +15,9 @@ from pathlib import Path
 from pyengine.formats.constants import (
     BLANK_HEADER_BYTES,
     MESSAGE_MAGIC,
-    NAME_VALUE_SEPARATOR,
     PROPERTIES_BYTES_MAX,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-    PROPERTY_REAL_TOPIC,
-    PROPERTY_SEPARATOR,
-    SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_NONE,
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_OP_TOPIC,
 )
@@ -120,42 +115,8 @@ def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
                     yield decode_record(bytes(record))
 
 
-def is_put_again(message: Message) -> bool:
-    """Whether `quarantine restore` may put it; not prepared and rolled back records, which have offsets that are no longer valid."""
-    return message.transaction_type in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)
-
-
-def ended_half(message: Message) -> tuple[int, int] | None:
-    """Return (queue id, queue offset) of the half message that an op message has ended; None for another message."""
-    number = _half_number(message.body) if message.topic == TRANSACTION_OP_TOPIC else None
-    return None if number is None else (message.queue_id, number)
-
-
-def is_delivery(message: Message) -> bool:
-    """Whether the message was delayed, and is delivered."""
-    return message.properties.get(PROPERTY_REAL_TOPIC) == message.topic
-
-
-def delayed_identity(message: Message) -> tuple[object, ...]:
-    """Return the fields that a delayed message and its delivery have in common."""
-    return (message.body, *sorted(message.properties.items()), message.flag, message.born_timestamp_ms, message.born_host,
-            message.reconsume_times)
-
-
 def _half_number(body: bytes) -> int | None:
     return int(body) if body.isdigit() and len(body) < _NUMBER_BYTES_MAX else None
-
-
-def properties_of_producer(message: Message) -> str:
-    """Return its properties without its offsets in further queues, since the writer assigns new ones."""
-    named = PROPERTY_INNER_MULTI_QUEUE_OFFSET + NAME_VALUE_SEPARATOR
-    return PROPERTY_SEPARATOR.join(piece for piece in message.raw_properties.split(PROPERTY_SEPARATOR) if not piece.startswith(named))
-
-
-def identity_of(message: Message) -> tuple[object, ...]:
-    """Return the fields that a message of quarantine/ and its restored copy have in common."""
-    return (message.topic, message.queue_id, message.body, properties_of_producer(message), message.flag, message.born_timestamp_ms,
-            message.born_host, message.reconsume_times)
 
 
 def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:

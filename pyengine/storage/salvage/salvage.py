@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import shutil
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError, shown
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths, without_log_folders
-from pyengine.formats.record import decode_record
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.storage.check.check import NOT_KEPT, why_unusable
@@ -36,7 +34,7 @@ from pyengine.storage.durable_writes import write_config
 from pyengine.storage.file_system import own_folder
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, find_later_features
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.quarantine import list_quarantine
+from pyengine.storage.recovery.quarantine import QuarantineEntry, is_quarantine, list_pieces, list_quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport
 from pyengine.storage.salvage.log import (
@@ -46,8 +44,6 @@ from pyengine.storage.salvage.log import (
     Skipped,
     carve,
     carve_quarantined,
-    identity_of,
-    is_put_again,
     list_damaged_segments,
     records_of,
 )
@@ -105,7 +101,8 @@ def salvage(
 ) -> SalvageReport:
     """Make a store at `destination`, an absent or empty directory, from the valid records of the store at `root`.
 
-    The records in quarantine/ follow those of the log, unless `with_quarantine` is False. The new store records the sizes of
+    The records in quarantine/ follow those of the log, unless `with_quarantine` is False. If `root` is a store's quarantine/
+    alone, or a copy of it, the new store has the messages of its pieces, by physical offset. The new store records the sizes of
     `settings`. Root makes it through no link of another user, and in no directory in which another user can put one.
 
     Raises NotAStoreError, UsageError, DiskFullError or DiskError; no file is left at the
@@ -113,8 +110,8 @@ def salvage(
     """
     started_s = time.monotonic()
     root, destination = Path(root), Path(destination)
-    if not log_exists(root):
-        raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
+    if not log_exists(root) and not is_quarantine(root):
+        raise NotAStoreError(f"{root} holds no store: there is no commitlog in it, and no piece of a log that recovery moved aside")
     if destination.exists() and not destination.is_dir():
         raise UsageError(f"{destination} is not an empty directory; name a new one")
     if destination.resolve().is_relative_to(root.resolve()):
@@ -150,7 +147,8 @@ def _salvage(
     started_s: float, with_quarantine: bool,
 ) -> SalvageReport:
     size_bytes = geometry.mapped_file_size_commit_log_bytes
-    folders = StorePaths(root).commit_log_folders.all
+    has_log = log_exists(root)
+    folders = StorePaths(root).commit_log_folders.all if has_log else ()
     segments, no_files = list_damaged_segments(folder for folder in folders if folder.is_dir())
     missing, notes = _missing(segments, size_bytes)
     missing = tuple(sorted({*missing, *no_files}))
@@ -177,9 +175,14 @@ def _salvage(
                 unsure.append(Skipped(there, base + size_bytes, LOST))
             if progress is not None:
                 progress(number * size_bytes, len(segments) * size_bytes)
-        notes += copy_config(root, destination, log.queues)
+        if has_log:
+            notes += copy_config(root, destination, log.queues)
         moved = {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by}
-        quarantined = _append_quarantine(root, log, dict(segments), size_bytes) if with_quarantine else 0
+        pieces = list_pieces(root) if not has_log else list_quarantine(root) if with_quarantine else []
+        quarantined, left_out = _append_pieces(pieces, log, dict(segments), size_bytes)
+        if not has_log:
+            skipped += left_out
+            notes += [f"{entry.name}: {entry.problem}" for entry in pieces if entry.problem]
     reading = read_watermark(root)
     durable = reading.watermark
     if durable is not None and end < durable.flushed:
@@ -189,7 +192,7 @@ def _salvage(
     if report.end_offset < log.end_offset:
         notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "
                      "compare with the damaged store before you give that up")
-    if durable is None:
+    if durable is None and has_log:
         notes.append(f"whether messages are missing after {end:,}, where the last one ends, is unknown: "
                      + (reading.damage or "the store has no config/watermark, which would say up to where it had been synced"))
     return SalvageReport(
@@ -200,39 +203,25 @@ def _salvage(
     )
 
 
-def _append_quarantine(root: Path, log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int) -> int:
-    """Append the complete records of quarantine/ that are not in the log and were not restored to it; return their number."""
+def _append_pieces(
+    entries: Sequence[QuarantineEntry], log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int,
+) -> tuple[int, list[Skipped]]:
+    """Append the complete records of these pieces of a log that are not in the log; return their number, and what they lack."""
     seen: set[tuple[int, bytes]] = set()
-    for entry in list_quarantine(root):
-        if not entry.holds_messages or entry.restored is not None:
+    left_out: list[Skipped] = []
+    for entry in entries:
+        if not entry.holds_messages:
             continue
-        put_again = Counter[bytes]() if entry.restoring_from is None else _put_again(entry.restoring_from, segments, size_bytes)
         for piece, data in carve_quarantined(entry):
-            if not isinstance(piece, Run):
+            if isinstance(piece, Skipped):
+                left_out += [piece] if piece.reason not in ("", str(CaseLabel.BLANK)) else []
                 continue
             for offset, record in records_of(piece, data):
-                if put_again and put_again[identity := _identity(record)]:
-                    put_again[identity] -= 1
-                    continue
                 known = offset, hashlib.sha256(record).digest()
                 if known not in seen and not _is_there(segments.get(offset - offset % size_bytes), offset % size_bytes, record):
                     log.append_after_old_log(offset, record)
                     seen.add(known)
-    return len(seen)
-
-
-def _put_again(start: int, segments: Mapping[int, Path], size_bytes: int) -> Counter[bytes]:
-    """Count, by _identity, the log's records from `start` on, where an unfinished restore may have put its messages."""
-    return Counter(_identity(record) for base, path in segments.items() if base + size_bytes > start
-                   for piece, data in carve(path, base, size_bytes) if isinstance(piece, Run)
-                   for offset, record in records_of(piece, data) if offset >= start)
-
-
-def _identity(record: memoryview) -> bytes:
-    """Return an identity that a record of quarantine/ shares with its restored copy; unique for one that is never restored."""
-    message = decode_record(bytes(record))
-    named: object = identity_of(message) if is_put_again(message) else bytes(record)
-    return hashlib.sha256(repr(named).encode("utf-8", "surrogatepass")).digest()
+    return len(seen), left_out
 
 
 def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:

@@ -250,7 +250,7 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("damage", [{"restoring_from": "x"}, {"restoring_from": [1]}, {"restored": "x"}, {"physical_offset": -5},
+@pytest.mark.parametrize("damage", [{"physical_offset": "x"}, {"physical_offset": [1]}, {"physical_offset": -5},
                                     {"physical_offset": 1 << 70}, {"physical_offset": (1 << 63) - 2}, {"size_bytes": -1}])
 def test_a_damaged_note_in_quarantine_costs_its_piece_at_most(stopped, tmp_path, damage):
     Quarantine(StorePaths(stopped.root)).add_bytes(stopped.segment(0), 0, 0, stopped.records[1].start, "a test")
