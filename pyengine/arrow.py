@@ -172,7 +172,7 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         read = self._read
         with open_store(read.path) as reader:
             narrowing = Narrowing(read.begin, read.end) if wanted is None else _narrowed(read, wanted)
-            yield from reader.scan_narrowed(read.topics, names, read.level, read.choice, narrowing)
+            yield from reader._scan_narrowed(read.topics, names, read.level, read.choice, narrowing)
 
 
 def _absent(of: pa.Schema, known: ds.Expression | None = None) -> ds.FileSystemDataset:

@@ -117,7 +117,7 @@ class _PutAnswer:
     def raise_for_status(self) -> Self:
         """This result if it is PUT_OK; else its PutError is raised, as a put does by itself (`refusals` of connect)."""
         if not self.ok:
-            raise PutError.of(cast("PutResult | PutManyResult", self))
+            raise PutError._of(cast("PutResult | PutManyResult", self))
         return self
 
 
@@ -173,10 +173,10 @@ class PutResult(Result, _PutAnswer):
         count = int(physical_offset >= 0) if count is None else count
         queue_id = max(INT64_MIN, min(INT64_MAX, queue_id))  # of a put that was refused for it
         answer = (0, physical_offset, -1, queue_offset, store_timestamp_ms, int(status), 0, count, size_bytes)
-        return cls.of_answer(answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
+        return cls._of_answer(answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 
     @classmethod
-    def of_answer(cls, answer: tuple[int, ...], topic: str, queue_id: int, store_host: bytes, reason: str = "",
+    def _of_answer(cls, answer: tuple[int, ...], topic: str, queue_id: int, store_host: bytes, reason: str = "",
                   indeterminate: bool = False, msg_id: str = "") -> Self:
         """Return the result of a put with this answer of the writer (ANSWER in pyengine/native/session.py)."""
         return Result.__new__(cls, answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
@@ -204,7 +204,7 @@ class PutResult(Result, _PutAnswer):
                 f"queue_id={self.queue_id}, count={self.count}, indeterminate={self.indeterminate}, reason={self.reason!r})")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PutResult.of_answer, (self._answer, self.topic, self.queue_id, self._store_host, self.reason, self.indeterminate,
+        return PutResult._of_answer, (self._answer, self.topic, self.queue_id, self._store_host, self.reason, self.indeterminate,
                                      self._msg_id)
 
 
@@ -250,7 +250,7 @@ class PutError(EngineError):
         self.result = result
 
     @staticmethod
-    def of(result: PutResult | PutManyResult, message: str = "") -> PutError:
+    def _of(result: PutResult | PutManyResult, message: str = "") -> PutError:
         """Return the error of a result that is not PUT_OK; its text is `message`, or has status, reason and what to do."""
         kind = (PutIndeterminateError if result.indeterminate else PutNotDurableError if result.stored else PutRefusedError)
         return kind(message or f"{result.status.name}: {result.reason}{kind._ADVICE}", result)
@@ -314,7 +314,7 @@ class GetResult:
 
         return messages_table(repr(self), self.messages)
 
-    def placed(self, queue_id: int) -> list[Message]:
+    def _placed(self, queue_id: int) -> list[Message]:
         """Return the messages with `queue_id` and `queue_offset` of the queue that was read, for messages of light queues too."""
         return [
             message if message.queue_offset == offset and message.queue_id == queue_id

@@ -76,8 +76,8 @@ def test_a_filter_gives_the_rows_that_it_gives_of_a_table(builder, rng, topics):
 
 def test_only_what_a_query_wants_is_read(builder, monkeypatch):
     asked = []
-    narrowed = StoreReader.scan_narrowed
-    monkeypatch.setattr(StoreReader, "scan_narrowed", lambda self, topics, columns, level, choice, narrowing: (
+    narrowed = StoreReader._scan_narrowed
+    monkeypatch.setattr(StoreReader, "_scan_narrowed", lambda self, topics, columns, level, choice, narrowing: (
         asked.append((list(columns), narrowing)), narrowed(self, topics, columns, level, choice, narrowing))[1])
     log = pyengine.arrow.dataset(builder.root, columns=COLUMNS)
     at = datetime.fromtimestamp(START_MS / 1000 + 100, UTC)

@@ -35,6 +35,14 @@ def test_every_public_name_has_an_entry_and_an_example():
         assert re.search(rf"\b{name.rpartition('.')[2]}\b", programs), f"no example on its page uses {name}"
 
 
+def test_a_page_hides_no_method_of_a_public_class():
+    """What only other parts of the package call is private: a directive leaves out values and inherited members alone."""
+    for page in (SOURCES / "docs" / "api").glob("*.md.in"):
+        for name, words in re.findall(r"^::: (\S+) without (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            hidden = set(words.split(", ")) - {"constructor", "attributes", "inherited"}
+            assert hidden <= {"exit_code", "errno", "path"}, f"{page.name} leaves {hidden} of {name} out: make them private"
+
+
 @pytest.mark.ci
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [WITH_SPARK if page == "spark.md" else page for page in PAGES])

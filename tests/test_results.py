@@ -17,16 +17,16 @@ from pyengine.results import (
 )
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
-RESULT = PutResult.of_answer((7, 100, 200, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
+RESULT = PutResult._of_answer((7, 100, 200, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
 
 
 def test_results_are_equal_by_their_names_whatever_else_the_answer_says():
-    other = PutResult.of_answer((8, 100, 999, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
+    other = PutResult._of_answer((8, 100, 999, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
     assert RESULT == other and not RESULT != other and hash(RESULT) == hash(other)
 
 
 def test_results_differ_by_a_name_and_from_tuples():
-    other = PutResult.of_answer((7, 100, 200, 4, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
+    other = PutResult._of_answer((7, 100, 200, 4, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
     assert RESULT != other and not RESULT == other
     assert RESULT != RESULT._values() and not RESULT == RESULT._values()
 

@@ -323,7 +323,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
                 next_offsets[queue_id] = start_offset(reader, topic, queue_id, start if is_first_round else "first")
             before = next_offsets[queue_id]
             found = get(queue_id, before)
-            yield from found.placed(queue_id)
+            yield from found._placed(queue_id)
             if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
                 next_offsets[queue_id] = found.next_begin_offset
             moved = moved or next_offsets[queue_id] != before

@@ -336,7 +336,7 @@ class Consumer:
         """
         from pyengine.formats.consume_queue import ENTRY
 
-        rows = self._reader.named_rows(None if columns is None else tuple(columns), arguments.truth(decompress, "decompress"))
+        rows = self._reader._named_rows(None if columns is None else tuple(columns), arguments.truth(decompress, "decompress"))
         with self._pulling:
             messages = self.pull(max_rows, timeout_s)
             try:
@@ -716,7 +716,7 @@ class Consumer:
         else:
             bytes_max = None if count == FETCH_MESSAGES else READ_AHEAD_BYTES
         try:
-            found = self._reader.fetch(self.topic, held.queue_id, held.position, count, options.wanted, options.level, bytes_max)
+            found = self._reader._fetch(self.topic, held.queue_id, held.position, count, options.wanted, options.level, bytes_max)
         except StoreBusyError:  # the store is being recovered: a later call succeeds
             return False
         following = found.next_begin_offset
@@ -735,7 +735,7 @@ class Consumer:
             self.missed += len(missing)
             self._note(f"queue {held.queue_id}: {len(missing)} messages from {min(missing)} on cannot be read: "
                        f"removed just now, or damaged (`pyengine check` tells)")
-        messages = held.flight.unacknowledged(found.placed(held.queue_id))
+        messages = held.flight.unacknowledged(found._placed(held.queue_id))
         held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)
         held.position = following
         held.buffer.extend(messages)
@@ -1044,7 +1044,7 @@ class Consumer:
         found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return True
-        here = [(each.queue_offset, Identity.of(each)) for each in found.placed(held.queue_id)]
+        here = [(each.queue_offset, Identity.of(each)) for each in found._placed(held.queue_id)]
         return here == [(held.last.queue_offset, Identity.of(held.last))]
 
     # -- helpers ------------------------------------------------------------------

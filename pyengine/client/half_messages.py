@@ -175,7 +175,7 @@ class HalfMessages:
         raw = replace(raw_of(half, half.properties | more), wait_store_msg_ok=False)
         result = self._put_raw(raw, None)
         if not result.stored:
-            raise PutError.of(result, f"cannot put half message {half.msg_id} back: it is checked in the next round "
+            raise PutError._of(result, f"cannot put half message {half.msg_id} back: it is checked in the next round "
                                       f"({result.status.name}: {result.reason})")
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
         return replace(half, raw_properties=raw.properties_text, queue_offset=result.queue_offset,
@@ -187,7 +187,7 @@ class HalfMessages:
         self.enter(TRANSACTION_DISCARD_TOPIC)
         result = self._put_raw(replace(raw_of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0), None)
         if not result.stored:
-            raise PutError.of(result, f"cannot move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}: it is checked in the next "
+            raise PutError._of(result, f"cannot move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}: it is checked in the next "
                                       f"round ({result.status.name}: {result.reason})")
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
 
@@ -444,7 +444,7 @@ class PreparedCheck:
         ended: dict[int, list[int]] = {}
         done: set[int] = set()
         while at < end:
-            found = reader.fetch(TRANSACTION_OP_TOPIC, queue_id, at, READ_MESSAGES, Wanted(), ReadLevel.COMMITTED, FETCH_BYTES_MAX)
+            found = reader._fetch(TRANSACTION_OP_TOPIC, queue_id, at, READ_MESSAGES, Wanted(), ReadLevel.COMMITTED, FETCH_BYTES_MAX)
             following = found.next_begin_offset if found.next_begin_offset > at else at + 1
             seen = set(range(at, min(following, end)))
             for message in found.messages:

@@ -456,7 +456,7 @@ class QueueChoice:
 
     def _read(self) -> None:
         """Look at the file; if it has changed, read it."""
-        stamp = self._topics.stamp
+        stamp = self._topics._stamp
         if stamp != self._stamp:
             with suppress(DiskError):  # what was read before remains
                 rows = self._topics.read().rows.values()

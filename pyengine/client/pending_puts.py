@@ -84,11 +84,11 @@ class PutFuture(PendingPut, Future[Result]):
     def set_result(self, result: Result) -> None:
         """End with this result, or with its PutError."""
         if self._raises and not result.ok:
-            self.set_exception(PutError.of(result))
+            self.set_exception(PutError._of(result))
         else:
             super().set_result(result)
 
-    _error = staticmethod(PutError.of)
+    _error = staticmethod(PutError._of)
 
     @staticmethod
     def _settled(found: object) -> dict[str, object]:
@@ -106,7 +106,7 @@ class PutFuture(PendingPut, Future[Result]):
         if self.__dict__.get("_state") == "FINISHED":
             fields["_condition"] = threading.Condition()
         else:
-            fields.update(self._settled(PutError.of(result) if self._raises and not result.ok else result))
+            fields.update(self._settled(PutError._of(result) if self._raises and not result.ok else result))
 
     def __await__(self) -> Generator[Any, None, Result]:
         loop = arguments.event_loop()
@@ -606,7 +606,7 @@ def _result(context: PutContext, status: PutStatus, answer: tuple[int, ...], rea
         starts = accumulate(context.sizes[:-1], initial=physical_offset)
         msg_id = ",".join((context.store_host + start.to_bytes(8, "big")).hex().upper() for start in starts)
     answer = (*answer[:5], int(status), answer[6], count if stored else 0, size_bytes)
-    return PutResult.of_answer(answer, context.topic, context.queue_id, context.store_host, reason, indeterminate, msg_id)
+    return PutResult._of_answer(answer, context.topic, context.queue_id, context.store_host, reason, indeterminate, msg_id)
 
 
 def refusal(context: PutContext, status: PutStatus, reason: str, *, indeterminate: bool = False) -> PutOutcome:

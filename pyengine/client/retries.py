@@ -295,7 +295,7 @@ class DeadLetters:
         finally:
             retries.close()
         if refused:
-            raise PutError.of(refused[0].result, f"{count} of {count + len(refused)} dead letters of {group} were put back; the others "
+            raise PutError._of(refused[0].result, f"{count} of {count + len(refused)} dead letters of {group} were put back; the others "
                                                  f"can never be stored again, the first because of {refused[0]}")
         return count
 

@@ -54,10 +54,10 @@ class TransactionBlock:
             return
         try:
             if error is None:
-                self._transaction.end("commit")
+                self._transaction._end("commit")
                 return
             try:
-                self._transaction.end("rollback")
+                self._transaction._end("rollback")
             except EngineError as failed:  # the program's own exception says more; the checker is called later
                 _LOG.warning("a transaction of %s could not be rolled back: %s", self._group, failed)
         finally:
@@ -108,7 +108,7 @@ class Transaction:
         self._halves.append(half)
         return self._owner.give(result)
 
-    def end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome) -> None:
         """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
         first_error: EngineError | None = None
         for half in self._halves:

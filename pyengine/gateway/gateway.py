@@ -163,7 +163,7 @@ class Gateway:
     async def _use_settings(self) -> None:
         """Read and put with the engine's present settings from now on."""
         config = await self._executor.run(lambda: read_run_settings(find_folder(self._reader.root)))
-        self._reader.use_settings(config)
+        self._reader._use_settings(config)
         await self._puts.renew(self._executor)
 
     def _lines_of(self, event: Event) -> Callable[[str, str], None]:

@@ -160,7 +160,7 @@ class Pulls:
 
     def _near(self, pull: Pull, near_bytes: int | None = None) -> GetRecords | None:
         """Return the messages of a pull without a condition; None if they are not near the log's end."""
-        return self._reader.get_records(pull.topic, pull.queue_id, pull.offset, pull.most, pull.subscription.tag_filter, LEVEL, near_bytes)
+        return self._reader._get_records(pull.topic, pull.queue_id, pull.offset, pull.most, pull.subscription.tag_filter, LEVEL, near_bytes)
 
     def _get_now(self, pull: Pull) -> GetRecords:
         wanted = pull.subscription

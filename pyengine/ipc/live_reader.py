@@ -363,9 +363,9 @@ class LiveStoreReader(StoreReader):
         if not self._is_open:
             raise UsageError(f"this reader of {self._store.name} is closed")
         if time.monotonic() >= self._loss_check_due_s:
-            self.require_place()
+            self._require_place()
 
-    def require_place(self) -> None:
+    def _require_place(self) -> None:
         """Raise EngineUnavailableError if the folder was moved, removed or replaced, so that its path leads to other files."""
         if loss := self._store.loss():
             raise EngineUnavailableError(f"{loss.sentence}: open the store again where it is")

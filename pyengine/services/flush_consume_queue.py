@@ -173,14 +173,14 @@ class FlushConsumeQueueService(Service):
 
     def _enter_topics(self, queues: Sequence[tuple[str, int, int]]) -> None:
         """Enter the topics of these queues into topics.json if they are missing. After a failure the next put to the topic tries again."""
-        stamp = self._topics.stamp
+        stamp = self._topics._stamp
         if stamp != self._entered_stamp:  # another process has changed the file, and may have deleted a topic
             self._entered.clear()
         fresh = [queue for queue in queues if self._entered.get(queue[0], -1) < queue[1]]
         if not fresh:
             return
         try:
-            deleted = self._topics.enter(fresh, self._topic_queue_nums)
+            deleted = self._topics._enter(fresh, self._topic_queue_nums)
         except FlushError:
             raise
         except EngineError as error:

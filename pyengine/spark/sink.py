@@ -495,7 +495,7 @@ class _Attempt:
             elif result.status in _TRANSIENT_STATUSES and time.monotonic() < deadline_s:
                 time.sleep(POLL_INTERVAL_S)
             elif result.status in _TRANSIENT_STATUSES or result.indeterminate:
-                raise PutError.of(result, f"the engine on {self._path} has taken no message for {ENGINE_TIMEOUT_S:g} s: {result.reason}")
+                raise PutError._of(result, f"the engine on {self._path} has taken no message for {ENGINE_TIMEOUT_S:g} s: {result.reason}")
             elif len(group) > 1:  # it may be one of them, or all together
                 for one in group:
                     self._put_group(topic, queue_id, [one])

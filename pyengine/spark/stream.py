@@ -190,7 +190,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._require_entries(self._store)
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
         elif self._store is not None and not isinstance(self._store, RemoteStore):
-            self._store.require_place()  # tasks open the store by its path
+            self._store._require_place()  # tasks open the store by its path
         return self._stream
 
 

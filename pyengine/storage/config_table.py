@@ -127,7 +127,7 @@ class ConfigTable(Generic[Row]):
         return replace(found.value, problem=found.problem)
 
     @contextlib.contextmanager
-    def changed(self) -> Iterator[NamedRows[Row]]:
+    def _changed(self) -> Iterator[NamedRows[Row]]:
         """Yield the table, whose rows the block may change; if it did, write the new file, durable when the block has ended.
 
         DiskError, with the file unchanged, if it could not be read or no part of it could be used.
@@ -193,7 +193,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         super().__init__(root, TOPICS_FORMAT)
 
     @property
-    def stamp(self) -> int:
+    def _stamp(self) -> int:
         """Return a number that differs when the file has changed; 0 if there is no file."""
         try:
             found = os.stat(self.path)
@@ -203,7 +203,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
 
     def create(self, config: TopicConfig) -> TopicConfig:
         """Enter a new topic, durable before this returns; UsageError if it has an entry already."""
-        with self.changed() as table:
+        with self._changed() as table:
             if config.topic in table.rows:
                 raise UsageError(f"the topic {config.topic} is there already: update it")
             table.rows[config.topic] = config.check()
@@ -213,26 +213,26 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         """Return the entry of this topic; if there is none, enter `config`, durable before this returns."""
         found = self.read().rows.get(config.topic)
         if found is None:
-            with self.changed() as table:
+            with self._changed() as table:
                 found = table.rows.setdefault(config.topic, config.check())
         return found
 
     def update(self, topic: str, **changes: Any) -> TopicConfig:
         """Change fields of an existing topic, by TopicConfig's names; return the new entry."""
-        with self.changed() as table:
+        with self._changed() as table:
             table.rows[topic] = changed = replace(_found(table.rows, topic), **changes).check()
         return changed
 
     def delete(self, topic: str) -> None:
         """Remove the topic's entry; its messages remain. A message that is put after this call enters it again."""
-        with self.changed() as table:
+        with self._changed() as table:
             _found(table.rows, topic)
             del table.rows[topic]
             table.deleted.pop(topic, None)
             table.deleted[topic] = time.time_ns() // 1_000_000
         time.sleep(0.001)  # so that such a message has a later store time
 
-    def enter(self, queues: Iterable[tuple[str, int, int]], queue_nums: int = 1) -> set[str]:
+    def _enter(self, queues: Iterable[tuple[str, int, int]], queue_nums: int = 1) -> set[str]:
         """Enter topics that have messages and no entry; return those that were deleted after their messages.
 
         `queues`: (topic, queue id, store time of the newest message in ms). A new entry has `queue_nums` queues to write, whichever
@@ -250,7 +250,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
             return set()
         table = self.read()
         if _lacking(table, wanted):
-            with self.changed() as table:
+            with self._changed() as table:
                 if table.is_lost:
                     raise DiskError(f"{table.problem}: new topics are not entered; repair the file or remove it", path=str(self.path))
                 for topic in _lacking(table, wanted):
@@ -326,19 +326,19 @@ class SubscriptionGroups(ConfigTable[SubscriptionGroup]):
 
         UsageError if the file has `groups_max` groups already.
         """
-        with self.changed() as table:
+        with self._changed() as table:
             if group.group not in table.rows and groups_max is not None and len(table.rows) >= groups_max:
                 raise UsageError(f"{GROUPS_NAME} has {len(table.rows)} groups already")
             return table.rows.setdefault(group.group, group)
 
     def put(self, group: SubscriptionGroup) -> None:
         """Enter a group, or replace its entry; durable before this returns."""
-        with self.changed() as table:
+        with self._changed() as table:
             table.rows[group.group] = group
 
     def delete(self, group: str) -> bool:
         """Remove a group's entry; return whether there was one."""
-        with self.changed() as table:
+        with self._changed() as table:
             return table.rows.pop(group, None) is not None
 
 

@@ -184,7 +184,7 @@ class StoreReader:
         self._gets = GetStatistics()
         self._is_open = True
 
-    def use_settings(self, config: EngineConfig) -> None:
+    def _use_settings(self, config: EngineConfig) -> None:
         """Get with the limits of these settings from now on."""
         self.config = config
         self.getter = MessageGetter(self.commit_log, config)
@@ -260,9 +260,9 @@ class StoreReader:
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        return self.fetch(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level)
+        return self._fetch(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level)
 
-    def get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
+    def _get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
                     level: ReadLevel | str | None, near_bytes: int | None) -> GetRecords | None:
         """Like get_message(), with the records as they are in the log, for a gateway; None if the caller must use get_message().
 
@@ -279,7 +279,7 @@ class StoreReader:
             self._gets.count(result, time.perf_counter_ns() - began_ns)
         return result
 
-    def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
+    def _fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
               bytes_max: int | None = None) -> GetResult:
         """Like get_message(), for a Consumer. `bytes_max`: bound the result by this and `max_messages`, not by the transfer limits."""
         began_ns = time.perf_counter_ns()
@@ -368,7 +368,7 @@ class StoreReader:
         """
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice)
 
-    def scan_narrowed(self, topics: Sequence[str] | None, columns: Sequence[str] | None, level: ReadLevel | str | None, choice: ScanChoice,
+    def _scan_narrowed(self, topics: Sequence[str] | None, columns: Sequence[str] | None, level: ReadLevel | str | None, choice: ScanChoice,
                       narrowing: Narrowing) -> Iterator[pyarrow.RecordBatch]:
         """Do as scan(), for a dataset: rows that the narrowing excludes may be left out, those outside of its part of the log are."""
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice, narrowing)
@@ -392,7 +392,7 @@ class StoreReader:
 
         return stream(names, batches)
 
-    def named_rows(self, columns: tuple[str, ...] | None, decompress: bool) -> Callable[[Sequence[tuple[int, bytes]]], pyarrow.Table]:
+    def _named_rows(self, columns: tuple[str, ...] | None, decompress: bool) -> Callable[[Sequence[tuple[int, bytes]]], pyarrow.Table]:
         """Return a function from (physical offset, entry of a consume queue) of messages to a table of their rows, in this order.
 
         It leaves out messages of deleted segments; CorruptionError for damage. One thread at a time may call it.

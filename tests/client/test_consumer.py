@@ -346,7 +346,7 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
     expected = fill(builder, 60, 0) + fill(builder, 60, 1)
     consumer = consume(auto_commit=auto_commit)
     first = consumer.pull(10, timeout_s=5)
-    fetch, calls = consumer._reader.fetch, []
+    fetch, calls = consumer._reader._fetch, []
 
     def failing(topic, queue_id, *rest, **limits):
         calls.append(queue_id)
@@ -354,7 +354,7 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
             raise error
         return fetch(topic, queue_id, *rest, **limits)
 
-    monkeypatch.setattr(consumer._reader, "fetch", failing)
+    monkeypatch.setattr(consumer._reader, "_fetch", failing)
     with pytest.raises(type(error)):
         consumer.pull(1000, timeout_s=5)
     consumer.commit()

@@ -198,7 +198,7 @@ class FailingReader:
             raise self.fails[topic]
         return SimpleNamespace(max_offset=lambda limit: int(self.has_messages))
 
-    def get_records(self, topic, *_):
+    def _get_records(self, topic, *_):
         if topic in self.fails:
             raise self.fails[topic]
         return GetRecords(GetStatus.FOUND, next_begin_offset=1)

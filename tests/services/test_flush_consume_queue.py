@@ -292,11 +292,11 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     rig.dispatch()
     rig.round()
     assert topics.read().rows == {"orders": TopicConfig("orders", 10, 1)}
-    stamp = topics.stamp
+    stamp = topics._stamp
     rig.writer.put(b"2", topic="orders", queue_id=3)
     rig.dispatch()
     rig.round()
-    assert topics.stamp == stamp, "nothing had to be changed"
+    assert topics._stamp == stamp, "nothing had to be changed"
     topics.delete("orders")
     rig.round()
     assert topics.read().rows == {}, "no message came"
@@ -326,7 +326,7 @@ def test_a_topic_that_is_deleted_after_its_last_put_is_not_entered_again(rig):
 
 
 def test_a_deletion_during_a_round_is_noticed_by_the_next_one(rig, monkeypatch):
-    enter = rig.service._topics.enter
+    enter = rig.service._topics._enter
 
     def enter_and_lose(*arguments):
         result = enter(*arguments)
@@ -334,7 +334,7 @@ def test_a_deletion_during_a_round_is_noticed_by_the_next_one(rig, monkeypatch):
         TopicConfigs(rig.owner.root).delete("orders")
         return result
 
-    monkeypatch.setattr(rig.service._topics, "enter", enter_and_lose)
+    monkeypatch.setattr(rig.service._topics, "_enter", enter_and_lose)
     rig.writer.clock_ms = now_ms() - 1000
     rig.writer.put(b"1", topic="orders")
     rig.dispatch()

@@ -113,8 +113,8 @@ def test_the_newest_deletions_are_kept(tmp_path, monkeypatch):
         topics.delete(name)
     assert list(topics.read().deleted) == ["c", "a"]
     deleted_ms = topics.read().deleted["a"]
-    assert topics.enter(touched(deleted_ms, a=0)) == {"a"} and not topics.read().rows
-    assert topics.enter(touched(deleted_ms, a=0, b=0) + touched(deleted_ms + 1, a=3)) == set()
+    assert topics._enter(touched(deleted_ms, a=0)) == {"a"} and not topics.read().rows
+    assert topics._enter(touched(deleted_ms, a=0, b=0) + touched(deleted_ms + 1, a=3)) == set()
     assert set(topics.read().rows) == {"a", "b"}
 
 
@@ -124,7 +124,7 @@ def test_a_deletion_by_a_clock_that_was_ahead_does_not_keep_a_topic_out(tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(config_table.time, "time_ns", lambda: 4_000_000_000_000_000_000)
         topics.delete("a")
-    assert topics.enter(touched(1_700_000_000_000, a=0)) == set() and set(topics.read().rows) == {"a"}
+    assert topics._enter(touched(1_700_000_000_000, a=0)) == set() and set(topics.read().rows) == {"a"}
 
 
 @pytest.mark.parametrize("bad", ["", "\0" * 100, '{"topicConfigTable":', '{"topicConfigTable":[]}', "[]", b"\xff\xfe"])
@@ -182,19 +182,19 @@ def test_an_entry_is_made_once_and_kept_as_it_is(tmp_path):
 
 def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
     mine, other = configs(tmp_path), TopicConfigs(tmp_path)
-    changed = mine.changed
+    changed = mine._changed
 
     def late():
         other.create(TopicConfig("T", 3, 3))
         return changed()
 
-    monkeypatch.setattr(mine, "changed", late)
+    monkeypatch.setattr(mine, "_changed", late)
     assert mine.ensure(TopicConfig("T", 1, 1)).read_queue_nums == 3
 
 
 def test_a_topic_with_messages_gets_an_entry_that_covers_its_queues(tmp_path):
     found = configs(tmp_path)
-    found.enter(touched(orders=0, wide=11) + touched(**{"%RETRY%billing": 0}))
+    found._enter(touched(orders=0, wide=11) + touched(**{"%RETRY%billing": 0}))
     assert found.read().rows == {
         "orders": TopicConfig("orders", 1, 1, 6), "wide": TopicConfig("wide", 12, 1, 6),
         "%RETRY%billing": TopicConfig("%RETRY%billing", 1, 1, 6)}
@@ -206,27 +206,27 @@ def test_a_topic_with_messages_gets_an_entry_that_covers_its_queues(tmp_path):
 def test_an_entry_is_only_raised_where_a_broker_would_not_serve_a_queue(tmp_path):
     found = configs(tmp_path, ROCKETMQ)
     before = (tmp_path / "config" / "topics.json").read_bytes()
-    stamp = found.stamp
-    found.enter(touched(orders=3, bare=15))
-    assert found.stamp == stamp
+    stamp = found._stamp
+    found._enter(touched(orders=3, bare=15))
+    assert found._stamp == stamp
     assert (tmp_path / "config" / "topics.json").read_bytes() == before
-    found.enter(touched(orders=6))
-    assert found.stamp != stamp
+    found._enter(touched(orders=6))
+    assert found._stamp != stamp
     assert found.read().rows["orders"] == TopicConfig("orders", 7, 4, 6, True)
     assert written(tmp_path)["topicConfigTable"]["orders"]["attributes"] == {"a": "b"}
 
 
 def test_light_queues_and_a_brokers_own_topics_get_no_entry(tmp_path):
     found = configs(tmp_path)
-    found.enter(touched(**{"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0, "TBW102": 0,
+    found._enter(touched(**{"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0, "TBW102": 0,
                            "BenchmarkTest": 9}))
-    assert not found.path.exists() and found.stamp == 0
+    assert not found.path.exists() and found._stamp == 0
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp_path):
     found = configs(tmp_path, "{")
     with pytest.raises(DiskError, match="it is not changed; repair the file or remove it"):
-        found.enter(touched(orders=0))
+        found._enter(touched(orders=0))
     assert found.path.read_text() == "{"
 
 

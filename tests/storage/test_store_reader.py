@@ -264,7 +264,7 @@ def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monk
     far = 1 << 40
     with open_store(builder.root) as store:
         for offset in (-1, 0, 7, 45, 59, 60, 61):
-            found, records = store.get_message("T", 0, offset), store.get_records("T", 0, offset, 32, None, None, far)
+            found, records = store.get_message("T", 0, offset), store._get_records("T", 0, offset, 32, None, None, far)
             assert (records.status, records.message_count, records.next_begin_offset, records.min_offset, records.max_offset) == (
                 found.status, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
             at = 0
@@ -272,14 +272,14 @@ def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monk
                 assert decode_record(records.records, at) == message
                 at += message.size_bytes
             assert at == len(records.records)
-        assert store.get_records("T", 9, 0, 32, None, None, far).status is GetStatus.NO_MESSAGE_IN_QUEUE
+        assert store._get_records("T", 9, 0, 32, None, None, far).status is GetStatus.NO_MESSAGE_IN_QUEUE
         transferred = store.gets.transferred_bytes
-        assert transferred == 2 * sum(len(store.get_records("T", 0, at, 32, None, None, far).records) for at in (0, 7, 45, 59))
-        assert store.get_records("T", 0, 0, 32, None, None, 4096) is None, "far from the log's end"
-        assert store.get_records("T", 0, 59, 32, None, None, 4096).status is GetStatus.FOUND
-        assert store.get_records("T", 0, 0, 32, None, None, None).status is GetStatus.FOUND, "near enough to be in memory"
+        assert transferred == 2 * sum(len(store._get_records("T", 0, at, 32, None, None, far).records) for at in (0, 7, 45, 59))
+        assert store._get_records("T", 0, 0, 32, None, None, 4096) is None, "far from the log's end"
+        assert store._get_records("T", 0, 59, 32, None, None, 4096).status is GetStatus.FOUND
+        assert store._get_records("T", 0, 0, 32, None, None, None).status is GetStatus.FOUND, "near enough to be in memory"
         monkeypatch.setattr(store.getter, "_near_bytes", 4096)
-        assert store.get_records("T", 0, 0, 32, None, None, None) is None
+        assert store._get_records("T", 0, 0, 32, None, None, None) is None
         real = message_getter.read_records
 
         def delete_then_read(*args):
@@ -288,7 +288,7 @@ def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monk
             return found
 
         monkeypatch.setattr(message_getter, "read_records", delete_then_read)
-        assert store.get_records("T", 0, 0, 32, None, None, far) is None, "deleted while it was read"
+        assert store._get_records("T", 0, 0, 32, None, None, far) is None, "deleted while it was read"
 
 
 def test_an_emptied_record_is_never_served(builder):
@@ -673,7 +673,7 @@ def test_an_entry_that_leads_to_another_queues_record_gives_nothing(builder):
         found = store.get_message("T", 0, 0)
     assert [message.body for message in found.messages] == [b"c", b"d"]
     assert (found.queue_offsets, found.next_begin_offset) == ([1, 3], 4)
-    assert [(m.queue_id, m.queue_offset) for m in found.placed(0)] == [(0, 1), (0, 3)]
+    assert [(m.queue_id, m.queue_offset) for m in found._placed(0)] == [(0, 1), (0, 3)]
 
 
 @pytest.mark.parametrize("size_bytes", [1, 8, 60])
