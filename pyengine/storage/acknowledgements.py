@@ -289,7 +289,8 @@ class InFlight:
         self.delivered_end = messages[-1].queue_offset + 1
         self._newest = messages[-1]
         if not self._counts or messages[0].queue_offset >= self._counts[-1][1]:
-            self.open.update((message.queue_offset, message) for message in messages)
+            for message in messages:
+                self.open[message.queue_offset] = message
             return messages
         return [counted for message in messages
                 if (counted := self._recount(message, _count_at(self._counts, message.queue_offset) + 1, deliveries_max)) is not None]
@@ -307,6 +308,10 @@ class InFlight:
 
     def finish(self, last: Message | None = None) -> None:
         """Note that what a program has is done; with `last`, up to that message."""
+        if last is None and not self.again and not self.dead:  # the common case
+            self.open.clear()
+            self.done = self.delivered_end
+            return
         if last is None:
             ended: Collection[int] = list(self.open)
         elif last.queue_offset < self.delivered_end and self._is_same(last):

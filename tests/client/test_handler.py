@@ -387,6 +387,61 @@ def test_after_kill_9_no_acknowledged_message_comes_again_beside_one_that_hangs(
     assert [each.split() for each in sorted(lines(log))] == [[b"%05d" % number, b"1"] for number in range(1, 400)]
 
 
+SINGLY = """
+import os, random, sys
+import pyengine
+store, topic, group, log = sys.argv[1:5]
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+with pyengine.consume(store, topic, group=group, auto_commit=False, commit_interval_s=60, max_deliveries=None) as consumer:
+    held = []
+    while True:
+        found = consumer.pull(5, timeout_s=0.05)
+        os.write(out, b"".join(b"got %s\\n" % message.body for message in found))
+        held += found
+        random.shuffle(held)
+        ended, held = held[: len(held) // 2 + 1], held[len(held) // 2 + 1 :]
+        if random.random() < 0.1:
+            consumer.requeue(held)
+            held = []
+        consumer.ack(ended)
+        if set(consumer.commit([])) >= {message.queue_id for message in ended}:  # the offsets of queues that are still its own
+            os.write(out, b"".join(b"saved %s\\n" % message.body for message in ended))
+"""
+
+
+@pytest.mark.parametrize(("count", "kills"), [
+    (400, 4), pytest.param(10_000, 60, marks=pytest.mark.long)], ids=["short", "long"])
+def test_kills_of_members_repeat_no_acknowledgement_that_was_stored_and_lose_no_message(engine, names, tmp_path, rng, count, kills):
+    bodies = put(engine, names[0], count)
+    log = tmp_path / "log"
+
+    def start():
+        return subprocess.Popen([sys.executable, "-c", SINGLY, str(engine.path), *names, str(log)], env=environment())
+
+    def saved():
+        return {line[6:] for line in lines(log) if line.startswith(b"saved ")}
+
+    processes = [start(), start()]
+    try:
+        for number in range(kills):
+            before = (number + 1) * count // (kills + 2)
+            eventually(lambda: len(saved()) >= before, f"{before} acknowledgements are stored", timeout_s=90)
+            victim = rng.randrange(2)
+            processes[victim].kill()
+            processes[victim].wait()
+            processes[victim] = start()
+        eventually(lambda: lag(engine, *names) == 0, "every message is done", timeout_s=120)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    got, ended = set(), set()
+    for kind, body in (line.split(b" ") for line in lines(log)):
+        (ended if kind == b"saved" else got).add(body)
+        assert kind == b"saved" or body not in ended, f"{body!r} came again after its acknowledgement was stored"
+    assert got == set(bodies)
+
+
 def test_a_message_that_kills_its_process_is_counted_and_becomes_a_dead_letter(engine, names, tmp_path):
     log = tmp_path / "log"
     with engine.connect() as producer:
