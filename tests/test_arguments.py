@@ -268,6 +268,16 @@ def test_async_with_closes_a_producer_at_its_end(producer):
         pass
 
 
+def test_async_with_closes_a_reader_at_its_end(store):
+    async def main():
+        async with pyengine.open_store(store.root, **settings(store)) as reader:
+            assert reader.max_physical_offset() >= 0
+        return reader
+
+    with pytest.raises(pyengine.UsageError, match="closed"):
+        asyncio.run(main()).max_physical_offset()
+
+
 def test_each_object_is_shown_in_one_line(producer, store):
     with pyengine.open_store(store.root, **settings(store)) as reader, pyengine.consume(
             store.root, "orders", group="G", **settings(store)) as consumer:

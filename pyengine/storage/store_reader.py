@@ -471,6 +471,12 @@ class StoreReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        await arguments.event_loop().run_in_executor(None, self.close)
+
     def _rows(self, call: str, topics: tuple[str, ...] | None, columns: tuple[str, ...] | None, level: ReadLevel | str | None,
               choice: ScanChoice, narrowing: Narrowing | None = None) -> Iterator[pyarrow.RecordBatch]:
         self._require_open()
