@@ -87,7 +87,8 @@ extern PyTypeObject *pending_type;
 int pending_init(PyObject *module);
 struct pending_object *pending_new(void);
 /* Assign the last submitted entry to this future. */
-void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how);
+void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how,
+                       int64_t submitted_ns);
 /* Give the futures of the session the answers that have arrived, and free the answers' slots. */
 void take_answers(struct session_object *session);
 /* Wait without the GIL until `sequence` is answered or the slice is over; -1 with an exception of a signal handler. */

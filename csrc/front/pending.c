@@ -32,14 +32,15 @@ struct pending_object *pending_new(void)
     return (struct pending_object *)pending_make(future_class, NULL, NULL);
 }
 
-void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how)
+void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how,
+                       int64_t submitted_ns)
 {
     struct ms_producer *producer = session->producer;
     pending->session = (struct session_object *)Py_NewRef((PyObject *)session);
     pending->topic = Py_NewRef(topic);
     pending->queue_id = queue_id;
     pending->how = how;
-    pending->submitted_ns = producer->submitted_ns;
+    pending->submitted_ns = submitted_ns;
     pending->sequence = producer->sequence;
     pending->state = PENDING_WAITS;
     producer->unclaimed = 0; /* this object finishes its answer */

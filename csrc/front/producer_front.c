@@ -363,7 +363,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
         if (taken > 0) {
             code = submit_put(puts, session, &request);
             if (code == 0)
-                pending_submitted(pending, session, request.topic, request.queue_id, puts->how);
+                pending_submitted(pending, session, request.topic, request.queue_id, puts->how, session->producer->submitted_ns);
             else if (code == MS_PRODUCER_AGAIN)
                 code = wait_for_room(puts, session, &request, &deadline_ns, &refused);
             release_session(lock, session);

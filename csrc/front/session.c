@@ -120,6 +120,25 @@ static PyObject *session_take_answers(PyObject *object, PyObject *none)
     Py_RETURN_NONE;
 }
 
+/* assign(future, topic, queue_id, how, submitted_ns): the last entry, which Python has submitted, is this future's, which no other
+ * has begun. The caller holds the producer's lock. */
+static PyObject *session_assign(PyObject *object, PyObject *arguments)
+{
+    struct session_object *session = (struct session_object *)object;
+    PyObject *future, *topic;
+    long long queue_id, submitted_ns;
+    int how;
+    if (!PyArg_ParseTuple(arguments, "O!ULiL:assign", pending_type, &future, &topic, &queue_id, &how, &submitted_ns))
+        return NULL;
+    struct pending_object *pending = (struct pending_object *)future;
+    if (session->producer == NULL || pending->state != PENDING_HANDED || pending->session != NULL) {
+        PyErr_SetString(PyExc_ValueError, "a future is assigned once, to an entry of an open session");
+        return NULL;
+    }
+    pending_submitted(pending, session, topic, queue_id, how, submitted_ns);
+    Py_RETURN_NONE;
+}
+
 static PyObject *session_count(PyObject *object, void *unused)
 {
     return PyLong_FromSsize_t(((struct session_object *)object)->waiting);
@@ -128,6 +147,7 @@ static PyObject *session_count(PyObject *object, void *unused)
 static PyMethodDef methods[] = {
     {"end", session_end, METH_NOARGS, "Hand the waiting futures to Python's thread, and stop reading the session's memory."},
     {"take_answers", session_take_answers, METH_NOARGS, "Take the available answers, which frees their slots."},
+    {"assign", session_assign, METH_VARARGS, "Give the last submitted entry to a new future."},
     {"forget", session_forget, METH_NOARGS, "Detach from the session in a forked child: the parent owns it. Results of waiting puts stay unknown here."},
     {NULL, NULL, 0, NULL},
 };

@@ -62,6 +62,16 @@ class PutFuture(PendingPut, Future[Result]):
         Future.__init__(self)
 
     @property
+    def _is_begun(self) -> bool:
+        """Whether it is an ordinary Future already."""
+        return "_condition" in self.__dict__
+
+    def _begin(self) -> None:
+        """Become an ordinary Future, which another thread resolves, before the program has it."""
+        Future.__init__(self)
+        self.set_running_or_notify_cancel()
+
+    @property
     def is_answered(self) -> bool:
         """Whether the writer has answered; the put may still wait for the disk or for slaves."""
         return self._has_answer or self.__dict__.get("_answered", False)
@@ -549,6 +559,11 @@ class PutContext:
     sizes: Sequence[int] = ()       # of a batch: the size of each record, for the message ids
     submitted_ns: int = 0           # on the monotonic clock
     side: Path | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the answer says all that the result says."""
+        return self.kind == native.PUT and self.side is None
 
 
 def outcome(session: native.ProducerSession, code: int, stage: int, answer: tuple[int, ...], context: PutContext,

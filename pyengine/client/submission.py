@@ -315,18 +315,14 @@ class Submitter(SubmitterFront):
         """
         if not isinstance(entry, PutEntry):
             return self._resolved(entry)
-        future = self._new_future()
-        future.set_running_or_notify_cancel()
+        future = PutFuture.__new__(PutFuture)  # it becomes an ordinary Future only where another thread resolves it
+        future._raises = self.raises
         found = self._submit(entry, timeout_s, future)
         return future if found is future else self._resolved(cast(PutOutcome, found))
 
-    def _new_future(self) -> PutFuture[Any]:
+    def _resolved(self, result: PutOutcome) -> PutFuture[Any]:
         future = PutFuture[Any]()
         future._raises = self.raises
-        return future
-
-    def _resolved(self, result: PutOutcome) -> PutFuture[Any]:
-        future = self._new_future()
         future.set_result(result)
         return future
 
@@ -386,15 +382,20 @@ class Submitter(SubmitterFront):
         if not (arguments.running_loop() or self._pending.is_current_thread):
             found = submit()
         elif self._queued.waiting or self._opening.locked() or self.lock.locked():
-            return self._queued.add(submit, future, entry.context)
+            return self._queue(submit, future, entry.context)
         else:
             found = None
             with self.lock:
                 if self.session is not None and not self.closed_ns:
                     found = self._submit_now(self.native, entry, 0, future, is_collected=True)
             if found is None:
-                return self._queued.add(submit, future, entry.context)
+                return self._queue(submit, future, entry.context)
         return found
+
+    def _queue(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall, context: PutContext) -> object:
+        if isinstance(future, PutFuture):
+            future._begin()
+        return self._queued.add(submit, future, context)
 
     def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
                          limit_s: float) -> object:
@@ -457,6 +458,11 @@ class Submitter(SubmitterFront):
             return busy_refusal(context, session)
         if code:
             return None
+        if isinstance(answer, PutFuture) and not answer._is_begun:
+            if context.is_plain and context.store_host == self._store_host and self.front is not None:
+                self.front.assign(answer, context.topic, context.queue_id, context.waits, entry.header.submitted_ns)
+                return answer
+            answer._begin()
         if is_collected and isinstance(answer, PutCall) and not context.waits:
             self._pending.add_open(session.claim(), context, answer.set_result)
             return answer

@@ -341,3 +341,20 @@ def test_a_put_of_the_parent_that_a_forked_child_awaits_is_indeterminate(parts, 
     assert os.waitpid(child, 0)[1] == 0
     resume()
     assert future.result(60).ok
+
+
+@pytest.mark.parametrize("options", [
+    {"keys": "k"}, {"properties": {"p": "v"}}, {"delay_level": 1}, {"sharding_key": "s"}, {"wait": False}, {"timeout_s": 60},
+], ids=lambda options: next(iter(options)))
+def test_puts_with_options_are_answered_together_too(parts, producer, stopped, options):
+    async def run():
+        resume = stopped(native.WRITER)
+        tasks = [asyncio.create_task(put(producer, **options)) for _ in range(100)]
+        await until(lambda: producer._puts.front.waiting == 100, "all are submitted")
+        wakes = counted_wakes(asyncio.get_running_loop())
+        resume()
+        results = await asyncio.gather(*tasks)
+        assert len({result.queue_offset for result in results}) == 100 and all(result.ok for result in results)
+        assert len(wakes) <= 30
+
+    asyncio.run(run())
