@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.quarantine import QuarantineEntry
     from pyengine.storage.recovery.rebuild import RebuildReport
     from pyengine.storage.recovery.report import CutQueue, RecoveryReport
-    from pyengine.storage.salvage.salvage import SalvageReport
+    from pyengine.storage.salvage import SalvageReport
 
 
 @click.command()
@@ -308,7 +308,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     from pyengine.storage.commit_log import log_exists
     from pyengine.storage.recovery.quarantine import is_quarantine
     from pyengine.storage.recovery.report import RecoveryOptions
-    from pyengine.storage.salvage.salvage import salvage as salvage_store
+    from pyengine.storage.salvage import salvage as salvage_store
 
     if is_quarantine(store):
         is_inside = log_exists(store.parent)
@@ -396,7 +396,7 @@ def _list(entries: list[QuarantineEntry], as_json: bool) -> None:
 def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json: bool) -> int:
     """Print each piece and its messages; return FAILED if a piece differs from the bytes that recovery copied."""
     from pyengine.storage.recovery.quarantine import changed_content
-    from pyengine.storage.salvage.log import messages_in
+    from pyengine.storage.salvage import messages_in
 
     code, documents = ExitCode.OK, []
     for entry in entries:

@@ -76,7 +76,7 @@ def test_an_interrupted_look_changes_nothing(golden, command, function):
     assert changes(before, picture(store.root)) == []
 
 
-@pytest.mark.parametrize("function", ["pyengine.storage.salvage.salvage:carve", "pyengine.storage.salvage.salvage:recover"])
+@pytest.mark.parametrize("function", ["pyengine.storage.salvage:carve", "pyengine.storage.salvage:recover"])
 def test_an_interrupted_salvage_leaves_no_half_store(golden, tmp_path, function):
     store, made = golden("basic"), tmp_path / "made"
     before = picture(store.root)

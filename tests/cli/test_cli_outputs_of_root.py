@@ -14,10 +14,10 @@ from fix_store_builder import StoreBuilder
 from pyengine.cli import report as report_page
 from pyengine.client.tables import write_tables
 from pyengine.errors import DiskError, EngineError
+from pyengine.storage import salvage as salvage_module
 from pyengine.storage.file_system import open_output, own_folder, refuse_path_of_others
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.salvage import salvage as salvage_module
 
 pytestmark = pytest.mark.root
 OTHER = 65534

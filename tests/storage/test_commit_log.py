@@ -18,7 +18,7 @@ from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.salvage.salvage import salvage
+from pyengine.storage.salvage import salvage
 from pyengine.storage.store_reader import StoreReader
 
 A, B, C = Path("/a"), Path("/b"), Path("/c")

@@ -15,15 +15,14 @@ from pyengine.errors import DiskError, DiskFullError, ExitCode, NotAStoreError, 
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
+from pyengine.storage import salvage as salvage_module
 from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_recovered_from, write_watermark
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
-from pyengine.storage.salvage import log as salvage_log
-from pyengine.storage.salvage import salvage as salvage_module
-from pyengine.storage.salvage.salvage import MISSING_LISTED_MAX, salvage
+from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
 
 
 @pytest.fixture
@@ -244,7 +243,7 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
     def full(*_args, **_named):
         raise DiskFullError("injected", errno=28)
 
-    monkeypatch.setattr(salvage_log, "create_file", full)
+    monkeypatch.setattr(salvage_module, "create_file", full)
     with pytest.raises(DiskFullError):
         salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert not (tmp_path / "new").exists()
@@ -367,6 +366,6 @@ def test_a_new_log_that_is_not_whole_is_noted(builder, tmp_path, monkeypatch):
     """Whatever salvage itself might do wrong."""
     for number in range(3):
         builder.put("T", b"%d" % number)
-    monkeypatch.setattr(salvage_log.SalvagedLog, "end_offset", 1 << 20)
+    monkeypatch.setattr(salvage_module.SalvagedLog, "end_offset", 1 << 20)
     report = salvage(builder.root, tmp_path / "new", builder.geometry)
     assert report.exit_code is ExitCode.REPAIRED and "the new log was written to 1,048,576" in report.notes[0]

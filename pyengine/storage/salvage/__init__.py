@@ -1,1 +1,0 @@
-"""Copy the valid records of a damaged store to a new one."""
