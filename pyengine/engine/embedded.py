@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
 STOP_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
+STARTS_MAX = 3  # of one process, if the supervisor is killed while it starts
 LOOK_INTERVAL_S = 1.0  # at which a process looks whether the engine that it shares has crashed
 _ERRORS = {ExitCode.USAGE: UsageError, ExitCode.CORRUPTION: CorruptionError, ExitCode.BUSY: StoreBusyError,
            ExitCode.DEGRADED: DegradedError}
@@ -271,6 +272,10 @@ class _AbandonableStart:
             return self._is_done
 
 
+class _StartEndedError(EngineError):
+    """A supervisor has ended without a word while it started."""
+
+
 class _SharedEngine:
     """An engine that several processes share, as one of them uses it: it starts one if none runs, also after a crash."""
 
@@ -280,6 +285,7 @@ class _SharedEngine:
         self._lock = SharingLock(root)
         self._store: HeldStore | None = None
         self._ends_with_users = False
+        self._ended_starts = 0
         self._reason = ""  # why it cannot be started again
         self.is_joined = False
         self.forked()
@@ -307,7 +313,7 @@ class _SharedEngine:
             self._lock.leave()
             raise
         self._store = _watched_store(self._root)
-        self._reason, self.is_joined = "", True
+        self._reason, self._ended_starts, self.is_joined = "", 0, True
         self.keep()
 
     def _wait_for_engine(self, progress: Progress | None) -> None:
@@ -344,6 +350,10 @@ class _SharedEngine:
             process, reading = _spawn_supervisor(self._root, self._settings, stdin=subprocess.DEVNULL, options=("--shared",))
             try:
                 _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
+            except _StartEndedError:  # killed, like any process of the engine: start it again
+                self._ended_starts += 1
+                if self._ended_starts >= STARTS_MAX:
+                    raise EngineError(f"the supervisor of {self._root} was killed while it started, {STARTS_MAX} times") from None
             except StoreBusyError:
                 if native.SUPERVISOR not in living_kinds(self._root, 1):  # it is not `pyengine start` that came first
                     raise
@@ -665,7 +675,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s:
                 raise EngineError(f"the engine is not ready after {timeout_s:g} s (pid {process.pid} is still starting)")
             data = report.read(65536)
             if not data:
-                raise EngineError(f"the supervisor ended while starting (exit code {process.wait()})")
+                raise _StartEndedError(f"the supervisor ended while starting (exit code {process.wait()})")
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 document = json.loads(line)

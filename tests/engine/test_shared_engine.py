@@ -209,6 +209,26 @@ def test_a_starter_that_is_killed_while_the_engine_starts_leaves_it_to_the_next(
     wait_stopped(root)
 
 
+@pytest.mark.parametrize("kills", [1, embedded.STARTS_MAX])
+def test_a_supervisor_that_is_killed_while_it_starts_is_started_again(root, monkeypatch, kills):
+    spawn, killed = embedded._spawn_supervisor, []
+
+    def spawn_and_kill(*arguments, **options):
+        process, reading = spawn(*arguments, **options)
+        if len(killed) < kills:
+            process.kill()
+            killed.append(process.pid)
+        return process, reading
+
+    monkeypatch.setattr(embedded, "_spawn_supervisor", spawn_and_kill)
+    if kills == embedded.STARTS_MAX:
+        with pytest.raises(EngineError, match="killed while it started"):
+            share(root).start()
+    with share(root) as shared:
+        assert shared.state == "running"
+    wait_stopped(root)
+
+
 def test_settings_that_differ_are_refused_by_name(root):
     with share(root, flush_disk_type="ASYNC_FLUSH") as first:
         with pytest.raises(StoreBusyError, match=r"flush_disk_type = SYNC_FLUSH .* is asked for, ASYNC_FLUSH runs.*engine\.toml"):
