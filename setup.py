@@ -9,6 +9,7 @@ import runpy
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 FRONT = ("module", "result", "lock", "session", "pending", "turn", "producer_front", "message", "read_queue")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
@@ -25,8 +26,20 @@ class BuildExt(build_ext):
             stub.write(runpy.run_path("csrc/native_stub.py")["stub"]())
 
 
+class BuildPy(build_py):
+    """Puts the pages of docs/, which help texts and messages name, into the package."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for page in glob.glob("docs/**/*.md", recursive=True):
+                target = f"{self.build_lib}/pyengine/{page}"
+                self.mkpath(os.path.dirname(target))
+                self.copy_file(page, target)
+
+
 setup(
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
     cffi_modules=["csrc/build_native.py:ffibuilder"],
     ext_modules=[
         Extension(

@@ -1,4 +1,4 @@
-"""Generates docs/commands.md, configuration.md, events.md and shared_memory.md, and parts of spark.md and upgrades.md, from the code.
+"""Generates docs/commands.md, configuration.md and events.md, and parts of spark.md and upgrades.md, from the code.
 The keywords of settings, EngineSettings in pyengine/engine_config.py, come from the table of settings.
 
 `python scripts/reference.py docs` writes them. A test compares them with the code, so they are up to date.
@@ -21,6 +21,7 @@ from pyengine.events import ERROR, INFO, WARNING, Event
 from pyengine.settings import Setting
 from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, INERT_KEYS, REFUSED_KEYS
 
+EVERYWHERE = ("--set", "--json")
 GROUPS = {
     "files": "Sizes of files, fixed at creation",
     "writing": "Writing",
@@ -51,21 +52,18 @@ def configuration_page() -> str:
         "other value is refused. For a store that RocketMQ made, pyengine derives them from its files;\nwhere the files do not "
         "show a value, `--set` gives it, otherwise it is RocketMQ's default.", "",
         "**Live settings** change while an engine runs: by `pyengine config set STORE name=value`, or by SIGHUP to the supervisor "
-        "after an edit of\nthe file. The column *live* says which processes use the new value. All other settings need a restart.", "",
+        "after an edit of\nthe file. *Live* names the processes that use the new value. All other settings need a restart.", "",
         "**Kept from the last start**, because recovery and other commands need them: "
         + ", ".join(f"`{name}`" for name in KEPT_NAMES) + ".", "",
     ]
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]
-        lines += [f"## {title}", "",
-                  "| setting | RocketMQ's key | default | allowed | meaning | live |",
-                  "|---|---|---|---|---|---|"]
-        lines += [f"| `{row.name}` | {f'`{row.key}`' if row.key else ''} | `{row.show(row.default)}` | {row.allowed()} | "
-                  f"{row.meaning} | {row.live} |" for row in rows]
+        lines += [f"## {title}", ""]
+        lines += ["| setting, RocketMQ's key | default, allowed | meaning |", "|---|---|---|"]
+        lines += [f"| `{row.name}`{f' `{row.key}`' if row.key else ''} | `{row.show(row.default)}`; {row.allowed()} | {row.meaning}"
+                  f"{f' *Live: {row.live}.*' if row.live else ''} |" for row in rows]
         lines.append("")
-    lines += ["## Known to RocketMQ, accepted, without effect here", "", "| RocketMQ's key | why it has no effect |", "|---|---|"]
-    lines += [f"| `{key}` | {why} |" for key, why in INERT_KEYS.items()]
-    lines += ["", "## Without a setting", "",
+    lines += ["## Known to RocketMQ, accepted, without effect here", "", ", ".join(f"`{key}`" for key in INERT_KEYS) + ".", "", "## Without a setting", "",
               "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", "",
               "| RocketMQ's key | value that holds | why |", "|---|---|---|"]
     lines += [f"| `{key}` | {f'`{held}`' if held else ''} | {why} |" for key, (held, why) in REFUSED_KEYS.items()]
@@ -78,7 +76,8 @@ def commands_page() -> str:
     It does not use click's formatting, so that the page does not depend on click's version.
     """
     root = root_command()
-    lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`.", "",
+    lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`. Each command takes `--set NAME=VALUE`, "
+             "a setting\nfor this run (repeated for more), and `--json`, one document on stdout instead of tables; its own options are below it.", "",
              *_text(root.help), *_text(root.epilog)]
     for section in SECTIONS:
         lines += [f"## {section}", ""]
@@ -133,13 +132,14 @@ def _text(text: str | None) -> list[str]:
 
 
 def _options(command: click.Command) -> list[str]:
+    """Return a list of a command's own options; EVERYWHERE has those of all."""
     rows = []
     for param in command.params:
-        if isinstance(param, click.Option):
+        if isinstance(param, click.Option) and param.opts[-1] not in EVERYWHERE:
             kind = "" if param.is_flag or param.count else f" {param.metavar or _kind(param.type)}"
             notes = [param.help or "", "Required." if param.required else _default(param)]
-            rows.append(f"| `{', '.join(param.opts + param.secondary_opts)}{kind}` | {' '.join(note for note in notes if note)} |")
-    return ["| option | |", "|---|---|", *rows, ""] if rows else []
+            rows.append(f"- `{', '.join(param.opts + param.secondary_opts)}{kind}`: {' '.join(note for note in notes if note)}")
+    return [*rows, ""] if rows else []
 
 
 def _default(option: click.Option) -> str:
@@ -154,44 +154,8 @@ def _default(option: click.Option) -> str:
 
 def _kind(kind: click.ParamType[object]) -> str:
     if isinstance(kind, click.Choice):
-        return "\\|".join(map(str, kind.choices))
+        return "|".join(map(str, kind.choices))
     return {"integer range": "N", "integer": "N", "float range": "N", "float": "N"}.get(kind.name, kind.name.upper())
-
-
-def shared_memory_page() -> str:
-    """Return docs/shared_memory.md: every field of the shared objects, with C's layout and the process that writes it."""
-    from pyengine._native import ffi
-    from pyengine.cli.dump import layout
-    from pyengine.native import recorder, store_stats
-    from pyengine.native.control import BLOCKED_REASONS_LAYOUT_VERSION, CONTROL_BYTES, LAYOUT_VERSION
-
-    lines = [
-        "# The control block", "",
-        "Made from the layout that C was compiled with. `pyengine dump control STORE` prints the same fields with their "
-        "values.\n`csrc/control.cdef.h` says what they mean.", "",
-        f"Layout {LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. One process writes each field. `[]` is an array, shown by its first "
-        "element; the last\ncolumn has the number of elements and their distance in bytes.", "",
-        "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
-    lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | {place.owner} | {place.repeats} |"
-              for place in layout()]
-    for title, name, version, source, owners in (
-            ("Statistics", "struct ms_store_stats", store_stats.LAYOUT_VERSION, "store_stats",
-             {"put": "writer", "sync": "flusher", "dispatch": "reputter", "history": "supervisor"}),
-            ("Statistics by topic", "struct ms_topic_stats", store_stats.TOPICS_LAYOUT_VERSION, "topic_stats",
-             {"used": "reputter", "others": "reputter", "slot[]": "reputter"}),
-            ("Flight recorder", "struct ms_recorder", recorder.LAYOUT_VERSION, "recorder",
-             {"ring[]": "that worker", "for_sync": "writer", "for_slave": "writer"}),
-            ("Blocked reasons", "struct ms_blocked_reasons", BLOCKED_REASONS_LAYOUT_VERSION, "blocked_reasons",
-             {"worker[]": "that worker"})):
-        is_statistics = source.endswith("stats")
-        lines += ["", f"## {title}", "",
-                  f"The object `{source.replace('_', '-')}` beside the control block, layout {version}; meanings are in "
-                  f"`csrc/{'store_stats' if is_statistics else source}.cdef.h`{' and [statistics.md](statistics.md)' * is_statistics}.", "",
-                  "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
-        lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | "
-                  f"{owners.get(place.path.split('.')[0], 'supervisor, before it is published')} | {place.repeats} |"
-                  for place in layout(kind=ffi.typeof(name))]
-    return "\n".join(lines) + "\n"
 
 
 def events_page() -> str:
@@ -292,8 +256,7 @@ def with_settings(source: str) -> str:
     return before + begin + "".join(f"    {name}: {kind(row)}\n" for name, row in SETTINGS.items()) + end + after
 
 
-PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "events.md": events_page,
-         "shared_memory.md": shared_memory_page}
+PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "events.md": events_page}
 
 
 def main() -> None:

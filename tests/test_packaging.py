@@ -155,7 +155,8 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
     modules |= {"pyspark_pyengine_queue.py"} | {f"pyengine/workers/{path.name}" for path in (ROOT / "workers").glob("*.py")}
     beside = {"pyengine/_native.abi3.so", "pyengine/_native.pyi", "pyengine/_front.abi3.so", "pyengine/_front.pyi",
               "pyengine/py.typed"}
-    assert {name for name in names if ".dist-info/" not in name} == modules | beside
+    docs = {f"pyengine/{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md")}
+    assert {name for name in names if ".dist-info/" not in name} == modules | beside | docs
 
 
 @pytest.mark.ci

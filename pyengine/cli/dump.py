@@ -285,7 +285,7 @@ class Place(NamedTuple):
 
 
 def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> Iterator[Place]:
-    """Yield every field of the control block's layout, for docs/shared_memory.md."""
+    """Yield every field of the control block's layout, with its owner: what `pyengine dump control STORE` prints."""
     kind = ffi.typeof("struct ms_control") if kind is None else kind
     if kind.kind == "struct":
         for name, field in kind.fields:

@@ -200,7 +200,8 @@ def main(verbose: int) -> None:
     STORE is always the store's root directory, after the action where a command
     has one; without it, the environment variable PYENGINE_STORE. Every command that
     opens a store accepts --set key=value (`pyengine config explain` lists the
-    settings), and --json for one document on stdout instead of tables.
+    settings), and --json for one document on stdout instead of tables. A page that
+    a text names (docs/cleaning.md) is installed with the package, in its folder docs.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
