@@ -4,7 +4,7 @@ usage: python bench/recovery.py [--rounds N] [--quick] [--folder DIR] [--json FI
 
 Of each load an engine gets the log until four seconds' worth of messages are beyond the end of a segment, the last of it at the load's
 rate: recovery then reads the segment before, too, as the plan's formula has it. All processes are killed, and `pyengine recover` is
-timed. The plan is asked in the same round. Medians of the rounds; --page writes the table into docs/capacity.md.
+timed. The plan is asked in the same round. Medians of the rounds; --page writes the table into bench/notes/engine.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyengine.cli.plan import Load, make_plan, measure_reading  # noqa: E402
 from pyengine.storage.config import load_config  # noqa: E402
 from run import SETTINGS, kill_all, recover  # noqa: E402
 
-PAGE = HERE.parent / "docs" / "capacity.md"
+PAGE = HERE / "notes" / "engine.md"
 NAME, MAKER = "recoveries", "bench/recovery.py"
 SEGMENT_BYTES = int(SETTINGS["mapped_file_size_commit_log_bytes"])  # type: ignore[call-overload]
 TOPIC = "bench"
