@@ -22,6 +22,7 @@ import griffe
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "api"
 WIDTH = 110
+REPEATED = 4  # so many keywords that an earlier method has too are named and not described again
 DIRECTIVE = re.compile(r"^::: (\S+)(?: without (.*))?$", re.MULTILINE)
 MADE = "<!-- Made by scripts/api_reference.py from {source} and the docstrings: change those. -->\n\n"
 
@@ -52,9 +53,11 @@ class Reference:
         if rows and "attributes" not in left_out:
             head = "| member | value | meaning |" if _is_enumeration(found) else "| attribute | type | meaning |"
             parts.append("\n".join([head, "|---|---|---|", *rows]))
+        earlier: dict[str, list[str]] = {}
         for name, member in members.items():
             if isinstance(member, griffe.Function) and not _is_value(member):
-                parts += [f"### `{found.name}.{name}`", *_described(member, name, left_out)]
+                parts += [f"### `{found.name}.{name}`", *_described(member, name, left_out, earlier)]
+                earlier.setdefault(name, _pieces(member))
         return "\n\n".join(parts)
 
     def _object(self, path: str) -> griffe.Object:
@@ -90,12 +93,12 @@ def _is_enumeration(found: griffe.Object) -> bool:
     return isinstance(found, griffe.Class) and any(str(base).startswith("enum.") for base in found.bases)
 
 
-def _described(found: griffe.Object, name: str, left_out: set[str]) -> list[str]:
-    """Signature and docstring."""
+def _described(found: griffe.Object, name: str, left_out: set[str], earlier: dict[str, list[str]] | None = None) -> list[str]:
+    """Signature and docstring; `earlier`: the parameters of the methods before it, which are not repeated."""
     parts = []
     function = found.members.get("__init__") if isinstance(found, griffe.Class) else found
     if isinstance(function, griffe.Function) and not (function is not found and "constructor" in left_out):
-        parts.append(f"```py\n{_signature(name, function, is_class=function is not found)}\n```")
+        parts.append(f"```py\n{_signature(name, function, earlier or {}, is_class=function is not found)}\n```")
     else:
         function = found
     return parts + [_text(each) for each in dict.fromkeys((found, function)) if each.docstring]
@@ -107,8 +110,8 @@ def _text(found: griffe.Object) -> str:
     return re.sub(r"\bdocs/([\w/-]+\.md)", r"[\1](../\1)", text)
 
 
-def _signature(name: str, function: griffe.Function, *, is_class: bool) -> str:
-    """As in the source without `self`; one parameter a line where it is long."""
+def _pieces(function: griffe.Function) -> list[str]:
+    """The parameters as in the source, without `self`."""
     kinds = griffe.ParameterKind
     pieces: list[str] = []
     for parameter in function.parameters:
@@ -122,12 +125,24 @@ def _signature(name: str, function: griffe.Function, *, is_class: bool) -> str:
         if parameter.default is not None and parameter.kind not in (kinds.var_positional, kinds.var_keyword):
             text += f" = {parameter.default}"
         pieces.append(text)
+    return pieces
+
+
+def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str]], *, is_class: bool) -> str:
+    """One parameter a line where it is long; keywords that an earlier method has as well only by name."""
+    pieces = _pieces(function)
+    for other, its in earlier.items():
+        same = [piece for piece in pieces if piece in its and "=" in piece]
+        if len(same) >= REPEATED:
+            names = ", ".join(piece.partition(":")[0] for piece in same)
+            pieces = [*(piece for piece in pieces if piece not in same), f"# as in {other}(): {names}"]
+            break
     before = "" if is_class else "async def " if "async" in function.labels else "def "
     after = "" if is_class or function.returns is None else f" -> {function.returns}"
     line = f"{before}{name}({', '.join(pieces)}){after}"
-    if len(line) <= WIDTH:
+    if len(line) <= WIDTH and "#" not in line:
         return line
-    return f"{before}{name}(\n" + "".join(f"    {piece},\n" for piece in pieces) + f"){after}"
+    return f"{before}{name}(\n" + "".join(f"    {piece}{'' if piece.startswith('#') else ','}\n" for piece in pieces) + f"){after}"
 
 
 def _row(name: str, member: griffe.Object) -> str:
