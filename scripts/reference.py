@@ -45,7 +45,7 @@ def configuration_page() -> str:
         f"2. environment variables `{ENV_PREFIX}<NAME>`",
         "3. a broker's file, with `--broker-conf`",
         "4. `--set name=value`", "",
-        "Names are RocketMQ's with the unit appended. RocketMQ's own keys are accepted too (`mapedFile...` and `mappedFile...` "
+        "Names are RocketMQ's with the unit appended. RocketMQ's own keys, in brackets, are accepted too (`mapedFile...` and `mappedFile...` "
         "alike). Case, `_`,\n`-` and `.` do not matter. A size may end in K, M, G or KiB, MiB, GiB (powers of 1024), a time in ms, "
         "s, m, h or d. An unknown name is\nan error that suggests the nearest one.", "",
         "**Fixed at creation:** " + ", ".join(f"`{name}`" for name in FIXED_NAMES) + ".\n`config/engine.toml` keeps them, and any "
@@ -59,9 +59,8 @@ def configuration_page() -> str:
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]
         lines += [f"## {title}", ""]
-        lines += ["| setting, RocketMQ's key | default, allowed | meaning |", "|---|---|---|"]
-        lines += [f"| `{row.name}`{f' `{row.key}`' if row.key else ''} | `{row.show(row.default)}`; {row.allowed()} | {row.meaning}"
-                  f"{f' *Live: {row.live}.*' if row.live else ''} |" for row in rows]
+        lines += [f"- `{row.name}`{f' (`{row.key}`)' if row.key else ''}: {row.meaning} Default {f'`{shown}`' if (shown := row.show(row.default)) else 'empty'}; {row.allowed()}."
+                  f"{f' *Live: {row.live}.*' if row.live else ''}" for row in rows]
         lines.append("")
     lines += ["## Known to RocketMQ, accepted, without effect here", "", ", ".join(f"`{key}`" for key in INERT_KEYS) + ".", "", "## Without a setting", "",
               "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", "",
@@ -174,8 +173,8 @@ def events_page() -> str:
         "When a process is killed or crashes, the supervisor writes the line. Python's own trace of a crash has no event. For what "
         "lasts, see\n`pyengine status STORE` and the alerts ([statistics.md](statistics.md)); for what was slow, `pyengine why "
         "STORE`.", "",
-        "| event | level | what happened | what to do |", "|---|---|---|---|"]
-    lines += [f"| `{event.name}` | {levels[event.level]} | {event.meaning} | {event.action} |" for event in Event]
+        "What happened, then *what to do*:", ""]
+    lines += [f"- `{event.name}` ({levels[event.level]}): {event.meaning} *{event.action}*" for event in Event]
     return "\n".join(lines) + "\n"
 
 
@@ -190,8 +189,7 @@ def column_table() -> str:
 def option_table() -> str:
     from pyengine.spark.options import OPTIONS
 
-    lines = ["| option | default | meaning |", "|---|---|---|"]
-    return "\n".join(lines + [f"| `{one.name}` | {one.default} | {one.meaning} |" for one in OPTIONS])
+    return "\n".join(f"- `{one.name}`{f' (default {one.default})' if one.default else ''}: {one.meaning}" for one in OPTIONS)
 
 
 def queue_table(view: str, columns: Iterable[tuple[str, str, str]]) -> str:
