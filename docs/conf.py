@@ -21,8 +21,9 @@ release = version = VERSION[1]
 root_doc = "docs/README"
 PARTS = {
     "Start": ["README"],
-    "Tutorials": ["docs/consumers"],
-    "How-to: programs": ["docs/consumers", "docs/retries", "docs/delayed", "docs/transactions", "docs/topics", "docs/tasks", "docs/processes", "docs/recipes"],
+    "Tutorials": ["docs/tutorial"],
+    "How-to: programs": ["docs/consumers", "docs/retries", "docs/delayed", "docs/transactions", "docs/topics", "docs/tasks",
+                          "docs/processes", "docs/recipes"],
     "How-to: data": ["docs/arrow", "docs/tables", "docs/spark"],
     "How-to: operations": ["docs/operations", "docs/systemd", "docs/containers", "docs/cleaning", "docs/backup", "docs/replication",
                            "docs/drills", "docs/capacity", "docs/upgrades", "docs/gateway", "docs/queues"],
@@ -30,7 +31,8 @@ PARTS = {
                   "docs/compatibility", "docs/glossary"],
     "Explanation": ["docs/promises", "ARCHITECTURE", "docs/recovery", "docs/performance", "docs/faults", "docs/proof", "docs/security",
                     "docs/design/README"],
-    "Project": ["CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT", "tests/README", "bench/README", "bench/notes/engine", "examples/clients/README"],
+    "Project": ["CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT", "tests/README", "bench/README", "bench/notes/engine",
+                "examples/clients/README"],
 }
 BELOW = {"docs/api/README": sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("docs/api/*.md")),
          "docs/design/README": sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("docs/design/*.md"))}

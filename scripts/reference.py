@@ -45,8 +45,9 @@ def configuration_page() -> str:
         f"2. environment variables `{ENV_PREFIX}<NAME>`",
         "3. a broker's file, with `--broker-conf`",
         "4. `--set name=value`", "",
-        "Names are RocketMQ's with the unit appended. RocketMQ's own keys, in brackets, are accepted too (`mapedFile...` and `mappedFile...` "
-        "alike). Case, `_`,\n`-` and `.` do not matter. A size may end in K, M, G or KiB, MiB, GiB (powers of 1024), a time in ms, "
+        "Names are RocketMQ's with the unit appended. RocketMQ's own keys, in brackets, are accepted too (`mapedFile...` and "
+        "`mappedFile...` alike). Case, `_`,\n`-` and `.` do not matter. A size may end in K, M, G or KiB, MiB, GiB (powers of 1024), "
+        "a time in ms, "
         "s, m, h or d. An unknown name is\nan error that suggests the nearest one.", "",
         "**Fixed at creation:** " + ", ".join(f"`{name}`" for name in FIXED_NAMES) + ".\n`config/engine.toml` keeps them, and any "
         "other value is refused. For a store that RocketMQ made, pyengine derives them from its files;\nwhere the files do not "
@@ -59,10 +60,12 @@ def configuration_page() -> str:
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]
         lines += [f"## {title}", ""]
-        lines += [f"- `{row.name}`{f' (`{row.key}`)' if row.key else ''}: {row.meaning} Default {f'`{shown}`' if (shown := row.show(row.default)) else 'empty'}; {row.allowed()}."
+        lines += [f"- `{row.name}`{f' (`{row.key}`)' if row.key else ''}: {row.meaning} Default "
+                  f"{f'`{shown}`' if (shown := row.show(row.default)) else 'empty'}; {row.allowed()}."
                   f"{f' *Live: {row.live}.*' if row.live else ''}" for row in rows]
         lines.append("")
-    lines += ["## Known to RocketMQ, accepted, without effect here", "", ", ".join(f"`{key}`" for key in INERT_KEYS) + ".", "", "## Without a setting", "",
+    lines += ["## Known to RocketMQ, accepted, without effect here", "", ", ".join(f"`{key}`" for key in INERT_KEYS) + ".", "",
+              "## Without a setting", "",
               "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", "",
               "| RocketMQ's key | value that holds | why |", "|---|---|---|"]
     lines += [f"| `{key}` | {f'`{held}`' if held else ''} | {why} |" for key, (held, why) in REFUSED_KEYS.items()]
@@ -75,8 +78,9 @@ def commands_page() -> str:
     It does not use click's formatting, so that the page does not depend on click's version.
     """
     root = root_command()
-    lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`. Each command takes `--set NAME=VALUE`, "
-             "a setting\nfor this run (repeated for more), and `--json`, one document on stdout instead of tables; its own options are below it.", "",
+    lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`. Each command takes "
+             "`--set NAME=VALUE`, a setting\nfor this run (repeated for more), and `--json`, one document on stdout instead of "
+             "tables; its own options are below it.", "",
              *_text(root.help), *_text(root.epilog)]
     for section in SECTIONS:
         lines += [f"## {section}", ""]

@@ -241,7 +241,7 @@ def test_every_block_is_run_or_left_out_for_a_reason():
     blocks = {(block.page, block.first_line) for page in PAGES for block in blocks_of(page)}
     assert LEFT_OUT.keys() <= blocks, "a row of LEFT_OUT names no block"
     for page, first_line in blocks - LEFT_OUT.keys():
-        run_here = page in ("README.md", "docs/consumers.md", "docs/retries.md")
+        run_here = page in ("README.md", "docs/consumers.md", "docs/retries.md", "docs/tutorial.md")
         run_elsewhere = page in RUN_ELSEWHERE or page.startswith("docs/api/")  # tests/test_docs_api.py
         assert run_here or run_elsewhere, f"{page}: nothing runs {first_line!r}"
     for page, test in RUN_ELSEWHERE.items():
@@ -253,6 +253,15 @@ def test_the_blocks_of_the_readme_run(reader):
     program, shell = [reader.run(block) for block in runnable("README.md") if block.first_line != SPARK]
     assert program in re.findall(r"^```text\n(.*?)^```", text_of("README.md"), re.DOTALL | re.MULTILINE), "the page shows this output"
     assert shell.count("one apple") == 1 and "running" in shell
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_tutorial_run(reader):
+    pytest.importorskip("duckdb")
+    *_, workers, shell, query = [reader.run(block) for block in blocks_of("docs/tutorial.md")]
+    assert re.findall(r"^```text\n(.*?)^```", text_of("docs/tutorial.md"), re.DOTALL | re.MULTILINE) == [workers, query]
+    assert "job 7" in shell
 
 
 @pytest.mark.ci
