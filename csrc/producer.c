@@ -439,7 +439,11 @@ static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int6
             int64_t flush_ns = now_ns + producer->flush_timeout_ns, slave_ns = now_ns + producer->slave_timeout_ns;
             code = ms_producer_wait_persisted(producer, producer->answer.end_offset, how, earlier(slice_end_ns, flush_ns),
                                               earlier(slice_end_ns, slave_ns));
-            if ((code == MS_PRODUCER_AGAIN && slice_end_ns < flush_ns) ||
+            /* Without the slaves that it needs the code is theirs, but the disk still has until its own deadline. */
+            const int flush_is_open = code == MS_PRODUCER_AGAIN ||
+                                      (code == MS_PRODUCER_NO_SLAVE && (how & MS_PUT_DURABLE) &&
+                                       ms_load_acquire(&producer->control->flushed.value) < producer->answer.end_offset);
+            if ((flush_is_open && slice_end_ns < flush_ns) ||
                 (code == MS_PRODUCER_UNCONFIRMED && slice_end_ns < slave_ns))
                 return MS_PRODUCER_UNFINISHED;
         }

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -277,6 +278,21 @@ def test_a_put_without_a_slave_waits_for_the_disk_before_it_says_so(make_parts, 
     with parts.producer() as producer:
         assert producer.put("T", b"first", wait=False).ok
         asyncio.run(run(producer))
+
+
+def test_a_blocking_put_without_a_slave_waits_for_the_disk_before_it_says_so(make_parts, stopped):
+    parts = make_parts(mode=native.MODE_SYNC, role=native.SYNC_MASTER, replicates=1, sync_flush_timeout_ms=60_000,
+                       slave_timeout_ms=60_000, **ROOMY)
+    with parts.producer() as producer, ThreadPoolExecutor(1) as thread:
+        assert producer.put("T", b"first", wait=False).ok
+        resume = stopped(native.FLUSHER, parts)
+        answer = thread.submit(producer.put, "T", b"second")
+        with pytest.raises(TimeoutError):  # more than the slice that the put itself waits
+            answer.result(0.3)
+        resume()
+        result = answer.result(60)
+        assert result.status is PutStatus.SLAVE_NOT_AVAILABLE
+        assert native.load_position(parts.control.flushed) >= result.physical_offset + result.size_bytes
 
 
 def test_awaited_puts_of_an_engine_that_dies_are_indeterminate_and_the_next_one_has_a_new_session(parts, stopped):
