@@ -74,7 +74,7 @@ void ms_arrivals_stir(const struct ms_control *control, struct ms_sleeper *sleep
 void ms_arrivals_wake(struct ms_control *control, uint32_t bits)
 {
     ms_add(&control->arrival_seq.value, 1);
-    MS_FAILPOINT("sequence_raised");
+    MS_FAILPOINT("arrivals_raised");
     if (bits != 0)
         ms_futex_wake(&control->arrival_seq.value, bits);
 }

@@ -40,7 +40,7 @@ static void at_step(const char *name)
     } else if (strcmp(name, "reput_from_moved") == 0) {
         CHECK(reput_from == starts[visible] && raised == (uint32_t)batches);
         batches++;
-    } else if (strcmp(name, "sequence_raised") == 0) {
+    } else if (strcmp(name, "arrivals_raised") == 0) {
         CHECK(reput_from == starts[visible] && raised == (uint32_t)batches);
     }
 }
