@@ -350,13 +350,17 @@ class Consumer:
             return table
 
     def _take_back(self, messages: Iterable[Message]) -> None:
-        """Undo the delivery of these messages, the newest of their queues, which the program did not get."""
+        """Undo the delivery of these messages, which the program did not get."""
         for consumer, its in zip((self, self._retried or self), _split_by_topic(messages)):
             for queue_id in {message.queue_id for message in its}:
-                first = min(message.queue_offset for message in its if message.queue_id == queue_id)
+                mine = [message for message in its if message.queue_id == queue_id]
                 with consumer._state:
-                    if (held := consumer._held.get(queue_id)) is not None:
-                        held.restore(first, min(first, held.flight.delivered_end), min(first, held.done), tuple(held.flight.again))
+                    held = consumer._held.get(queue_id)
+                    if held is not None and held.claim is not None:
+                        held.flight.take_back(mine)
+                    elif held is not None:
+                        first = min(message.queue_offset for message in mine)
+                        held.restore(first, first, min(first, held.done), {})
 
     # -- acknowledge, seek, report ------------------------------------------------
 
@@ -1039,8 +1043,8 @@ class Consumer:
 
     def _has_same_history(self, held: AssignedQueue) -> bool:
         """Whether the message that was read last is still at the same offset of the log."""
-        if held.last is None:
-            return False
+        if held.last is None:  # nothing was read yet, but an earlier holder may have saved what it had read last
+            return held.flight.last is not None and self._know_same_history(held) and held.flight.last is not None
         found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return True

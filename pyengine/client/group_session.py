@@ -344,11 +344,11 @@ class AssignedQueue:
         self.buffer.clear()
         self.settle()
 
-    def before(self) -> tuple[int, int, int, tuple[int, ...]]:
+    def before(self) -> tuple[int, int, int, dict[int, Message]]:
         """Return what restore() needs if the next delivery fails."""
-        return self.next_offset, self.flight.delivered_end, self.flight.done, tuple(self.flight.again)
+        return self.next_offset, self.flight.delivered_end, self.flight.done, self.flight.given_back()
 
-    def restore(self, next_offset: int, delivered_end: int, done: int, again: tuple[int, ...]) -> None:
+    def restore(self, next_offset: int, delivered_end: int, done: int, again: Mapping[int, Message]) -> None:
         """Restore the offsets from before a delivery that failed; its messages are fetched again."""
         self.buffer.clear()
         self.position = next_offset

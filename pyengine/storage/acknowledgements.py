@@ -102,6 +102,7 @@ class AckFile:
         """`key` is the group_key() of topic and group."""
         self._path = _folder(root) / key
         self._compacted_bytes = 0
+        self._is_name_durable = False
 
     def read(self) -> dict[int, list[SavedQueue]]:
         """Return queue id -> its states, oldest first; what is damaged is not among them. DiskError if it cannot be read now."""
@@ -156,8 +157,9 @@ class AckFile:
             size_bytes = os.fstat(descriptor).st_size
             if is_durable:
                 sync_descriptor(descriptor, self._path, may_repeat=True)
-                if size_bytes == len(content):
+                if not self._is_name_durable or size_bytes == len(content):  # whoever has created it, it was perhaps not durable
                     sync_folder(self._path.parent)
+                    self._is_name_durable = True
         finally:
             os.close(descriptor)
         return size_bytes
@@ -320,6 +322,7 @@ class InFlight:
             return
         if self.again or self.dead:
             ended = [offset for offset in ended if offset not in self.again and offset not in self.dead]
+            self._has_acks = True  # those after one that is kept
         if len(ended) == len(self.open):
             self.open.clear()
         for offset in ended if self.open else ():
@@ -345,12 +348,26 @@ class InFlight:
         self.again[message.queue_offset] = None
         return True
 
-    def undeliver(self, delivered_end: int, done: int, again: Iterable[int]) -> None:
-        """Restore what was before a delivery that failed."""
+    def given_back(self) -> dict[int, Message]:
+        """Return the messages that were given back, by offset, for undeliver()."""
+        return {offset: self.open[offset] for offset in self.again}
+
+    def undeliver(self, delivered_end: int, done: int, again: Mapping[int, Message]) -> None:
+        """Restore what was before a delivery that failed, the counts too: the program did not get its messages."""
         while self.open and next(reversed(self.open)) >= delivered_end:
             self.dead.pop(self.open.popitem()[0], None)
         self.delivered_end, self.done = delivered_end, done
-        self.again.update(dict.fromkeys(again))
+        for offset, message in again.items():
+            self.open[offset] = message
+            self.dead.pop(offset, None)
+        self.again = dict.fromkeys(again)
+
+    def take_back(self, messages: Iterable[Message]) -> None:
+        """Note that the program did not get these messages: they come again, next of all, without being counted twice."""
+        found = {message.queue_offset: self.open[message.queue_offset] for message in messages if message.queue_offset in self.open}
+        for offset, message in found.items():
+            self.open[offset] = replace(message, delivery_count=message.delivery_count - 1)
+        self.again = dict.fromkeys(found) | self.again
 
     def saved(self, queue: int, offset: int) -> SavedQueue | None:
         """Return the state to append before `offset`, which is self.done, is stored; None if the file needs no other one."""

@@ -225,6 +225,14 @@ def test_with_auto_commit_a_message_that_was_given_back_is_not_done_by_the_next_
     assert [(one.body, one.delivery_count) for one in (*pull(consumer), *pull(consumer))] == [(b"a", 2), (b"b", 1)]
 
 
+def test_what_was_finished_after_a_message_that_was_given_back_does_not_come_again(engine, names, consume):
+    put(engine, names[0], *(b"%d" % number for number in range(6)), queue_id=0)
+    consumer = consume(auto_commit=True)
+    consumer.requeue(pull(consumer, 5)[1])
+    consumer.close()
+    assert [(one.body, one.delivery_count) for one in pull(consume(), 2)] == [(b"1", 2), (b"5", 1)]
+
+
 def test_a_retried_message_can_be_given_back_too(engine, names, consume):
     put(engine, names[0], b"a")
     consumer = consume()

@@ -88,11 +88,31 @@ def test_a_delivery_that_failed_is_as_if_it_had_not_been():
     flight = InFlight(0)
     flight.deliver(messages(0, 3), None)
     flight.give_back(message(1))
-    before = flight.delivered_end, flight.done, tuple(flight.again)
+    before = flight.delivered_end, flight.done, flight.given_back()
     flight.deliver_again(1, None)
     flight.deliver(messages(3, 6), None)
     flight.undeliver(*before)
     assert list(flight.open) == [0, 1, 2] and list(flight.again) == [1] and flight.delivered_end == 3
+
+
+def test_a_delivery_that_failed_is_not_counted():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 2), 2)
+    flight.give_back(message(0))
+    for _ in range(5):
+        before = flight.delivered_end, flight.done, flight.given_back()
+        assert [each.delivery_count for each in flight.deliver_again(1, 2)] == [2]
+        flight.undeliver(*before)
+    assert list(flight.again) == [0] and not flight.dead and flight.is_outstanding
+
+
+def test_what_is_finished_after_a_message_that_was_given_back_is_saved():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 5), None)
+    flight.give_back(message(1))
+    flight.finish()
+    state = flight.saved(0, flight.done)
+    assert (state.offset, state.acked) == (1, ((2, 5),))
 
 
 def test_the_span_counts_only_if_messages_behind_the_oldest_are_acknowledged():
@@ -251,6 +271,9 @@ def test_a_file_of_a_broker_voids_all_acknowledgements(file, tmp_path):
     groups.path.write_text('{"offsetTable":{"orders@billing":{3:10}}}')  # as a broker writes it, without a checksum
     groups.commit("orders", "audit", {0: 1})
     assert file.read() == {}
+    file.append([STATE], {}, is_durable=True)
+    groups.commit("orders", "audit", {0: 1})
+    assert file.read() == {3: [STATE]}, "it was written after the broker's file"
 
 
 def test_a_group_that_is_forgotten_loses_its_acknowledgements(file, tmp_path):
