@@ -134,9 +134,9 @@ class ConsumerOffsets:
     def update(self, change: Callable[[Table], object], *, is_owner: bool = False) -> OffsetTable:
         """Call `change` with the table, as the only writer; the changed table is durable when this returns.
 
-        An unchanged table is not written. An exception in `change` ends the update without a write. StoreBusyError while another
-        program has the store open, or if another process that writes makes no progress; `is_owner`: this process has locked the
-        store exclusively (recovery).
+        An unchanged table is written only if another program wrote it: from then on acknowledgements count beside it. An exception
+        in `change` ends the update without a write. StoreBusyError while another program has the store open, or if another process
+        that writes makes no progress; `is_owner`: this process has locked the store exclusively (recovery).
         """
         with exclusive(self._path, self._while_waiting):
             use = None if is_owner else store_use(self._root)
@@ -188,7 +188,7 @@ class ConsumerOffsets:
         change(found.offsets)
         for key in before.keys() - found.offsets.keys():
             AckFile(self._root, key).remove()
-        if found.offsets != before or found.is_damaged:
+        if found.offsets != before or found.is_damaged or (found.offsets and not found.is_own):
             text = encode_config({"offsetTable": {key: dict(sorted(found.offsets[key].items()))
                                                   for key in sorted(found.offsets)}})
             content = seal(text).encode("utf-8")
