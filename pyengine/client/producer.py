@@ -389,7 +389,7 @@ class Producer(ProducerFront):
         """Like put_batch_raw(), but return a Future of the PutResult at once; see put_async()."""
         return self._puts.submit(self._checked(self._raw_batch_entry, message, members), timeout_s)
 
-    def put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
+    def _put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Like put_raw_async(), or put_batch_raw_async() with `members`, but without a Future: for many puts from an event loop.
 
         collect(), which the loop must call soon, or another thread calls `then` with the result, whatever its status. `then` must
@@ -398,11 +398,11 @@ class Producer(ProducerFront):
         self._puts.submit_then(
             self._checked(self._raw_batch_entry, message, members) if members else self._checked(self._raw_entry, message), then)
 
-    def collect(self, timeout_ns: int) -> None:
+    def _collect(self, timeout_ns: int) -> None:
         """Take results of put_raw_then(): for those that arrive within the time, `then` is called in this thread."""
         self._puts.collect(timeout_ns)
 
-    def take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes,
+    def _take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes,
                    rest: Callable[[int, int, int], Callable[[PutResult], None]]) -> int:
         """Submit the plain sends of RocketMQ's protocol (csrc/sends.cdef.h) with which `data` begins at `at`; return their bytes.
 
@@ -412,7 +412,7 @@ class Producer(ProducerFront):
         """
         return self._puts.take_sends(sends, data, at, born_host, sends.store_host, rest)
 
-    def answer_sends(self, timeout_ns: int) -> bytes:
+    def _answer_sends(self, timeout_ns: int) -> bytes:
         """Return the frames that answer the sends of take_sends() which are stored within the time."""
         return self._puts.answer_sends(timeout_ns)
 

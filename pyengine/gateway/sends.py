@@ -129,7 +129,7 @@ class Puts:
     def submit(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Submit a put, with `members` that of a batch, and call `then` with its result in the loop's thread."""
         assert self._loop is not None
-        (self.producer or self.open()).put_raw_then(message, partial(self.hand_over, then), members)
+        (self.producer or self.open())._put_raw_then(message, partial(self.hand_over, then), members)
         if not self._is_collecting:
             self._is_collecting = True
             with contextlib.suppress(RuntimeError):  # as below
@@ -144,7 +144,7 @@ class Puts:
             return
         was_finishing, self._is_finishing = self._is_finishing, True
         try:
-            producer.collect(COLLECT_NS)
+            producer._collect(COLLECT_NS)
         finally:
             self._is_finishing = was_finishing
             self._finish_answered()
@@ -225,12 +225,12 @@ class PlainSends:
             request = connection.deferred_request(codes.SEND_MESSAGE_V2, opaque, frame_bytes)
             return partial(self._puts.hand_over, lambda result: request.reply(self._answer(result, queue_id)))
 
-        taken = producer.take_sends(sends, data, at, connection.born_host, rest)
+        taken = producer._take_sends(sends, data, at, connection.born_host, rest)
         if not taken:
             return 0, 0
         count = sends.count
         connection.begin(count, taken)
-        answers = producer.answer_sends(COLLECT_NS)
+        answers = producer._answer_sends(COLLECT_NS)
         connection.end(count - left, taken - left_bytes, answers)
         return taken, count
 

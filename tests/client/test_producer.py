@@ -895,26 +895,26 @@ def test_results_are_taken_in_the_callers_thread_or_by_another_where_that_gives_
         got.append((result.status, threading.get_ident()))
 
     async def loop(producer):
-        producer.put_raw_then(RawMessage("T", b"one"), then)
-        producer.put_raw_then(RawMessage("T"), then, [BatchMember(b"two"), BatchMember(b"three")])
-        producer.collect(10_000_000_000)
+        producer._put_raw_then(RawMessage("T", b"one"), then)
+        producer._put_raw_then(RawMessage("T"), then, [BatchMember(b"two"), BatchMember(b"three")])
+        producer._collect(10_000_000_000)
         assert got == [(PutStatus.PUT_OK, here)] * 2
-        producer.put_raw_then(RawMessage("a/b", b"refused"), then)
+        producer._put_raw_then(RawMessage("a/b", b"refused"), then)
         assert got.pop() == (PutStatus.MESSAGE_ILLEGAL, here), "at once"
         writer.send_signal(signal.SIGSTOP)
         try:
             for _ in range(3):
-                producer.put_raw_then(RawMessage("T", b"late"), then)
-            producer.collect(1_000_000)
+                producer._put_raw_then(RawMessage("T", b"late"), then)
+            producer._collect(1_000_000)
             assert len(got) == 2
         finally:
             writer.send_signal(signal.SIGCONT)
         eventually(lambda: len(got) == 5, "another thread takes them")
         with producer._puts.lock:  # as while another thread puts
-            producer.put_raw_then(RawMessage("T", b"submitted later, by another thread"), then)
-            producer.collect(1_000_000)
+            producer._put_raw_then(RawMessage("T", b"submitted later, by another thread"), then)
+            producer._collect(1_000_000)
         eventually(lambda: len(got) == 6, "no collect() waits for it any more")
-        producer.put_raw_then(RawMessage("T", b"never collected"), then)
+        producer._put_raw_then(RawMessage("T", b"never collected"), then)
 
     with parts.producer() as producer:
         asyncio.run(loop(producer))
@@ -928,18 +928,18 @@ def test_a_failing_result_is_an_unknown_error_and_late_puts_are_collected_under_
     got = []
 
     async def loop(producer):
-        producer.put_raw_then(RawMessage("T", b"one"), got.append)
+        producer._put_raw_then(RawMessage("T", b"one"), got.append)
         puts = producer._puts._pending
         with monkeypatch.context() as patched:
             patched.setattr(puts, "_finish", _fails)
-            producer.collect(10_000_000_000)
+            producer._collect(10_000_000_000)
         assert got.pop().status is PutStatus.UNKNOWN_ERROR
         writer.send_signal(signal.SIGSTOP)
         try:
-            producer.put_raw_then(RawMessage("T", b"late"), got.append)
+            producer._put_raw_then(RawMessage("T", b"late"), got.append)
             seen = []
             monkeypatch.setattr(puts, "_entries", SeenPuts(puts._entries, lambda: seen.append(puts._collecting.locked())))
-            producer.collect(1_000_000)
+            producer._collect(1_000_000)
             assert seen == [True], "else close() may unmap the session in between"
         finally:
             writer.send_signal(signal.SIGCONT)
@@ -972,8 +972,8 @@ def test_results_that_wait_for_a_sync_are_not_waited_for_here(make_parts):
     got = []
 
     async def loop(producer):
-        producer.put_raw_then(RawMessage("T", b"one"), lambda result: got.append((result.status, threading.get_ident())))
-        producer.collect(10_000_000_000)
+        producer._put_raw_then(RawMessage("T", b"one"), lambda result: got.append((result.status, threading.get_ident())))
+        producer._collect(10_000_000_000)
         eventually(lambda: got, "the sync is done")
 
     with parts.producer() as producer:
@@ -1012,8 +1012,8 @@ def exchange(producer, sends, data, left=None):
         late.append((number, queue_id, frame_bytes))
         return lambda result: left.append((number, result))
 
-    taken = producer.take_sends(sends, bytearray(b"??" + data), 2, HOST, rest)
-    answers = producer.answer_sends(10_000_000_000 if left is None else 1_000_000) if taken else b""
+    taken = producer._take_sends(sends, bytearray(b"??" + data), 2, HOST, rest)
+    answers = producer._answer_sends(10_000_000_000 if left is None else 1_000_000) if taken else b""
     assert left is not None or not late
     return taken, answers
 
@@ -1082,7 +1082,7 @@ def test_plain_sends_that_the_writer_does_not_answer_are_answered_by_another_thr
         finally:
             writer.send_signal(signal.SIGCONT)
         eventually(lambda: len(left) == 2, "another thread takes them")
-        producer.take_sends(sends, bytearray(send_frame(4)), 0, HOST, lambda *_: lambda result: left.append((4, result)))
+        producer._take_sends(sends, bytearray(send_frame(4)), 0, HOST, lambda *_: lambda result: left.append((4, result)))
     assert [number for number, _ in left] == [2, 3, 4], "the end of the producer takes what is left"
     assert all(result.status is PutStatus.PUT_OK and result.queue_offset == number - 1 for number, result in left)
     assert left[0][1].msg_id == messages(parts)[1].msg_id
