@@ -176,6 +176,17 @@ class ConfigFile(Generic[Value]):
 _MISSING, _EMPTY = "is not there", "is empty"
 LOCK_WAIT_S = 10.0
 _POLL_INTERVAL_FIRST_S, _POLL_INTERVAL_LAST_S = 0.0005, 0.01
+_locked: set[int] = set()  # descriptors of lock files, of all threads
+
+
+def _after_fork_in_child() -> None:
+    for descriptor in _locked:  # otherwise the lock of a parent that is killed would last as long as the child
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _locked.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @contextlib.contextmanager
@@ -187,7 +198,8 @@ def exclusive(path: Path, while_waiting: Callable[[], object] = lambda: None) ->
     lock file.
     """
     lock = path.with_name(path.name + ".lock")
-    descriptor = open_shared_file(lock)
+    descriptor, pid = open_shared_file(lock), os.getpid()
+    _locked.add(descriptor)
     try:
         until_s, interval_s = time.monotonic() + LOCK_WAIT_S, _POLL_INTERVAL_FIRST_S
         while True:
@@ -204,6 +216,8 @@ def exclusive(path: Path, while_waiting: Callable[[], object] = lambda: None) ->
             interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
-        os.close(descriptor)
+        if pid == os.getpid():  # a child that was forked by a change has no descriptor
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child of a fork at this moment may have it too
+            _locked.discard(descriptor)
+            os.close(descriptor)

@@ -229,6 +229,34 @@ def test_a_child_forked_during_a_commit_does_not_keep_the_lock(tmp_path):
         os.waitpid(children[0], 0)
 
 
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_is_killed_in_a_commit(tmp_path):
+    code = """
+import os, signal, sys, threading
+from pyengine.storage.consumer_offset import ConsumerOffsets
+inside = threading.Event()
+def change(table):
+    inside.set()
+    threading.Event().wait()
+threading.Thread(target=ConsumerOffsets(sys.argv[1]).update, args=(change,), daemon=True).start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    os.write(1, b"%d\\n" % os.getpid())
+    signal.pause()
+threading.Event().wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], env=environment(), stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        try:
+            waits = []
+            ConsumerOffsets(tmp_path, while_waiting=lambda: waits.append(1)).commit("orders", "billing", {0: 1})
+            assert waits == []
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_a_commit_is_refused_while_another_program_owns_the_store(tmp_path, path):
     path.write_text(BY_ROCKETMQ)
     (tmp_path / "lock").write_text("lock")
