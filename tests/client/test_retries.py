@@ -21,6 +21,7 @@ from pyengine.formats.record import Message, decode_properties
 from pyengine.results import PutError, PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.engine_id import raise_epoch
 from waiting import eventually, scaled_timeout_s
 
 
@@ -265,6 +266,17 @@ def test_acknowledgements_outlive_a_member(engine, names, consume):
     assert [one.body for one in pull(second, 5)] == [b"0", b"1", b"2", b"8", b"9"]
     second.close()
     assert [(one.body, one.delivery_count) for one in pull(consume(), 1)] == [(b"0", 3)]
+
+
+def test_acknowledgements_outlive_a_recovery_before_their_next_holder_has_read(builder):
+    for number in range(6):
+        builder.put("orders", b"%d" % number)
+    with pyengine.consume(builder.root, "orders", group="g", auto_commit=False) as first:
+        first.ack(first.pull(6)[2:4])
+    with pyengine.consume(builder.root, "orders", group="g", auto_commit=False) as second:
+        epoch = raise_epoch(builder.root)  # a recovery that has lost nothing
+        eventually(lambda: second._epoch == epoch, "the member has looked")
+        assert [one.body for one in second.pull(6)] == [b"0", b"1", b"4", b"5"]
 
 
 def test_a_reset_and_a_seek_deliver_acknowledged_messages_again(engine, names, consume):
