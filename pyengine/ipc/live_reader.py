@@ -215,7 +215,7 @@ class LiveStoreReader(StoreReader):
         self._opened: list[EngineMemory] = []
         self._holds: dict[EngineMemory, SegmentHolds] = {}
         self._engine_check_due_s = 0.0
-        self._memory_lock = threading.Lock()
+        self._memory_lock = threading.RLock()  # a signal handler in a thread that has it may stir() or read
 
     @property
     def default_level(self) -> ReadLevel:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pyengine
+from pyengine.ipc import live_reader
 from waiting import eventually, scaled_timeout_s
 
 
@@ -17,8 +18,8 @@ def fetches(monkeypatch):
     """The queues that consumers have fetched from, one entry each time."""
     from pyengine.ipc.live_reader import LiveStoreReader
 
-    made, fetch = [], LiveStoreReader.fetch
-    monkeypatch.setattr(LiveStoreReader, "fetch", lambda self, topic, queue_id, *rest: made.append((topic, queue_id)) or fetch(
+    made, fetch = [], LiveStoreReader._fetch
+    monkeypatch.setattr(LiveStoreReader, "_fetch", lambda self, topic, queue_id, *rest: made.append((topic, queue_id)) or fetch(
         self, topic, queue_id, *rest))
     return made
 
@@ -144,3 +145,25 @@ def test_a_member_lists_the_queues_of_a_topic_again_only_after_new_messages(stor
         got: list[pyengine.Message] = []
         eventually(lambda: got.extend(consumer.pull(1, timeout_s=0.2)) or got, "its message")
         assert got[0].queue_id == 7
+
+
+def test_a_signal_handler_may_use_the_consumer_that_it_interrupts(store, monkeypatch):
+    engine, _ = store
+    consumer = pyengine.consume(engine.root, "quiet", group="g")
+    read_all(consumer)
+    used: list[str] = []
+    look = live_reader.store_use
+
+    def interrupted(root):  # inside the look for the engine that a call of the consumer begins with
+        if threading.current_thread() is asking and not used:
+            used.append("resume")
+            consumer.resume()
+        return look(root)
+
+    asking = threading.Thread(target=lambda: eventually(lambda: consumer.pull(1, timeout_s=0.2) or used, "it looked"), daemon=True)
+    monkeypatch.setattr(live_reader, "store_use", interrupted)
+    monkeypatch.setattr(live_reader, "ENGINE_CHECK_INTERVAL_S", 0.0)
+    asking.start()
+    asking.join(scaled_timeout_s(10))
+    assert used and not asking.is_alive(), "it waits for itself"
+    consumer.close()  # not if it fails: it would wait too
