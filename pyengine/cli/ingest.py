@@ -319,8 +319,9 @@ class AckedList:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
             self._descriptor = open_output(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise UsageError(f"cannot write the list of acknowledged messages {path}: {error.strerror}") from error
+        except (OSError, DiskError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"cannot write the list of acknowledged messages {path}: {reason}") from error
         self._path = path
         self._rows: list[bytes] = []
 
