@@ -9,7 +9,7 @@ import pyengine
 
 def main(store: Path) -> None:
     # Small files: a real store keeps the defaults (1 GiB segments).
-    small = {"mapped_file_size_commit_log_bytes": "16MiB", "max_hash_slot_num": 1000, "max_index_num": 4000}
+    small: pyengine.EngineSettings = {"mapped_file_size_commit_log_bytes": "16MiB", "max_hash_slot_num": 1000, "max_index_num": 4000}
     with pyengine.Engine(store, **small):                      # workers as children, orderly stop at the end
         with pyengine.connect(store) as producer:
             answer = producer.put("orders", b"17 paid", tags="paid", keys="order-17")

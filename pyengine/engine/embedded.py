@@ -313,7 +313,7 @@ class _SharedEngine:
             self._lock.leave()
             raise
         self._store = _watched_store(self._root)
-        self._reason, self._ended_starts, self.is_joined = "", 0, True
+        self._reason, self.is_joined = "", True
         self.keep()
 
     def _wait_for_engine(self, progress: Progress | None) -> None:
@@ -353,10 +353,13 @@ class _SharedEngine:
             except _StartEndedError:  # killed, like any process of the engine: start it again
                 self._ended_starts += 1
                 if self._ended_starts >= STARTS_MAX:
+                    self._ended_starts = 0
                     raise EngineError(f"the supervisor of {self._root} was killed while it started, {STARTS_MAX} times") from None
             except StoreBusyError:
                 if native.SUPERVISOR not in living_kinds(self._root, 1):  # it is not `pyengine start` that came first
                     raise
+            else:
+                self._ended_starts = 0
             finally:
                 process.wait()  # the process that forked the supervisor
 
