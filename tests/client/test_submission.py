@@ -34,8 +34,8 @@ def stopped_writer(parts):
     writer = parts.workers[native.WRITER]
 
     def stop():
-        writer.send_signal(signal.SIGSTOP)
-        return lambda: writer.send_signal(signal.SIGCONT)
+        os.kill(writer.pid, signal.SIGSTOP)
+        return lambda: os.kill(writer.pid, signal.SIGCONT)  # Popen.send_signal does nothing in a forked child
 
     yield stop
     writer.send_signal(signal.SIGCONT)
