@@ -37,6 +37,7 @@ from pyengine.cli.output import (
 )
 from pyengine.errors import UsageError, disk_errors
 from pyengine.storage.config import existing_store
+from pyengine.storage.durable_writes import open_new
 from pyengine.storage.file_system import open_output, place_of
 
 if TYPE_CHECKING:
@@ -501,7 +502,7 @@ def _write(file: Path, text: str) -> None:
         folder, name = place_of(file)
         unfinished = f".{name[:200]}.{os.getpid()}"
         try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            descriptor = open_new(unfinished, 0o666, folder)
             try:
                 with open(descriptor, "wb") as opened:
                     opened.write(content)

@@ -43,7 +43,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.settings import Value
 from pyengine.storage.check.check import NOT_KEPT
 from pyengine.storage.config import LOG_PATHS
-from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
+from pyengine.storage.durable_writes import open_new, pwrite_all, sync_descriptor
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_system import make_folder_in, open_file_in, open_folder, sync_open_folder
 from pyengine.storage.replication_state import NAME as REPLICATION
@@ -442,9 +442,7 @@ class Folder:
         path = self._path / name
         with disk_errors("write", path), self._folder_of(name, make=True) as (folder, last):
             unfinished = last + suffix
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(unfinished, dir_fd=folder)
-            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE, dir_fd=folder)
+            descriptor = open_new(unfinished, PRIVATE, folder)
             try:
                 yield descriptor
                 sync_descriptor(descriptor, path)

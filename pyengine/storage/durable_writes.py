@@ -169,18 +169,20 @@ def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None
             os.unlink(temporary)
 
 
-def open_new(path: Path, mode: int = FILE_MODE) -> int:
+def open_new(path: str | os.PathLike[str], mode: int = FILE_MODE, folder: int | None = None) -> int:
     """Create a file and open it for writing; what has that name is removed, never written to or followed. OSError.
+
+    `folder` is an open folder that a relative path begins in; None: the current one.
 
     So a file of another user that has a second name there, by a hard link or a symbolic one, is not changed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags, mode)
+        return os.open(path, flags, mode, dir_fd=folder)
     except FileExistsError:  # from a crash
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        return os.open(path, flags, mode)
+            os.unlink(path, dir_fd=folder)
+        return os.open(path, flags, mode, dir_fd=folder)
 
 
 def make_folders(folder: Path | str) -> None:
