@@ -117,13 +117,7 @@ class GroupSession:
             return {}
         taken: dict[int, tuple[Claim, int | None, InFlight]] = {}
 
-        def drop_claims() -> None:
-            for claim, *_ in taken.values():
-                self._members.drop(claim)
-            taken.clear()
-
         def change(table: Table) -> None:
-            drop_claims()  # of a try that failed because another process took over the lock of the offsets
             row = table.get(self._key, {})
             for queue_id in free:
                 claim = self._members.seize(queue_id) if queue_id in overdue else self._members.claim(queue_id)
@@ -135,7 +129,8 @@ class GroupSession:
         try:
             self._offsets.update(change)
         except BaseException:  # otherwise a claim without a record would keep the queue from all members
-            drop_claims()
+            for claim, *_ in taken.values():
+                self._members.drop(claim)
             raise
         for queue_id in taken:
             self._liveness.forget(("queue", queue_id))
