@@ -23,18 +23,17 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
+sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "scripts")]
 
 import psutil  # noqa: E402
 import trustme  # noqa: E402
 
 import needs  # noqa: E402
 from fix_gateway import put_certificate, put_private  # noqa: E402
-from fix_replication import free_port  # noqa: E402
 from interop import judge as judges  # noqa: E402
 from interop.clients import Clients  # noqa: E402
 from interop.real_broker import RealBroker  # noqa: E402
-from measure import Row, earlier_medians, keep, show  # noqa: E402
+from measure import Row, earlier_medians, free_port, keep, show  # noqa: E402
 from pyengine.cli.bench import engine_cpu_seconds, wait_dispatched  # noqa: E402
 from pyengine.engine.embedded import start_engine, stop_engine  # noqa: E402
 

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,14 +23,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
+sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "scripts")]
 
 import psutil  # noqa: E402
 
 import needs  # noqa: E402
 import pyengine  # noqa: E402
 from interop import judge as judges  # noqa: E402
-from measure import Row, keep, quantile, show  # noqa: E402
+from measure import Row, free_port, keep, quantile, show  # noqa: E402
 from pyengine.engine.embedded import start_engine, stop_engine  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
 from pyengine.native import control as native  # noqa: E402
@@ -149,12 +148,6 @@ def wait_until(what: str, condition) -> float:
             raise SystemExit(f"{what}: not within {TIMEOUT_S:g} s")
         time.sleep(STEP_S)
     return time.perf_counter()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def make_log(folder: Path, size_bytes: int) -> Path:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,18 @@ def run_bench(name: str, tmp_path: Path, *arguments: str) -> list[dict]:
     return json.loads(kept.read_text())
 
 
+WITH_OPTIONS = sorted(path.name for path in (ROOT / "bench").glob("*.py") if "ArgumentParser" in path.read_text() and path.name != "measure.py")
+
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_each_benchmark_starts(name, tmp_path):
+    """With nothing on the path but what it puts there itself."""
+    if name == "bench_gateway.py":
+        pytest.importorskip("trustme")
+    done = subprocess.run([sys.executable, ROOT / "bench" / name, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.java
 @pytest.mark.maven
