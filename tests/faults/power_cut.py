@@ -186,7 +186,8 @@ class Disk:
             else:
                 left.append(change)
         self.pending_names = left
-        for life in before.difference(self.names.values(), (change.life for change in left), (FOLDER,)):
+        # A process that was killed between a rename and its record leaves a file that has a name here only by its next record.
+        for life in before.difference(self.names.values(), (change.life for change in left), self._lives.values(), (FOLDER,)):
             self.files.pop(life, None)
 
     @property

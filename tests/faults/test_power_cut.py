@@ -130,7 +130,19 @@ def test_the_number_of_an_inode_that_is_given_again_is_another_file():
     for record in (Record("b", 1, 4, b"/s", b""), Record("e", 1, 4, b"/s", b"")):
         disk.feed(record)
     assert disk.clean and list(disk.names) == ["/s/new"]
-    assert [bytes(file.safe) for file in disk.files.values()] == [b"new"]
+    assert bytes(disk.files[disk.names["/s/new"]].safe) == b"new"
+
+
+def test_a_file_whose_rename_was_not_recorded_by_a_killed_process_is_known_at_its_next_rename(tmp_path):
+    disk = Disk()
+    for record in (Record("F", 7, 0, b"", b""), Record("N", 7, 0, b"/s/.tmp", b""), Record("W", 7, 0, b"kept", b""),
+                   Record("b", 7, 1, b"", b""), Record("e", 7, 1, b"", b""), Record("b", 1, 2, b"/s", b""), Record("e", 1, 2, b"/s", b""),
+                   Record("F", 8, 0, b"", b""), Record("N", 8, 0, b"/s/.tmp", b""),  # .tmp became /s/file, unrecorded
+                   Record("b", 1, 3, b"/s", b""), Record("e", 1, 3, b"/s", b""), Record("R", 7, 0, b"/s/file", b"/s/moved"),
+                   Record("b", 1, 4, b"/s", b""), Record("e", 1, 4, b"/s", b"")):
+        disk.feed(record)
+    disk.cut(random.Random(1), "/s", tmp_path / "tree")
+    assert (tmp_path / "tree" / "moved").read_bytes() == b"kept"
 
 
 def test_a_hole_is_written_down_as_far_as_the_file_reaches(shim, tmp_path):
