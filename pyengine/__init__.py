@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyengine import arrow as arrow
+    from pyengine.client.backup import BackupReport, RestoreReport, backup_store, restore_store
     from pyengine.client.consumer import ConsumeOptions, Consumer, consume
     from pyengine.client.consumer_groups import ConsumerGroups, GroupState, QueueLag, Start
     from pyengine.client.half_messages import Outcome
@@ -67,6 +68,7 @@ __version__ = "0.3.0.dev0"
 
 _MODULES = {
     "pyengine.storage.config_table": ("TopicConfig", "TopicConfigs",),
+    "pyengine.client.backup": ("BackupReport", "RestoreReport", "backup_store", "restore_store"),
     "pyengine.client.half_messages": ("Outcome",),
     "pyengine.client.transactions": ("Checker", "Transaction",),
     "pyengine.client.pending_puts": ("PutFuture",),
@@ -97,14 +99,15 @@ _SUBMODULES = ("arrow",)  # those that a program uses by `import pyengine` alone
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BatchMessage", "Checker", "ConfigError", "ConnectOptions", "ConsumeOptions", "Consumer", "ConsumerGroups",
-    "CorruptionError", "DeadLetterQueue", "DeadLetters", "DegradedError", "DiskError", "DiskFullError", "Engine",
-    "EngineConfig", "EngineError", "EngineSettings", "EngineUnavailableError", "ExitCode", "FlushError", "FormatError",
-    "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message", "NotAStoreError", "Outcome",
-    "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError",
-    "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "ScanChoice", "Start", "StoreBusyError", "StoreReader",
-    "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs", "TopicsFailedError", "Transaction", "UsageError",
-    "__version__", "connect", "consume", "load_config", "open_store", "run_consumer", "run_consumer_async", "write_tables",
+    "BackupReport", "BatchMessage", "Checker", "ConfigError", "ConnectOptions", "ConsumeOptions", "Consumer",
+    "ConsumerGroups", "CorruptionError", "DeadLetterQueue", "DeadLetters", "DegradedError", "DiskError", "DiskFullError",
+    "Engine", "EngineConfig", "EngineError", "EngineSettings", "EngineUnavailableError", "ExitCode", "FlushError",
+    "FormatError", "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message", "NotAStoreError",
+    "Outcome", "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult", "PutNotDurableError",
+    "PutRefusedError", "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "RestoreReport", "ScanChoice",
+    "Start", "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs",
+    "TopicsFailedError", "Transaction", "UsageError", "__version__", "backup_store", "connect", "consume", "load_config",
+    "open_store", "restore_store", "run_consumer", "run_consumer_async", "write_tables",
 ]
 
 

@@ -24,6 +24,8 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.storage.consume_queue import place_of
 from pyengine.storage.store_reader import Narrowing, ScanChoice
 
+__all__ = ["LogDataset", "dataset"]
+
 try:
     import pyarrow as pa
     from pyarrow import dataset as ds
@@ -59,7 +61,7 @@ def dataset(
 ) -> LogDataset:
     """Return the log of the store at `path` as a pyarrow dataset; arguments and errors are those of StoreReader.scan.
 
-    Each read has what the log has then. A path from which another store is read later gives the rows of that one.
+    Each read has what the log has then.
     """
     columns = None if columns is None else tuple(columns)
     topics = None if topics is None else tuple(topics)
@@ -83,10 +85,7 @@ class _Read(NamedTuple):
 
 
 class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
-    """A log as a pyarrow dataset, or a part of it. Made by pyengine.arrow.dataset and `splits`; it can be pickled.
-
-    All methods of pyarrow.dataset.Dataset that read rows may be called, as often as wanted.
-    """
+    """A log as a pyarrow dataset, or a part of it. Can be pickled; all methods that read rows may be called, often."""
 
     def __init__(self, read: _Read) -> None:
         self._read = read
@@ -94,7 +93,7 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
 
     @property
     def log_bytes(self) -> int:
-        """The bytes of the log of a split, with records that are not wanted."""
+        """The bytes of the log of a split, unwanted records included."""
         with open_store(self._read.path) as reader:
             limit = reader.max_physical_offset(self._read.level)
             return max(0, min(limit, self._read.end) - max(self._read.begin, reader.min_physical_offset))
@@ -105,19 +104,15 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         filter: ds.Expression | None = None,
         **options: Any,
     ) -> ds.Scanner:
-        """Return a pyarrow scanner of these columns and of the rows that meet `filter`; it reads the log once.
-
-        `options` are those of pyarrow.dataset.Dataset.scanner.
-        """
+        """Return a scanner of these columns and of rows that meet `filter`, with the `options` of pyarrow."""
         wanted = _both(self._read.filter, filter)
         names = self._needed(columns, wanted)
         return ds.Scanner.from_batches(stream(names, self._batches(names, wanted)), columns=columns, filter=wanted, **options)
 
     def splits(self, split_bytes: int = SPLIT_BYTES) -> list[LogDataset]:
-        """Return datasets of parts of the log, of at most about `split_bytes` each, as far as the log goes now.
+        """Return datasets of parts of the log, each of at most about `split_bytes`, or a segment.
 
-        Together they have each row once. Each may be pickled and read in another process of this host. A part begins at a segment, or
-        at a record that an entry of a consume queue proves; so a part may be larger, up to a segment.
+        Together they have each row once. Each may be read in another process of this host.
         """
         if arguments.integer(split_bytes, "split_bytes") < 1:
             raise UsageError(f"split_bytes is {split_bytes}; give 1 or more")
@@ -136,7 +131,7 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         return LogDataset(self._read._replace(filter=_both(self._read.filter, expression)))
 
     def count_rows(self, filter: ds.Expression | None = None, **options: Any) -> int:
-        """Return the number of rows that meet the filter; reads no other columns than those of the filter."""
+        """Return the number of rows that meet the filter; reads only the filter's columns."""
         count: int = self.scanner([], filter, **options).count_rows()
         return count
 
@@ -189,7 +184,7 @@ def _places(reader: LiveStoreReader, read: _Read, step_bytes: int, end: int) -> 
     """Yield starts of records, ascending: those of the segments, and proved ones about each `step_bytes` inside of them."""
     topics = reader.topics()
     queues = [queue for topic in (topics if read.topics is None else read.topics) for queue_id in topics.get(topic, ())
-              if (queue := reader.queue(topic, queue_id)) is not None]
+              if (queue := reader._queue(topic, queue_id)) is not None]
     queues = sorted(queues, key=lambda queue: -queue.max_offset(end))[:_QUEUES_MAX]
     for start in reader.commit_log.starts():
         yield start

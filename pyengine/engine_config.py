@@ -57,11 +57,9 @@ MODES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of one store; made by `pyengine.load_config`, or directly in tests.
+    """The settings of one store, checked when it is made; see `pyengine.load_config`.
 
-    Every value is checked when the object is made: ConfigError says what is allowed.
-    `origins` says for each setting that is not the default where its value came from: "files"
-    (found from the store's files), "engine.toml", "environment" or "--set".
+    `origins` says where each value that is not the default came from: "files", "engine.toml", "environment" or "--set".
     """
 
     # -- sizes of the store's files: fixed at creation
@@ -465,13 +463,12 @@ class EngineConfig:
         return parse_delay_levels(self.message_delay_level)
 
     def overrides(self) -> dict[str, str]:
-        """What a child process must be given, as text: what came by environment or --set, and the store's sizes,
-        which the environment that it inherits may contradict."""
+        """Return what a child process must be given, as text."""
         given = {name for name, origin in self.origins.items() if origin in ("environment", "--set")}
         return {name: SETTINGS[name].show(getattr(self, name)) for name in SETTINGS if name in given or name in FIXED_NAMES}
 
     def explain(self) -> list[tuple[str, str, str, str]]:
-        """(name, value, default, where from) of every setting, in the table's order."""
+        """Return (name, value, default, origin) of every setting."""
         return [(name, row.show(getattr(self, name)), row.show(row.default), self.origins.get(name, "default"))
                 for name, row in SETTINGS.items()]
 
@@ -524,10 +521,7 @@ KEPT_NAMES: tuple[str, ...] = (
 
 
 class EngineSettings(TypedDict, total=False):
-    """Settings as keywords, for type checkers and editors: what `Engine`, `connect`, `consume` and others take (docs/configuration.md).
-
-    Numbers and truth values may be given as text too, as in `mapped_file_size_commit_log_bytes="16MiB"`.
-    """
+    """Settings as keywords, for type checkers and editors (docs/configuration.md). Numbers may be text: "16MiB", "5s"."""
 
     # -- made by scripts/reference.py
     mapped_file_size_commit_log_bytes: int | str

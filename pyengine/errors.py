@@ -55,16 +55,23 @@ def shown(text: str) -> str:
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of every command (docs/commands.md)."""
+    """Exit codes of every command."""
 
     OK = 0
     FAILED = 1
+    """What was asked for failed."""
     USAGE = 2
+    """The call or a setting is wrong."""
     CORRUPTION = 3
+    """Damage was found."""
     REPAIRED = 4
+    """Damage was repaired."""
     BUSY = 5
+    """Another process has the store."""
     DEGRADED = 6
+    """The engine takes no puts."""
     INTERRUPTED = 130
+    """Ctrl-C."""
 
 
 class EngineError(Exception):

@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 
 class PutStatus(enum.IntEnum):
-    """PutMessageStatus of RocketMQ 4.9. The numbers are pyengine's own: they are in shared memory."""
+    """PutMessageStatus of RocketMQ 4.9; the numbers are not."""
 
     PUT_OK = 0
-    """Stored, as durable as the flush mode and the broker role promise."""
+    """Stored, as durable as promised."""
     FLUSH_DISK_TIMEOUT = 1
-    """Stored, but not synced within sync_flush_timeout_ms."""
+    """Stored, not synced within sync_flush_timeout_ms."""
     FLUSH_SLAVE_TIMEOUT = 2
-    """Stored, but not confirmed by the slaves within slave_timeout_ms."""
+    """Stored, not confirmed within slave_timeout_ms."""
     SLAVE_NOT_AVAILABLE = 3
-    """Stored, but too few slaves are connected, or they lag too far (min_in_sync_replicas)."""
+    """Stored; too few slaves are connected, or they lag too far (min_in_sync_replicas)."""
     SERVICE_NOT_AVAILABLE = 4
-    """Refused: the engine cannot be reached, the disk is full or the store is read-only."""
+    """Refused: no engine, a full disk, or a read-only store."""
     CREATE_MAPEDFILE_FAILED = 5
-    """Refused: the next segment could not be created in time."""
+    """Refused: no next segment in time."""
     MESSAGE_ILLEGAL = 6
-    """Refused: topic, body, queue id or a property is not allowed."""
+    """Refused: the topic, body, queue id or a property."""
     PROPERTIES_SIZE_EXCEEDED = 7
-    """Refused: the properties are longer than 32,767 bytes."""
+    """Refused: properties above 32,767 bytes."""
     OS_PAGECACHE_BUSY = 8
-    """Refused: the writer has been busy for longer than os_page_cache_busy_timeout_ms."""
+    """Refused: the writer is busy for longer than os_page_cache_busy_timeout_ms."""
     UNKNOWN_ERROR = 9
-    """Submitted without an answer in time: `indeterminate` is True."""
+    """No answer in time: indeterminate."""
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10
-    """Refused: the store has max_lmq_consume_queue_num light queues already."""
+    """Refused: there are max_lmq_consume_queue_num light queues."""
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the refusal is about the message itself: the same message is refused again, whenever it is put."""
+        """Whether the same message is refused whenever it is put."""
         return self in _LASTING
 
 
@@ -55,21 +55,21 @@ class GetStatus(enum.IntEnum):
     FOUND = 0
     """There are messages."""
     NO_MATCHED_MESSAGE = 1
-    """Messages were looked at, and none has one of the tags."""
+    """None of the messages matches."""
     MESSAGE_WAS_REMOVING = 2
-    """The messages were deleted in this moment."""
+    """They were deleted in this moment."""
     OFFSET_FOUND_NULL = 3
-    """The queue file with this offset is gone; continue at `next_begin_offset`."""
+    """The queue file is gone; continue at `next_begin_offset`."""
     OFFSET_OVERFLOW_BADLY = 4
-    """The offset is beyond the end of the queue."""
+    """Beyond the end of the queue."""
     OFFSET_OVERFLOW_ONE = 5
-    """The offset is the end of the queue: nothing new yet."""
+    """At the end of the queue: nothing new yet."""
     OFFSET_TOO_SMALL = 6
-    """The messages at this offset were deleted; `next_begin_offset` is the first that exists."""
+    """Deleted; `next_begin_offset` is the first that exists."""
     NO_MATCHED_LOGIC_QUEUE = 7
-    """Never given by pyengine: an unknown queue is NO_MESSAGE_IN_QUEUE."""
+    """Never given: an unknown queue is NO_MESSAGE_IN_QUEUE."""
     NO_MESSAGE_IN_QUEUE = 8
-    """The queue has no messages, or does not exist."""
+    """An empty or unknown queue."""
 
 
 class ReadLevel(enum.Enum):
@@ -78,15 +78,15 @@ class ReadLevel(enum.Enum):
     WRITTEN = "written"
     """All complete records; with the pool, as `committed`."""
     COMMITTED = "committed"
-    """What is in the files' page cache: survives the death of any process."""
+    """What survives the death of any process."""
     FLUSHED = "flushed"
     """What survives a power cut."""
     REPLICATED = "replicated"
-    """What the slaves have confirmed; on a slave, what it has confirmed."""
+    """What the slaves have confirmed; on a slave, what it has."""
 
     @classmethod
     def of(cls, level: ReadLevel | str) -> ReadLevel:
-        """The level of this name; UsageError that lists all for another."""
+        """Return the level of this name, or raise UsageError."""
         try:
             return cls(level)
         except ValueError:
@@ -115,22 +115,14 @@ class _PutAnswer:
         return self.ok
 
     def raise_for_status(self) -> Self:
-        """This result if it is PUT_OK; else its PutError is raised, as a put does by itself (`refusals` of connect)."""
+        """Return this result if it is PUT_OK, else raise its PutError."""
         if not self.ok:
             raise PutError._of(cast("PutResult | PutManyResult", self))
         return self
 
 
 class PutResult(Result, _PutAnswer):
-    """The answer to one put; in a condition true only if the status is PUT_OK.
-
-    `status` is PUT_OK or the reason why not; `reason` is a sentence that says what to
-    change. `stored` tells whether the log has the message, also where it is not PUT_OK
-    because it was not synced or confirmed in time. `indeterminate` is True only when the message
-    was submitted and its fate is not known (docs/promises.md, 9). Offsets are -1 and `count`
-    is 0 where nothing was stored. A batch has the first member's offsets and `msg_id` with
-    all ids joined by commas.
-    """
+    """The answer to one put; in a condition true only if the status is PUT_OK. A batch has its first member's offsets."""
 
     # The fields are those of a C struct (csrc/front/result.c), made into objects when they are asked for: a put makes
     # one of these for each message (docs/design/10-fast-path.md).
@@ -139,27 +131,27 @@ class PutResult(Result, _PutAnswer):
 
     if TYPE_CHECKING:
         ok: bool
-        """Whether all that was asked for is done: the status is PUT_OK."""
+        """Whether the status is PUT_OK."""
         stored: bool
-        """Whether the log has the message; with FLUSH_DISK_TIMEOUT and SLAVE_NOT_AVAILABLE, for example, it has."""
+        """Whether the log has the message, synced and confirmed or not."""
         physical_offset: int
-        """Where the record begins in the commit log, -1 if nothing was stored."""
+        """Where the record begins in the log; -1: nothing was stored."""
         queue_offset: int
-        """The message's number in its queue, -1 if nothing was stored."""
+        """The message's number in its queue; -1: nothing was stored."""
         store_timestamp_ms: int
-        """The store time: the writer's clock, ms since 1970."""
+        """The writer's clock, ms since 1970."""
         count: int
-        """How many messages were stored; 0 for a put that was refused."""
+        """How many messages were stored."""
         size_bytes: int
-        """Of the record; of a batch, of all its records."""
+        """Of the record, or of all of a batch."""
         topic: str
-        """The topic of the put; of a delayed message the schedule's."""
+        """Of a delayed message the schedule's."""
         queue_id: int
-        """The queue of the put; of a delayed message the schedule's."""
+        """Of a delayed message the schedule's."""
         reason: str
-        """Why it is not PUT_OK and what to change, in one sentence; empty for PUT_OK."""
+        """Why it is not PUT_OK and what to change, in one sentence."""
         indeterminate: bool
-        """Whether the message was submitted and it is not known if it is stored."""
+        """Whether it was submitted and its fate is not known (docs/promises.md, 9)."""
 
     @property
     def status(self) -> PutStatus:
@@ -183,7 +175,7 @@ class PutResult(Result, _PutAnswer):
 
     @property
     def msg_id(self) -> str:
-        """The offset message id (docs/formats.md section 5); empty when nothing was stored."""
+        """The offset message id (docs/formats.md section 5); of a batch all, joined by commas."""
         if not self._msg_id and self._store_host and self.physical_offset >= 0:
             return (self._store_host + self.physical_offset.to_bytes(8, "big")).hex().upper()
         return self._msg_id
@@ -215,21 +207,21 @@ class PutManyResult(_PutAnswer):
     status: PutStatus
     """PUT_OK, or why not."""
     count: int = 0
-    """How many messages were stored; 0 if it was refused."""
+    """How many messages were stored."""
     first_queue_offset: int = -1
-    """The first message's number in the queue; the others follow it."""
+    """The first message's number in the queue."""
     first_physical_offset: int = -1
-    """Where the first record begins in the commit log."""
+    """Where the first record begins in the log."""
     end_physical_offset: int = -1
     """Where the last record ends."""
     store_timestamp_ms: int = 0
-    """The store time of the first message, ms since 1970."""
+    """Of the first message."""
     topic: str = ""
     queue_id: int = 0
     reason: str = ""
-    """Why it is not PUT_OK and what to change, in one sentence."""
+    """As in PutResult."""
     indeterminate: bool = False
-    """Whether the messages were submitted and it is not known if they are stored."""
+    """As in PutResult."""
 
     @property
     def stored(self) -> bool:
@@ -238,9 +230,9 @@ class PutManyResult(_PutAnswer):
 
 
 class PutError(EngineError):
-    """A put did not end with PUT_OK, so what it promises is not kept; `result` has the status and the reason.
+    """A put did not end with PUT_OK; `result` has the status and the reason.
 
-    Each one raised is of a subclass, which tells whether the log has the message. Errors can be pickled.
+    Each one raised is of a subclass, which tells whether the log has the message. Can be pickled.
     """
 
     _ADVICE = ""
@@ -260,11 +252,11 @@ class PutError(EngineError):
 
 
 class PutRefusedError(PutError):
-    """Nothing was stored; the text says what to change. It may be put again."""
+    """Nothing was stored; the text says what to change."""
 
 
 class PutIndeterminateError(PutError):
-    """The put was submitted and its fate is not known: a second put may store it twice (docs/promises.md, 9)."""
+    """Submitted, and its fate is not known: a second put may store it twice (docs/promises.md, 9)."""
 
     _ADVICE = "; look for it before you put it again: a second put may store it twice"
 
@@ -290,20 +282,19 @@ class GetRecords(NamedTuple):
 class GetResult:
     """The answer to get_message: RocketMQ's status, the messages, and where to ask next.
 
-    `queue_offsets` are the numbers of the messages in the queue that was asked: their own
-    `queue_offset`, but for those whose own queue is another one (docs/queues.md, light queues).
+    `queue_offsets` differ from the messages' own for light queues (docs/queues.md).
     """
 
     status: GetStatus
     messages: list[Message] = field(default_factory=list)
     next_begin_offset: int = 0
-    """The queue offset to ask for next, whatever the status."""
+    """Where to continue, whatever the status."""
     min_offset: int = 0
-    """The first offset of the queue that can be read."""
+    """The first offset that can be read."""
     max_offset: int = 0
-    """The offset after the queue's last message at this level."""
+    """The offset after the last message at this level."""
     queue_offsets: list[int] = field(default_factory=list)
-    """The number of each message in the queue that was asked."""
+    """The messages' numbers in the queue that was asked."""
 
     def __repr__(self) -> str:
         return (f"GetResult({self.status.name}, {len(self.messages)} messages, next_begin_offset={self.next_begin_offset}, "

@@ -30,6 +30,8 @@ from pyengine.engine_config import EngineSettings
 from pyengine.errors import UsageError
 from pyengine.formats.record import Message, body_crc, record_size
 
+__all__ = ["ephemeral_store", "make_message"]
+
 try:
     import pytest
 except ImportError:  # unittest, doctest and scripts use the rest
@@ -48,10 +50,9 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def ephemeral_store(**settings: Unpack[EngineSettings]) -> Iterator[Engine]:
-    """Run an engine on a new store in memory inside the block, and remove both at its end.
+    """Run an engine on a new store in memory, with small files, inside the block, and remove both at its end.
 
-    `settings` are those of pyengine.Engine; the files are small (SMALL_FILES) unless these say otherwise. `engine.path` is the
-    store. A program that was killed leaves its folder, which the next ephemeral store of the same user removes.
+    `settings` are those of pyengine.Engine; `engine.path` is the store. The folder of a killed program goes with the next one.
     """
     chosen: EngineSettings = {**SMALL_FILES, **settings}
     with _folder() as folder, Engine(folder / "store", **chosen) as engine:
@@ -65,8 +66,7 @@ def make_message(
 ) -> Message:
     """Return a message as a consumer gets it, without a store: for the test of a handler.
 
-    The arguments have the names and the rules of Producer.put and of Message, whose topics a store could have; UsageError for others.
-    The store time is the present unless it is given.
+    Arguments as of Producer.put and of Message; UsageError for one that no store could have. The store time is now by default.
     """
     try:
         topic_bytes(topic)

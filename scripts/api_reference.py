@@ -4,9 +4,10 @@ usage: python scripts/api_reference.py [--check]
 
 Each file `X.md.in` of docs/api is text with examples; the page `X.md` beside it is made from it. A line
 `::: pyengine.Producer` is replaced by the signature and the docstring of that name, and of its public members;
-`without constructor, attributes, inherited, put` after the name leaves these and the member `put` out. Of a module only
-the docstring is taken. `--check` writes nothing and fails where a page is out of date. Reads the sources with griffe
-(extra `docs`) and imports none of them.
+`without constructor, attributes, inherited, put` after the name leaves these and the member `put` out; an error without
+constructor is an item of a list. Of a module only the docstring is taken. In a signature `StrPath` is `str | os.PathLike[str]`,
+and `x: int = None` is `x: int | None = None`. `--check` writes nothing and fails where a page is out of date. Reads the sources
+with griffe (extra `docs`) and imports none of them.
 """
 
 from __future__ import annotations
@@ -37,28 +38,34 @@ class Reference:
         """The text of a page with each directive replaced."""
         text = DIRECTIVE.sub(lambda found: self._entry(found[1], set((found[2] or "").split(", "))),
                              source.read_text(encoding="utf-8"))
-        return MADE.format(source=source.name) + text
+        return MADE.format(source=source.name) + re.sub(r"^(- `pyengine\..*)\n\n(?=- `pyengine\.)", r"\1\n", text, flags=re.MULTILINE)
 
     def _entry(self, path: str, left_out: set[str]) -> str:
         found = self._object(path)
         if isinstance(found, griffe.Module):
             return _text(found)
-        parts = [f"## `{path if self._is_exported(path) else found.name}`", *_described(found, found.name, left_out)]
+        shown = f"## `{path if self._is_exported(path) else found.name}`"
         if not isinstance(found, griffe.Class):
-            return "\n\n".join(parts)
+            signature = [f"```py\n{_signature(found.name, found, {})}\n```"] if isinstance(found, griffe.Function) else []
+            return "\n\n".join([shown, *signature, _text(found)])
+        if _is_plain_error(found, left_out):
+            base = str(found.bases[0]).rpartition(".")[2]
+            return f"- `{path}`{f' (`{base}`)' if base != 'Exception' else ''}: {' '.join(_text(found).split())}"
+        made = found.members.get("__init__")
+        maker = made if isinstance(made, griffe.Function) and "constructor" not in left_out else None
+        parts = [shown, *([f"```py\n{_signature(found.name, maker, {}, is_class=True)}\n```"] if maker else []), *_docstrings(found, maker)]
         members = {name: member for name, member in _members(found, with_inherited="inherited" not in left_out)
                    if name not in left_out}
-        rows = [_row(name, member) for name, member in members.items()
-                if _is_value(member) and (_is_enumeration(found) or _is_described(member))]
-        if rows and "attributes" not in left_out:
-            head = "| member | value | meaning |" if _is_enumeration(found) else "| attribute | type | meaning |"
-            parts.append("\n".join([head, "|---|---|---|", *rows]))
+        values = {name: member for name, member in members.items()
+                  if _is_value(member) and (_is_enumeration(found) or _is_described(member))}
+        if "attributes" not in left_out:
+            parts += _value_items(found, values, {each.name for each in maker.parameters} if maker else set())
         earlier: dict[str, list[str]] = {}
         for name, member in members.items():
             if isinstance(member, griffe.Function) and not _is_value(member):
-                parts += [f"### `{found.name}.{name}`", *_described(member, name, left_out, earlier)]
+                parts.append(_method_item(name, member, earlier))
                 earlier.setdefault(name, _pieces(member))
-        return "\n\n".join(parts)
+        return re.sub(r"\n\n(?=- )", "\n", "\n\n".join(parts)).replace("\n- ", "\n\n- ", 1)
 
     def _object(self, path: str) -> griffe.Object:
         found = self._package[path.removeprefix("pyengine.")]
@@ -71,8 +78,8 @@ class Reference:
 
 
 def _members(cls: griffe.Class, *, with_inherited: bool) -> Iterator[tuple[str, griffe.Object]]:
-    """Public members in the order of the sources, those of base classes in this package last."""
-    seen = set()
+    """Public members in the order of the sources, those of base classes in this package last, or not even those that hide one."""
+    seen = set() if with_inherited else {name for base in cls.mro() for name in base.members}
     for each in (cls, *(cls.mro() if with_inherited else ())):
         for name, member in each.members.items():
             if not name.startswith("_") and name not in seen and not isinstance(member, griffe.Alias):
@@ -89,19 +96,38 @@ def _is_described(member: griffe.Object) -> bool:
     return bool(member.docstring) or not isinstance(member, griffe.Attribute) or member.annotation is not None
 
 
+def _is_plain_error(found: griffe.Class, left_out: set[str]) -> bool:
+    """Whether it is an exception of which the text says all."""
+    return found.name.endswith("Error") and "constructor" in left_out
+
+
 def _is_enumeration(found: griffe.Object) -> bool:
     return isinstance(found, griffe.Class) and any(str(base).startswith("enum.") for base in found.bases)
 
 
-def _described(found: griffe.Object, name: str, left_out: set[str], earlier: dict[str, list[str]] | None = None) -> list[str]:
-    """Signature and docstring; `earlier`: the parameters of the methods before it, which are not repeated."""
-    parts = []
-    function = found.members.get("__init__") if isinstance(found, griffe.Class) else found
-    if isinstance(function, griffe.Function) and not (function is not found and "constructor" in left_out):
-        parts.append(f"```py\n{_signature(name, function, earlier or {}, is_class=function is not found)}\n```")
-    else:
-        function = found
-    return parts + [_text(each) for each in dict.fromkeys((found, function)) if each.docstring]
+def _docstrings(found: griffe.Object, maker: griffe.Function | None) -> list[str]:
+    return [_text(each) for each in dict.fromkeys((found, maker)) if each is not None and each.docstring]
+
+
+def _value_items(found: griffe.Class, values: dict[str, griffe.Object], in_signature: set[str]) -> list[str]:
+    """An item for each value with a meaning; those that only have a type are one item, or in the signature already."""
+    if _is_enumeration(found):
+        shown = {name: f"- `{name}`{f' ({member.value})' if getattr(member, 'value', None) else ''}" for name, member in values.items()}
+        return [f"{shown[name]}: {_line(member)}" if member.docstring else shown[name] for name, member in values.items()]
+    typed = {name: f"`{name}`" if name in in_signature else f"`{name}: {_type(member)}`" for name, member in values.items()}
+    bare = [typed[name] for name, member in values.items() if not member.docstring and name not in in_signature]
+    return [*([f"- {', '.join(bare)}"] if bare else []),
+            *(f"- {typed[name]}: {_line(member)}" for name, member in values.items() if member.docstring)]
+
+
+def _method_item(name: str, member: griffe.Function, earlier: dict[str, list[str]]) -> str:
+    """One item of a list: the signature, in a block of its own where it is long, and the docstring."""
+    signature, text = _signature(name, member, earlier), _text(member)
+    if "\n" in signature:
+        return "\n".join(["- ```py", *(f"  {line}" for line in signature.splitlines()), "  ```", "", *(
+            f"  {line}".rstrip() for line in text.splitlines())])
+    first, *rest = (f"- `{signature}`: {text}" if text else f"- `{signature}`").splitlines()
+    return "\n".join([first, *(f"  {line}".rstrip() for line in rest)])
 
 
 def _text(found: griffe.Object) -> str:
@@ -121,38 +147,47 @@ def _pieces(function: griffe.Function) -> list[str]:
             pieces.append("*")
         text = {kinds.var_positional: "*", kinds.var_keyword: "**"}.get(parameter.kind, "") + parameter.name
         if parameter.annotation is not None:
-            text += f": {parameter.annotation}"
+            kind = _short(str(parameter.annotation))
+            text += f": {kind.removesuffix(' | None') if str(parameter.default) == 'None' else kind}"
         if parameter.default is not None and parameter.kind not in (kinds.var_positional, kinds.var_keyword):
             text += f" = {parameter.default}"
         pieces.append(text)
     return pieces
 
 
-def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str]], *, is_class: bool) -> str:
-    """One parameter a line where it is long; keywords that an earlier method has as well only by name."""
+def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str]], *, is_class: bool = False) -> str:
+    """One parameter a line where it is long; keywords that an earlier method has as well only by its name."""
     pieces = _pieces(function)
+    if earlier.get(name.removesuffix("_async")) == pieces:
+        pieces, earlier = ["..."], {}
     for other, its in earlier.items():
         same = [piece for piece in pieces if piece in its and "=" in piece]
         if len(same) >= REPEATED:
-            names = ", ".join(piece.partition(":")[0] for piece in same)
-            pieces = [*(piece for piece in pieces if piece not in same), f"# as in {other}(): {names}"]
+            left = [piece.partition(":")[0] for piece in its if "=" in piece and piece not in same]
+            pieces = [piece for piece in pieces if piece not in same]
+            pieces.append(f"# the keywords of {other}(){' except ' + ', '.join(left) if left else ''}")
             break
-    before = "" if is_class else "async def " if "async" in function.labels else "def "
-    after = "" if is_class or function.returns is None else f" -> {function.returns}"
+    before = "" if is_class or "async" not in function.labels else "async "
+    after = "" if is_class or function.returns is None else f" -> {_short(str(function.returns))}"
     line = f"{before}{name}({', '.join(pieces)}){after}"
     if len(line) <= WIDTH and "#" not in line:
         return line
     return f"{before}{name}(\n" + "".join(f"    {piece}{'' if piece.startswith('#') else ','}\n" for piece in pieces) + f"){after}"
 
 
-def _row(name: str, member: griffe.Object) -> str:
-    """The table row of an attribute, a property, or a member of an enumeration."""
+def _type(member: griffe.Object) -> str:
     kind = member.annotation if isinstance(member, griffe.Attribute) else getattr(member, "returns", None)
     if kind is None and isinstance(member, griffe.Attribute):
         kind = member.value
-    meaning = " ".join(_text(member).split())
-    cell = f"`{kind}`".replace("|", "\\|") if kind is not None else ""
-    return f"| `{name}` | {cell} | {meaning.replace('|', chr(92) + '|')} |"
+    return _short(str(kind))
+
+
+def _short(kind: str) -> str:
+    return kind.replace("str | os.PathLike[str]", "StrPath")
+
+
+def _line(member: griffe.Object) -> str:
+    return " ".join(_text(member).split())
 
 
 def main(arguments: list[str]) -> int:

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 @click.argument("dest", metavar="DEST")
 @click.option("--check", "read_back", is_flag=True, help="Read all of DEST back afterwards and verify its checksums.")
 def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read_back: bool) -> int:
-    """Back up a running or stopped store into DEST. DEST is a folder, or a URI of pyarrow.fs (s3://bucket/path).
+    """Back up a running or stopped store into DEST. DEST is a folder or a URI (s3://bucket/path).
 
-    The backup has every message that was acknowledged and flushed before it began, and consistent
-    offsets of consumers and delay levels. It does not copy queues and index: `restore` rebuilds
-    them. A second backup into the same DEST copies only what is new. After an interruption run the
-    command again. While it runs, the cleaner deletes nothing of the log (`log_holds` in `status`).
+    It has every message that was flushed before it began, and consistent offsets. A second backup into the same
+    DEST copies what is new; after an interruption run it again. Meanwhile the cleaner deletes nothing of the log.
 
     Exit codes: 0 complete, 3 complete, but the store's own log is damaged; 5 in use.
 
@@ -38,11 +36,9 @@ def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read
       pyengine backup STORE s3://bucket/orders --check --json
     """
     from pyengine.client.backup import backup_store
-    from pyengine.storage.backup_files import open_destination
 
-    existing_store(store)
     with byte_bar("backup", None) as show:
-        report = backup_store(store, open_destination(_check_dest(dest)), read_back=read_back, progress=show, **settings)
+        report = backup_store(store, dest, read_back=read_back, progress=show, **settings)
     return output.print_report(report, as_json, _print_backup)
 
 
@@ -65,11 +61,10 @@ def _print_backup(report: BackupReport) -> None:
 @set_option
 @json_option
 def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Restore the backup in DEST to STORE. STORE must not exist, or be empty.
+    """Restore the backup in DEST to STORE. STORE is absent or empty, and gets a new identity.
 
-    The command verifies each file's checksum, rebuilds queues and index from the log, and checks the
-    store; only then it moves the store to STORE. The store gets a new identity. After an interruption
-    run the command again.
+    The command verifies each file, rebuilds queues and index, and checks the store before it is there. After an
+    interruption run it again.
 
     Exit codes: 0 restored, 3 the backup is damaged (nothing is restored), or the log was when it was backed up.
 
@@ -79,10 +74,9 @@ def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> 
       pyengine restore s3://bucket/orders STORE --json
     """
     from pyengine.client.backup import restore_store
-    from pyengine.storage.backup_files import open_destination
 
     with byte_bar("restore", None) as show:
-        report = restore_store(open_destination(_check_dest(dest)), store, progress=show, **settings)
+        report = restore_store(dest, store, progress=show, **settings)
     return output.print_report(report, as_json, _print_restore)
 
 
@@ -109,25 +103,23 @@ def _check_dest(dest: str) -> str:
 @click.argument("dest", metavar="DEST")
 @click.option("--to", type=click.Choice(["delta", "iceberg"]), required=True, help="The table format.")
 @click.option("--topic", "topics", default=None, metavar="PATTERN",
-              help="Regular expression for whole names; all but RocketMQ's internal topics if not given.")
-@click.option("--follow/--once", default=False, help="Continue until interrupted, or stop at the current end of the log (the default).")
+              help="Regular expression for whole names. Default: all but RocketMQ's internal topics.")
+@click.option("--follow/--once", default=False, help="Continue until interrupted, or stop at the log's end (the default).")
 @click.option("--interval", "interval_s", type=NumberRange(min=0, min_open=True), default=10.0, show_default=True,
               help="With --follow: least time between two commits of a table, in seconds.")
 @click.option("--hold-hours", type=NumberRange(min=0, max=168), default=24.0, show_default=True,
-              help="How long after its last commit the cleaner must keep the log; 0: only while the command runs.")
-@click.option("--allow-loss", is_flag=True, help="Continue after messages that were deleted before they were read.")
+              help="How long after its last commit the cleaner keeps the log.")
+@click.option("--allow-loss", is_flag=True, help="Continue after messages deleted before they were read.")
 @click.option("--allow-missing", is_flag=True, help="Accept a --topic that no topic matches yet.")
 @click.option("--json-schema", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE",
-              help="Columns from bodies that are JSON, and their types, as a JSON object (docs/tables.md).")
+              help="Columns from bodies that are JSON (docs/tables.md).")
 def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: Format, topics: str | None, follow: bool,
            interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool, json_schema: Path | None) -> int:
-    """Copy the log into tables in DEST, one for each topic. They are partitioned by day, and have each message once.
+    """Copy the log into tables in DEST. Each topic has one, partitioned by day, with each message once.
 
-    The command reads what is durable, of a running engine or a stopped store. After an interruption the next
-    run continues where the tables end. Until then it holds the log (`log_holds` in `status`), so that the
-    cleaner does not delete messages that are not in the tables. docs/tables.md describes columns and reading.
+    The next run continues where the tables end; until then a hold keeps the log. docs/tables.md describes columns.
 
-    Exit code 1: the tables of some topics could not be written. The answer names them, and all others go on.
+    Exit code 1: the tables of some topics could not be written; the answer names them.
 
     \b
     Examples:

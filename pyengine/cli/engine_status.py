@@ -310,7 +310,7 @@ def _queued_end(store: StoreReader, end: int) -> int:
     queued = max(0, store.min_physical_offset)
     for topic, queue_ids in store.topics().items():
         for queue_id in queue_ids:
-            queue = store.queue(topic, queue_id)
+            queue = store._queue(topic, queue_id)
             max_offset = queue.max_offset(end) if queue else 0
             entry = queue.entry(max_offset - 1, max_offset) if queue and max_offset else None
             if entry is not None and not is_filler(entry):

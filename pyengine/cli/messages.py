@@ -80,10 +80,9 @@ def get(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int, max_messages: int,
     tags: str | None, sql: str | None, level: str | None, raw: bool,
 ) -> None:
-    """Read messages of one queue from an offset on.
+    """Read messages of one queue from an offset on. The answer has RocketMQ's status and the next offset.
 
-    The answer has RocketMQ's getMessage status and the offset to read next. One call
-    stops at the end of a queue file, so it may return fewer messages than requested.
+    A call stops at the end of a queue file.
 
     \b
     Examples:
@@ -117,10 +116,9 @@ def query(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, key: str, begin_ms: int, end_ms: int | None,
     max_messages: int, raw: bool,
 ) -> None:
-    """Find the messages with a key.
+    """Find the messages with a key, without false hits.
 
-    The index holds hashes; the command compares the key's text in each message, so it
-    shows no false hits. A time is ISO 8601 (UTC if it names no zone), or milliseconds since 1970.
+    A time is ISO 8601 (UTC if it names no zone), or milliseconds since 1970.
 
     \b
     Example:
@@ -144,10 +142,8 @@ def query(
 def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, topic: str | None, raw: bool) -> int:
     """Show one message in full.
 
-    MSG_ID is the id in a put's answer (32 or 56 hexadecimal characters), the id that a RocketMQ
-    client shows (the property UNIQ_KEY), or the message's position in the commit log as a plain
-    number. Of several messages with the same UNIQ_KEY (a retry, or the delayed and the delivered
-    one) the command shows the oldest of an ordinary topic. Exit code 1 if there is no message.
+    MSG_ID is the id in a put's answer (32 or 56 hexadecimal characters), a RocketMQ client's id (UNIQ_KEY; the oldest
+    in an ordinary topic), or the position in the log. Exit code 1 if there is no message.
 
     \b
     Examples:
@@ -198,10 +194,7 @@ def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tu
 @click.option("--timestamp", "timestamp_ms", type=TimeMs(), required=True,
               help="The time: ISO 8601 (UTC if it names no zone), or milliseconds since 1970.")
 def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, timestamp_ms: int) -> None:
-    """Find the queue offset whose store time is nearest to a time.
-
-    As in RocketMQ, an exact match wins, then the nearer neighbour, and the older one of two equally
-    near ones. A time before the first message gives the first, a time after the last the last.
+    """Find the queue offset nearest to a store time. Of two equally near ones it is the older.
 
     \b
     Examples:
@@ -244,9 +237,9 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
               help="A property; may be repeated.")
 @click.option("--flag", type=int, default=0, show_default=True, help="A number that the application chooses.")
 @click.option("--delay-level", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Deliver after the delay of this level of message_delay_level; 0: at once.")
+              help="Deliver after this level of message_delay_level.")
 @click.option("--deliver-at", metavar="TIME", callback=_deliver_at,
-              help="Deliver at this time, up to 40 days ahead: ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
+              help="Deliver at this time, up to 40 days ahead: ISO 8601, or @ and ms since 1970.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=None,
               help="Longest wait for the engine, and for its answer, in seconds. Default: 10, and put_timeout_ms.")
@@ -258,8 +251,7 @@ def put(
 ) -> int:
     """Put one message. BODY is its text; - reads it from standard input as it is.
 
-    An engine that is just being started is waited for. Exit code 0 only for PUT_OK; for any other
-    status a sentence says what to change.
+    It waits for an engine that is being started. Exit code 0 only for PUT_OK.
 
     \b
     Examples:
@@ -316,7 +308,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
     next_offsets: dict[int, int] = {}
     is_first_round = True
     while True:
-        seen = reader.arrivals()
+        seen = reader._arrivals()
         moved = False
         for queue_id in queue_ids or reader.topics().get(topic, []):
             if queue_id not in next_offsets:
@@ -332,7 +324,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
         if not moved:
             if not follow:
                 return
-            reader.wait_for_arrival(POLL_INTERVAL_S, seen)
+            reader._wait_for_arrival(POLL_INTERVAL_S, seen)
 
 
 @click.command()
@@ -359,12 +351,9 @@ def tail(
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
-    The command works without a running engine, but then no new messages arrive. Messages of one
-    queue come in order; it reads the queues in turn. Without --group it changes nothing. With it,
-    it is one member of the group: all living members share the queues, and the group's offsets are
-    in config/consumerOffset.json, as in RocketMQ. After a crash a message may come twice; none is
-    left out. A group that has offsets continues there, whatever --from says. --queue-id reads only
-    that queue, outside of the sharing (docs/consumers.md).
+    Messages of one queue come in order. Without --group it changes nothing. With it, it is one member of
+    the group (docs/consumers.md): a message may come twice after a crash, none is left out.
+    --queue-id reads only that queue, outside of the sharing.
 
     \b
     Examples:

@@ -40,13 +40,10 @@ def topics(
     store: Path, settings: dict[str, str], as_json: bool, action: str, topic: str | None, queues: int | None,
     read_queues: int | None, write_queues: int | None, perm: str | None, order: bool | None, sizes: bool,
 ) -> None:
-    """List topics; create, update or delete one. They are in config/topics.json.
+    """List topics; create, update or delete one. They are in config/topics.json, or have messages.
 
-    The list has the topics with messages and those in topics.json. The engine needs no entry: the
-    first message of a topic makes one. RocketMQ brokers and tools read the same file. The command
-    works with and without a running engine, but not while a broker has the store open. `delete`
-    removes the entry, not the messages; the next message makes it again. --sizes adds the record
-    sizes in the queue entries of all messages that can still be read.
+    The first message of a topic makes its entry; brokers read the same file. It works with and without an engine,
+    but not while a broker has the store open. `delete` removes the entry, not the messages.
 
     \b
     Examples:
@@ -127,7 +124,7 @@ def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> 
 
 
 def _record_bytes(reader: LiveStoreReader, topic: str, queue_id: int, first: int, end: int) -> int:
-    queue = reader.queue(topic, queue_id)
+    queue = reader._queue(topic, queue_id)
     return 0 if queue is None else queue.record_bytes(first, end)
 
 
@@ -159,12 +156,10 @@ def groups(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, topic: str | None,
     to: Place | None, queue_ids: tuple[int, ...],
 ) -> None:
-    """List consumer groups, show their lag, or move their offsets.
+    """List consumer groups, show their lag, or move offsets. It needs no engine.
 
-    The command works with and without a running engine. `list` prints one line for each group and topic.
-    `lag` shows each queue, and the process that owns it. `reset` moves the group to another offset, also
-    while it has living members: they follow within a second, and their commits of earlier reads are
-    ignored. `forget` removes a group's offsets of a topic, if the group has no living member.
+    `lag` shows each queue, and the process that owns it. `reset` moves the offset, also under living members:
+    they follow within a second. `forget` removes a group's offsets of a topic, without living members.
 
     \b
     Examples:
@@ -257,12 +252,10 @@ def dlq(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, offsets: tuple[int, ...],
     max_messages: int,
 ) -> None:
-    """List or show dead letters, or put them back.
+    """List or show dead letters, or put them back. A group has returned each 16 times.
 
-    A message becomes a dead letter after its group has returned it 16 times (max_reconsume_times). `list`
-    prints one line for each group, in which `waiting` counts those that were not put back yet. `requeue`
-    puts back all of them, or those at the given offsets, and delivers them again to this group only. It
-    needs a running engine.
+    In the list `waiting` counts those that were not put back yet. `requeue` puts back all, or those at the given
+    offsets, for this group only; it needs an engine.
 
     \b
     Examples:

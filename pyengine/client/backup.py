@@ -57,12 +57,13 @@ from pyengine.storage.backup_files import (
     Table,
     is_config_table,
     locked_folder,
+    open_destination,
     read_manifest,
     read_progress,
     store_identity,
 )
 from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
-from pyengine.storage.config import LOG_PATHS, load_config, record_sizes
+from pyengine.storage.config import LOG_PATHS, existing_store, load_config, record_sizes
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
 from pyengine.storage.file_system import (
@@ -127,21 +128,20 @@ class BackupReport:
         return {**asdict(self), "exit_code": int(self.exit_code), "sentence": self.sentence}
 
 
-def backup_store(root: Path, dest: Destination, *, read_back: bool = False, progress: Progress = lambda done, total: None,
-                 **settings: Unpack[EngineSettings]) -> BackupReport:
-    """Back up the store at `root`, running or stopped, into `dest`; pieces that an earlier backup there has are not copied again.
+def backup_store(store: str | os.PathLike[str], dest: str | os.PathLike[str] | Destination, *, read_back: bool = False,
+                 progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> BackupReport:
+    """Back up a store, running or stopped, into the folder or URI `dest`; what an earlier backup there has is not copied again.
 
-    `read_back`: check the backup afterwards, as check_backup does. A run after an interrupted one continues it. UsageError if
-    `dest` is another store's or has other files, or if the flushed offset of the store is unknown; StoreBusyError while the
-    store is recovered or `dest` is in use; CorruptionError if a segment is missing, and if the store has lost what an earlier
-    backup in `dest` has: that backup stays as it is.
+    `read_back` verifies all of `dest` afterwards. The same call continues an interrupted backup. UsageError if `dest` has other
+    files, StoreBusyError if it is in use, CorruptionError if the store has lost what the backup has, which stays as it is.
     """
     started_s = time.monotonic()
+    root, dest = existing_store(Path(store)), _opened(dest)
     name = f"backup-{zlib.crc32(os.fsencode(dest.where)):08x}"  # the same name in each run: it renews the hold of a backup that was killed
-    with dest.locked(), open_store(root, **settings) as store:
-        work = _Backup(root, store, dest, progress)
-        with held_log(store.root, name, f"backup to {dest.where}", HOLD_MS) as hold:
-            if not hold.is_written and store.is_live:
+    with dest.locked(), open_store(root, **settings) as reader:
+        work = _Backup(root, reader, dest, progress)
+        with held_log(reader.root, name, f"backup to {dest.where}", HOLD_MS) as hold:
+            if not hold.is_written and reader.is_live:
                 raise EngineError(f"{root} cannot be backed up while its engine runs: this user may not write the hold in "
                                   f"{root}/config/log-holds that keeps the cleaner off")
             manifest = work.run(hold)
@@ -150,6 +150,10 @@ def backup_store(root: Path, dest: Destination, *, read_back: bool = False, prog
         store=str(root), dest=dest.where, number=manifest.number, min_offset=manifest.min_offset, end_offset=manifest.end,
         bytes=manifest.size_bytes, new_bytes=work.new_bytes, cloned_bytes=work.cloned_bytes, rewritten_bytes=work.rewritten_bytes,
         checked_bytes=checked, damage=tuple(work.damage), seconds=time.monotonic() - started_s)
+
+
+def _opened(dest: str | os.PathLike[str] | Destination) -> Destination:
+    return open_destination(os.fspath(dest)) if isinstance(dest, (str, os.PathLike)) else dest
 
 
 class _Backup:
@@ -388,7 +392,7 @@ def _ends_of_empty_queues(store: LiveStoreReader) -> Iterator[tuple[str, bytes, 
     for topic, queue_ids in store.topics().items():
         for queue_id in queue_ids:
             first, end = store.queue_range(topic, queue_id, ReadLevel.FLUSHED)
-            queue = store.queue(topic, queue_id)
+            queue = store._queue(topic, queue_id)
             if queue is None or first < end or not end:
                 continue
             begin = (end - 1) * CQ_ENTRY_BYTES // size_bytes * size_bytes
@@ -511,15 +515,15 @@ class _Ready:
         write_config(path, json.dumps(asdict(self)).encode() + b"\n", keep_backup=False)
 
 
-def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda done, total: None,
-                  **settings: Unpack[EngineSettings]) -> RestoreReport:
-    """Restore the backup in `dest` to `root`, absent or empty: log and tables as they were, queues and index rebuilt.
+def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.PathLike[str], *,
+                  progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> RestoreReport:
+    """Restore the backup in `dest` to `store`, absent or empty: log and tables as they were, queues and index rebuilt.
 
-    `root` becomes a store only when all of it is complete, durable and checked. After a kill before that, `start` refuses
-    `root`, and the same call begins again. Its files are private to this user, whatever the umask is. UsageError if `root` is not
-    empty or `dest` has no backup; CorruptionError, with no files left in `root`, if the backup does not match its checksums.
+    It becomes a store only when all is complete, durable and checked; the same call continues an interrupted one. UsageError if
+    `store` is not empty or `dest` has no backup; CorruptionError, without a store, if the backup does not match its checksums.
     """
     started_s = time.monotonic()
+    dest, root = _opened(dest), Path(store)
     manifest = _require_manifest(dest)
     refuse_shared(root)
     folder = open_folder(root, make_mode=PRIVATE_FOLDER)

@@ -89,7 +89,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class ConsumeOptions(EngineSettings, total=False):
-    """The keywords of run_consumer(), for type checkers and editors: those of consume() that it does not set itself."""
+    """The keywords of run_consumer(), for type checkers and editors."""
 
     tags: str | None
     sql: str | None
@@ -123,28 +123,19 @@ def consume(
     timeout_s: float = CONNECT_TIMEOUT_S,
     **settings: Unpack[EngineSettings],
 ) -> Consumer:
-    """Consume `topic` of the store at `path`; needs no engine, but without an engine no new messages arrive.
+    """Consume `topic` of the store at `path`, with or without an engine; waits up to `timeout_s` for a store that is made or recovered.
 
-    If the store does not exist yet, or is just being started or recovered, this waits up to `timeout_s` for it; 0 does not wait.
+    The living members of a `group`, in any processes, share the queues; config/consumerOffset.json keeps their offsets. Without a
+    group all queues are read, and no offset is stored. `tags` is a subscription (`a || b`), `sql` a condition on properties
+    (`price > 5 AND region = 'eu'`), the same for all members. `from_` is where a new group, or none, starts: "first", "last" (only
+    new messages), or a time. With `queues` only these are read, and no others shared. `level` is a ReadLevel or its name.
 
-    `group` names a consumer group: config/consumerOffset.json has its offsets, and its living members, in any number of
-    processes, share the topic's queues. Without a group all queues are read and no offset is stored. `tags` is a
-    subscription (`a || b`, `*` or None for all), `sql` a condition on the properties in SQL92 (`price > 5 AND region = 'eu'`);
-    all members of a group must use the same. `from_` is where a group that is new to the topic, or a consumer without a
-    group, starts: "first", "last" (only messages from now on), or a time (a datetime, or ms since 1970). A group that has
-    offsets continues there. With `queues` the consumer reads only these and gets no share of the others. `level` is a
-    ReadLevel or its name.
+    With `auto_commit` a message is done when the next one is asked for, otherwise after ack(), retry() or commit(); offsets are stored
+    every `commit_interval_s` and at the end. A member without a heartbeat for `session_timeout_s` loses its queues. A message that was
+    given back `max_reconsume_times` times, or delivered `max_deliveries` times without an end (None: no limit), becomes a dead letter. A
+    queue pauses while more than `max_span` messages lie between its oldest open and its newest delivered one and some of them are done.
 
-    With `auto_commit` a message is done when the program asks for the next one; offsets are stored every
-    `commit_interval_s` and at the end. Without it a message is done after ack(), retry() or commit(). A member without a
-    heartbeat for `session_timeout_s` (stopped, hung) loses its queues. A message that was given back
-    `max_reconsume_times` times becomes a dead letter; a message that one member gives back may be delivered to any of them.
-    One that was delivered `max_deliveries` times without an end (None: any number), because it kills its process or is given
-    back by requeue(), becomes a dead letter instead of the next delivery. A queue delivers nothing more while more than
-    `max_span` messages lie between its oldest open message and its newest delivered one, and some of them are acknowledged.
-    `settings` are the store's, as for open_store. NotAStoreError, UsageError; StoreBusyError
-    while another program has the store open and a group is given; DiskError if the
-    config folder cannot be written.
+    `settings` as for open_store. NotAStoreError, UsageError; with a group, StoreBusyError while another program has the store open.
     """
     timeout_s = arguments.number(timeout_s, "timeout_s")
     check_keywords(consume, settings)
@@ -193,8 +184,7 @@ class _Options:
 class Consumer:
     """Reads one topic. Made by pyengine.consume; a context manager, an iterator and an async iterator of messages.
 
-    One thread (or task) at a time may ask for messages; other threads may call all other methods. A forked child cannot use it.
-    A background thread sends heartbeats, claims and releases queues when members join or leave, and commits.
+    One thread or task at a time asks for messages; all other methods may be called from any. Not for a forked child.
     """
 
     def __init__(self, path: str | os.PathLike[str], topic: str, group: str | None, options: _Options, settings: EngineSettings, *,
@@ -267,8 +257,7 @@ class Consumer:
     def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
         """Return up to `max_messages`, as soon as there is one; an empty list after `timeout_s` (None: no timeout) or close().
 
-        With auto_commit the call means that all messages delivered before are done. An error of the background thread
-        is raised here.
+        An error of the background thread is raised here.
         """
         deadline_s = _deadline_s(max_messages, timeout_s)
         with self._pulling:
@@ -299,7 +288,7 @@ class Consumer:
             yield from self.pull(1, timeout_s=None)
 
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
-        """Like pull(), for asyncio: the event loop continues while this waits. A cancelled call loses no message."""
+        """Like pull(), for asyncio. A cancelled call loses no message."""
         deadline_s = _deadline_s(max_messages, timeout_s)
         loop = arguments.event_loop()
         while not self._closing.is_set():
@@ -328,11 +317,10 @@ class Consumer:
 
     def pull_arrow(self, max_rows: int = 10_000, timeout_s: float | None = 1.0, *, columns: Sequence[str] | None = None,
                    decompress: bool = False) -> pyarrow.Table:
-        """Like pull(), but return the messages as rows of an Arrow table, without rows after `timeout_s`; needs pyarrow.
+        """Like pull(), but return rows of an Arrow table; needs pyarrow.
 
-        `columns` and `decompress` are those of StoreReader.scan. commit() without messages stores that all rows are done. A message of
-        the retry topic is a row of that topic. Messages whose segment is deleted before they are read count as missed. After an
-        error, such as a CorruptionError for a body that cannot be decompressed, the next call delivers the same messages again.
+        `columns` and `decompress` as in StoreReader.scan. commit() without messages says that all rows are done. Retried messages are rows
+        of the retry topic. After an error the next call delivers the same messages again.
         """
         from pyengine.formats.consume_queue import ENTRY
 
@@ -365,11 +353,9 @@ class Consumer:
     # -- acknowledge, seek, report ------------------------------------------------
 
     def commit(self, messages: Message | Iterable[Message] | None = None) -> dict[int, int]:
-        """Store that these messages, and all before them in their queues, are done; durable when it returns.
+        """Store that these messages, and all before them in their queues, are done (None: all delivered); durable when it returns.
 
-        Without an argument: all messages delivered so far. Returns queue id -> next offset for the queues of this member.
-        A queue that another member has taken over is not among them: its messages are delivered again there. UsageError
-        without a group.
+        Returns queue id -> next offset for the queues of this member. UsageError without a group.
         """
         self._require_group()
         own, retried = (None, None) if messages is None else _split_by_topic([messages] if isinstance(messages, Message) else messages)
@@ -389,10 +375,9 @@ class Consumer:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
-        """Acknowledge that these messages are done, in any order, from any thread.
+        """Say that these messages are done, in any order, from any thread; stored every commit_interval_s.
 
-        The group's offset moves up to the first message of the queue that is not done; it is stored every commit_interval_s
-        and at the end. UsageError without a group. With auto_commit it does nothing, and the first call warns of that.
+        UsageError without a group. With auto_commit it does nothing but warn.
         """
         self._require_group()
         self._require_open()
@@ -414,12 +399,9 @@ class Consumer:
     def retry(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
         """Give a message back: the group gets it again after a delay, and this consumer counts it as done. From any thread.
 
-        It is put into `%RETRY%group` with the delay level given (message_delay_level), by default level 3 (10 s) the first time
-        and one level more each time; after max_reconsume_times, or with a negative level, into `%DLQ%group`. It is
-        stored before it counts as done, so that no kill loses it; a kill between the two may duplicate it. Returns where it
-        is stored now. If its properties leave no room for those of a retry it is a dead letter at once, which the log says.
-        PutError if it was not stored, or EngineUnavailableError: then the message is not done.
-        UsageError without a group.
+        By default the delay is level 3 (10 s) the first time and one level more each time; after max_reconsume_times, or with a negative
+        level, or without room for its properties, it becomes a dead letter. No kill loses it; one may duplicate it. PutError,
+        EngineUnavailableError: not done. UsageError without a group.
         """
         self._require_group()
         self._require_open()
@@ -430,10 +412,9 @@ class Consumer:
         return result
 
     def requeue(self, messages: Message | Iterable[Message]) -> None:
-        """Give messages back without a delay: the group gets them again at once, next of all. From any thread.
+        """Give messages back without a delay: the group gets them again next. From any thread.
 
-        `delivery_count` counts such a delivery; after max_deliveries the message is a dead letter. It stays open, so that no kill
-        loses it, and goes to the member that has its queue. A message that is done already is not delivered again. UsageError
+        `delivery_count` counts it; after max_deliveries the message is a dead letter. Nothing happens to one that is done. UsageError
         without a group.
         """
         self._require_group()
@@ -451,15 +432,14 @@ class Consumer:
         self._stir()
 
     async def retry_async(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
-        """Like retry(), for asyncio: the event loop continues while this waits."""
+        """Like retry(), for asyncio."""
         return await arguments.event_loop().run_in_executor(
             None, lambda: self.retry(message, delay_level, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
-        """Continue at an offset, the first or last message, or a time, forward or back; the next commit, or close(), stores it.
+        """Continue at an offset, the first or last message, or the first of a time, forward or back, durable from the next commit on.
 
-        `queue_id` None means all queues of this member. A time means the first message that was stored then or later. Messages
-        delivered before from these queues count as done. UsageError for a queue that this member does not have.
+        None means all queues of this member. Messages delivered before count as done. UsageError for another member's queue.
         """
         chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
         if is_offset(to):
@@ -479,7 +459,7 @@ class Consumer:
         self._stir()
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
-        """Deliver no messages of these queues until resume(); this member keeps the queues. None: all queues, and retries."""
+        """Deliver no messages of these queues (None: all, and retries) until resume(); this member keeps them."""
         chosen = self._reader.queue_ids(self.topic) if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
@@ -489,7 +469,7 @@ class Consumer:
                 self._held[queue_id].put_back()
 
     def resume(self, queues: Iterable[int] | None = None) -> None:
-        """Deliver messages of these queues again, from where they were paused. None: all queues, and retries."""
+        """Deliver messages of these queues (None: all, and retries) again, from where they were paused."""
         chosen = None if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
@@ -499,38 +479,38 @@ class Consumer:
 
     @property
     def paused(self) -> list[int]:
-        """Return the queues that are paused."""
+        """The queues that are paused."""
         with self._state:
             return sorted(self._paused)
 
     def total_lag(self) -> int:
-        """Return the number of messages that the group has not committed, in all queues of the topic and of its retry topic."""
+        """Return the number of messages that the group has not committed, of the topic and of its retry topic."""
         total = sum(queue.lag for queue in self.lag().values())
         inner = self._retried
         return total if inner is None else total + sum(queue.lag for queue in inner.lag().values())
 
     def lag(self) -> dict[int, QueueLag]:
-        """Return queue id -> QueueLag of the group (without one: of this consumer), for each queue of the topic."""
+        """Return queue id -> QueueLag of the group, or of this consumer without one."""
         self._require_open()
         offsets = self._session.stored() if self._session else self.positions
         return queue_lags(self._reader, self.topic, offsets, self._options.level)
 
     @property
     def assignment(self) -> list[int]:
-        """Return the queues that this consumer reads now."""
+        """The queues that it reads now."""
         with self._state:
             return sorted(queue_id for queue_id, held in self._held.items() if held.releasing_since_s is None)
 
     @property
     def positions(self) -> dict[int, int]:
-        """Return queue id -> the next offset to read, for the queues of this consumer."""
+        """Queue id -> the next offset to read."""
         with self._state:
             return {queue_id: held.next_offset for queue_id, held in sorted(self._held.items())}
 
     # -- end ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Store the offsets (with auto_commit), leave the group and release all resources. A second call does nothing."""
+        """Store the offsets (with auto_commit) and leave the group. A second call does nothing."""
         self._close(finished=True, closer=threading.get_ident())
 
     def __repr__(self) -> str:
@@ -709,11 +689,11 @@ class Consumer:
         in which no message has arrived since the last one is not fetched from.
         """
         at, seen = self._empty.get(held.queue_id, (-1, None))
-        if at == held.position and seen is not None and not self._reader.has_arrived(seen):
+        if at == held.position and seen is not None and not self._reader._has_arrived(seen):
             return False
         if held.flight.last is not None and held.last is None and not self._know_same_history(held):
             return False
-        look = self._reader.look(self.topic, held.queue_id, self._options.level)
+        look = self._reader._look(self.topic, held.queue_id, self._options.level)
         options, count = self._options, max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
         if wanted >= count:
             bytes_max: int | None = FETCH_BYTES_MAX
@@ -803,7 +783,7 @@ class Consumer:
         known = [look for look in looks if look is not None]
         if len(known) < len(looks):  # of one that could not be read just now
             timeout_s = min(timeout_s, POLL_INTERVAL_S)
-        self._reader.wait_for_queues(known, timeout_s, self._sleeper, stirs)
+        self._reader._wait_for_queues(known, timeout_s, self._sleeper, stirs)
 
     def _wait_alone(self, timeout_s: float, stirs: int) -> None:
         with self._pulling:
@@ -823,7 +803,7 @@ class Consumer:
 
     def _stir(self) -> None:
         """End a sleep of the thread that asks for messages: there may be messages to read, or an error to raise."""
-        self._reader.stir(self._sleeper)
+        self._reader._stir(self._sleeper)
 
     # -- the heartbeat thread: members and their queues ----------------------------
 
@@ -899,7 +879,7 @@ class Consumer:
 
     def _queue_ids(self) -> list[int]:
         """Return the topic's queues: listed again once the topic has new messages, and each LISTING_INTERVAL_S."""
-        newest, now_s = self._reader.newest_of(self.topic), time.monotonic()
+        newest, now_s = self._reader._newest_of(self.topic), time.monotonic()
         if newest is None or newest != self._listed_at or now_s >= self._listing_due_s:
             self._listed = self._reader.queue_ids(self.topic)
             self._listed_at, self._listing_due_s = newest, now_s + LISTING_INTERVAL_S

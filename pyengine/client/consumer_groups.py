@@ -34,7 +34,7 @@ LIKELY_TIME = 10 ** 9  # seconds since 1970 in 2001: no queue has as many messag
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupState:
-    """One group on one topic: the pids of its living members and, by queue id, its lag and the pid of the member that holds it."""
+    """One group on one topic: pids of its living members; by queue id its lag, and the pid of the holder."""
 
     topic: str
     group: str
@@ -42,7 +42,7 @@ class GroupState:
     queues: dict[int, QueueLag]
     holders: dict[int, int]
     note: str = ""
-    """If it has more members than the topic has queues: that, and the command that makes more queues."""
+    """Says that it has more members than the topic has queues, and the command that makes more."""
 
     def __repr__(self) -> str:
         return (f"GroupState(topic={self.topic!r}, group={self.group!r}, lag={self.lag}, lost={self.lost}, members={len(self.members)}, "
@@ -55,20 +55,19 @@ class GroupState:
 
     @property
     def lag(self) -> int:
-        """The number of messages that the group has not committed."""
+        """How many messages the group has not committed."""
         return sum(queue.lag for queue in self.queues.values())
 
     @property
     def lost(self) -> int:
-        """The number of messages that were deleted before the group read them."""
+        """How many were deleted before the group read them."""
         return sum(queue.lost for queue in self.queues.values())
 
 
 class ConsumerGroups:
-    """The groups of the store at `path`; needs no engine. Only reset() and forget() write to the store."""
+    """The groups of the store at `path`, with or without an engine. NotAStoreError, ConfigError."""
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
-        """Raises NotAStoreError and ConfigError."""
         check_keywords(ConsumerGroups, settings)
         self._root = Path(path).absolute()
         self._settings = settings
@@ -84,24 +83,23 @@ class ConsumerGroups:
         return html_table(repr(self), ("topic", "group", "lag", "lost", "members", "queues", "note"), rows)
 
     def groups(self, *, topic: str | None = None, group: str | None = None) -> list[GroupState]:
-        """Return the state of every group on every topic, or of this topic or group only."""
+        """Return the state of each group on each topic, or of this topic or group."""
         with self._open() as reader:
             return [self._state(reader, each_topic, each_group, offsets)
                     for (each_topic, each_group), offsets in sorted(self._offsets.groups().items())
                     if topic in (None, each_topic) and group in (None, each_group)]
 
     def notes(self) -> list[str]:
-        """Return sentences about a damaged config/consumerOffset.json; empty if it is undamaged."""
+        """Return what is damaged in config/consumerOffset.json, as sentences."""
         return self._offsets.table().notes
 
     def reset(
         self, topic: str, group: str, to: Literal["first", "last"] | int | datetime, queues: Sequence[int] | None = None,
     ) -> dict[int, int]:
-        """Set the group's offsets to the first or last message, an offset, or a time, in all queues or in these.
+        """Set the group's offsets to the first or last message, an offset, or a time, in all queues or in these; return the next offsets.
 
-        Living members continue there within a second; their commits of messages read before have no effect. An offset
-        outside a queue becomes the nearest end of the queue. Returns queue id -> next offset. UsageError for a topic
-        without queues, and for a group that has no offsets of it: a new group begins where its first consumer says.
+        Living members follow within a second; commits of what they read before have no effect. An offset outside a queue becomes its
+        nearest end. UsageError for a topic without queues, and for a group without offsets of it.
         """
         key = group_key(topic, group)
         groups = [each_group for each_topic, each_group in self._offsets.groups() if each_topic == topic]
@@ -199,9 +197,8 @@ def lack_of_queues(root: Path, topic: str, group: str, members: int, queues: int
 class QueueLag:
     """The lag of a group in one queue.
 
-    `committed` is the next offset of the group, None for a queue that is new to it; `lag` is the number of messages
-    from there to `max_offset`, whatever their tags; `waiting_since_ms` is the store time of the first of them, None if
-    there are none. `lost` counts messages that were deleted before the group read them.
+    `committed` is the next offset, None for a new queue; `lag` counts the messages from there to `max_offset`, of any tags;
+    `waiting_since_ms` is the store time of the first of them; `lost` counts those deleted before the group read them.
     """
 
     queue_id: int

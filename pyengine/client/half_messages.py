@@ -346,10 +346,10 @@ class PreparedCheck:
         reader = self._halves.reader()
         end, deadline_s = reader.max_physical_offset(ReadLevel.COMMITTED), time.monotonic() + DISPATCH_S
         while time.monotonic() < deadline_s:
-            seen = reader.arrivals()
+            seen = reader._arrivals()
             if reader.dispatched_offset(ReadLevel.COMMITTED) >= end:
                 return True
-            reader.wait_for_arrival(0.1, seen)
+            reader._wait_for_arrival(0.1, seen)
         return False
 
     def _check_queue(self, queue_id: int, can_ask: Callable[[str], bool], asked: list[Message]) -> None:

@@ -46,13 +46,10 @@ def run_consumer(
 ) -> None:
     """Call `handler` with each message of `topic` for `group` until SIGTERM, SIGINT, or `stop` is set.
 
-    A message is done when the handler returns. When it raises an exception, the message is given back and delivered again
-    later: see Consumer.retry, also for `delay_level`. Up to `concurrency` messages are handled at once, each in a thread of
-    its own; with 1 they are handled in this thread, and those of a queue in order. At the end the call waits for running
-    handlers and stores the offsets; a second signal has its usual effect. Outside the main thread no signal is caught.
-    A group that is new to the topic starts with the first message.
-    `options` are those of pyengine.consume (from_, tags, timeout_s, max_reconsume_times, settings ...). An error of the store also ends
-    the call, and so does a handler that raises a BaseException which is not an Exception.
+    A message is done when the handler returns; one that raises is delivered again later (Consumer.retry, also for
+    `delay_level`). Up to `concurrency` messages are handled at once, each in a thread; with 1, in this thread and in order. The
+    end waits for running handlers; a second signal does not. Outside the main thread no signal is caught.
+    `options` are those of pyengine.consume. An error of the store, or a BaseException of a handler, ends the call.
     """
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=False)
@@ -79,7 +76,7 @@ async def run_consumer_async(
 ) -> None:
     """Like run_consumer(), for asyncio: `handler` is a coroutine function, and up to `concurrency` tasks of it run at once.
 
-    A cancelled call cancels the running handlers; their messages are delivered again.
+    A cancelled call cancels the handlers; their messages are delivered again.
     """
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=True)

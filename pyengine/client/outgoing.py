@@ -99,8 +99,7 @@ class OutgoingMessage:
 class RawMessage:
     """One message with every field set by the caller, for put_raw(). RocketMQ: MessageExtBrokerInner.
 
-    `store_host` None is the store's own. `wait_store_msg_ok` False does not wait for the disk or for slaves.
-    `delay_level` 1..n delivers it later. `clock_ms` is the store time, only in an engine with replay_clock.
+    `store_host` None is the store's own; `clock_ms` is the store time, only in an engine with replay_clock.
     """
 
     topic: str

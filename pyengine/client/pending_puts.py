@@ -50,11 +50,7 @@ Result = TypeVar("Result", bound=PutOutcome)
 
 
 class PutFuture(PendingPut, Future[Result]):
-    """A concurrent.futures.Future that can also be awaited: `result(timeout)`, `add_done_callback(f)`, `await`.
-
-    The Future of put_async takes its answer from the session when result() is called or a task awaits it. With a callback or
-    wait() for several it becomes an ordinary Future, which the answers' thread resolves.
-    """
+    """A concurrent.futures.Future that can also be awaited: `result(timeout)`, `add_done_callback(f)`, `await`."""
 
     # Until it becomes an ordinary Future its code is csrc/front/pending.c.
 

@@ -99,12 +99,9 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
             refusals: Refusals = "raise", **settings: Unpack[EngineSettings]) -> Producer:
     """Return a producer that is connected to the engine on the store at `path`.
 
-    It waits up to `timeout_s` for an engine that is started later or is being restarted, also if the store does not exist yet;
-    0 does not wait. Then EngineUnavailableError; at once if waiting cannot help (another user's engine, a degraded one).
-    `refusals="return"` is for programs that look at each status: a put then returns its result where it would raise PutError.
-    `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes). `settings` are those of the
-    store that a producer needs: store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums,
-    transaction_timeout_ms and the like.
+    It waits up to `timeout_s` for an engine or a store that is not there yet, then EngineUnavailableError; at once where waiting cannot
+    help. With `refusals="return"` a put returns its result where it would raise PutError. `ring_bytes` is a power of two (default
+    session_ring_bytes); `settings` are those of the store that a producer needs.
     """
     from pyengine.ipc.session_client import require_engine, until_ready
     from pyengine.native.session import check_ring_bytes
@@ -179,12 +176,11 @@ def _named(name: str, keywords: Sequence[str] = ()) -> Callable[[Callable[_Given
 
 
 class Producer(ProducerFront):
-    """Puts messages into a running engine. Made by pyengine.connect; for `with` and `async with`.
+    """Puts messages into a running engine. Made by pyengine.connect; for `with` and `async with`. Threads may share it.
 
-    A put returns only if its promise is kept: all but PUT_OK raises PutError, whose subclass says whether the log has the message
-    (connect(refusals="return") returns the result instead). A wrong argument is TypeError or UsageError. Threads may share a
-    producer. When the engine is replaced, the next put opens a new session by itself; so does the first put of a forked child, whose
-    parent goes on with its own.
+    A put returns only with PUT_OK, else it raises PutError, whose subclass says whether the log has the message (or it returns
+    the result: connect(refusals="return")). A wrong argument is TypeError or UsageError. After an engine was replaced the next put
+    opens a new session, and so does the first put of a forked child.
     """
 
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
@@ -254,14 +250,11 @@ class Producer(ProducerFront):
                 sharding_key: str | None = None) -> PutResult:
             """Store one message and return where it is, once it is as durable as the flush mode promises.
 
-            It goes to the topic's queues in turn, or to the queue `queue_id`. A topic that a put makes has one queue, which keeps
-            the order; `pyengine topics` makes more (docs/topics.md). `sharding_key` puts messages with the same key into the same
-            queue, which keeps their order.
-            `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
-            so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level),
-            `deliver_at` at a time, a datetime with a zone or ms since 1970, up to 40 days ahead; never before it.
-            `wait=False` does not wait for the disk (sync mode) or for slaves (SYNC_MASTER). `timeout_s` is the
-            longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
+            It goes to the topic's queues in turn, to `queue_id`, or to the queue of `sharding_key`, whose messages keep their order. A
+            topic that a put makes has one queue (docs/topics.md). `keys` are words for query_message, `unique_key` is UNIQ_KEY, by which a
+            consumer knows duplicates. `delay_level` 1..n or `deliver_at` (a datetime with a zone, or ms since 1970, up to 40 days ahead)
+            delivers it later. `wait=False` does not wait for the disk or for slaves. `timeout_s` bounds the wait for the writer (default
+            put_timeout_ms).
             """
 
         def put_async(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
@@ -269,14 +262,11 @@ class Producer(ProducerFront):
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                       timeout_s: float | None = None, deliver_at: datetime | int | None = None,
                       sharding_key: str | None = None) -> PutFuture[PutResult]:
-            """Like put(), but return a Future of the PutResult at once. It can be awaited.
+            """Like put(), but return a Future of the result at once; await it, or ask for its result: only so is a PutError seen.
 
-            Ask each Future: one that nobody asks, by result(), a callback or an await, keeps its PutError to itself.
-            When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
-            waits: the put is submitted later, in order; await the Future to bound the number of pending puts. The Future
-            gets the engine's answer, after a restart of a worker too; if the session ends first, an indeterminate result.
-            Callbacks run in the thread that takes the answers: keep them short. While 4,095 puts are pending, a put()
-            in a callback is refused after put_timeout_ms.
+            With a full ring a plain thread waits up to `timeout_s` for room; in an event loop the put is submitted later, in order, so
+            bound the pending ones by awaiting. The answer may come after a worker's restart; if the session ends first it is indeterminate.
+            Keep callbacks short: they run in the thread that takes the answers, and while 4,095 puts are pending a put() there is refused.
             """
 
         def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
@@ -284,8 +274,7 @@ class Producer(ProducerFront):
                      wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
             """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
 
-            They share tags, keys, properties and flag. The queue is chosen as in put(), once for all.
-            Together they may have up to 256 MiB and span segments; each body obeys max_message_size_bytes.
+            Together up to 256 MiB; each body obeys max_message_size_bytes. The queue is chosen as in put(), once for all.
             """
 
     @_named("put")
@@ -317,7 +306,7 @@ class Producer(ProducerFront):
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
                        flag: int = 0, wait: bool = True, timeout_s: float | None = None,
                        sharding_key: str | None = None) -> PutFuture[PutManyResult]:
-        """Like put_many(), but return a Future of the PutManyResult at once; see put_async()."""
+        """Like put_many(), but return a Future; see put_async()."""
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
         return self._puts.submit(self._checked(self._many_entry, message, bodies, wait), timeout_s)
 
@@ -327,8 +316,8 @@ class Producer(ProducerFront):
                   timeout_s: float | None = None, sharding_key: str | None = None) -> PutResult:
         """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
 
-        `properties` are appended to those of each message. Together the messages obey max_message_size_bytes. The
-        result has the offsets of the first message, and all message ids joined by commas.
+        `properties` are appended to those of each. Together they obey max_message_size_bytes. The result has the first one's offsets and
+        all ids.
         """
         message = OutgoingMessage(topic, b"", queue_id, properties=properties, sharding_key=sharding_key)
         return cast(PutResult, self._put(self._checked(self._batch_entry, message, messages, wait), timeout_s))
@@ -337,14 +326,11 @@ class Producer(ProducerFront):
     def put_arrow(self, topic: str, table: object, *, body: str = "body", keys: str | None = None, tags: str | None = None,
                   properties: Sequence[str] = (), queue_id: int | None = None, wait: bool = True, timeout_s: float | None = None,
                   sharding_key: str | None = None) -> list[PutManyResult]:
-        """Store each row of a table as a message, in the order of the rows, in one queue; needs pyarrow.
+        """Store each row of a table as a message, in order, in one queue; needs pyarrow.
 
-        `table` is one of pyarrow, Polars, DuckDB or pandas, or any Arrow stream. `body`, `keys`, `tags` and `properties` name its
-        columns; a property has the name of its column, and a null is none. Bodies are bytes or text, keys one text or a list.
-
-        Rows are put in pieces, each as by put_many(): all of its rows or none, with one result. A piece has up to 64 MiB, with keys,
-        tags or properties up to 256 KiB. The first piece that is not PUT_OK ends the call: earlier ones are stored, as a
-        note of its PutError says (connect(refusals="return") returns all results, that one last).
+        `table` is one of pyarrow, Polars, DuckDB or pandas, or any Arrow stream. `body`, `keys`, `tags` and `properties` name columns; a
+        null is none. Each piece (64 MiB; 256 KiB with keys, tags or properties) is stored as by put_many(). The first that is not
+        PUT_OK ends the call: a note of its PutError says what is stored.
         """
         columns = outgoing.RowColumns(body, keys, tags, tuple(arguments.several(properties, "properties", "a sequence of str")))
         most_bytes = outgoing.PIECE_BYTES if columns.are_plain else outgoing.BATCH_PIECE_BYTES
@@ -366,10 +352,7 @@ class Producer(ProducerFront):
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
     def put_raw(self, message: RawMessage, *, timeout_s: float | None = None) -> PutResult:
-        """Store one message with every field set by the caller; the property text is stored as it is.
-
-        For tools that replay what a broker received. RocketMQ: putMessage with a MessageExtBrokerInner.
-        """
+        """Store one message with every field set by the caller, for tools that replay what a broker received."""
         return cast(PutResult, self._puts.give(self._put_raw(message, timeout_s)))
 
     def _put_raw(self, message: RawMessage, timeout_s: float | None) -> PutResult:
@@ -377,16 +360,16 @@ class Producer(ProducerFront):
         return cast(PutResult, self._puts.put_and_wait(self._checked(self._raw_entry, message), timeout_s))
 
     def put_raw_async(self, message: RawMessage, *, timeout_s: float | None = None) -> PutFuture[PutResult]:
-        """Like put_raw(), but return a Future of the PutResult at once; see put_async()."""
+        """Like put_raw(), but return a Future."""
         return self._puts.submit(self._checked(self._raw_entry, message), timeout_s)
 
     def put_batch_raw(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutResult:
-        """Store a batch with every field set by the caller; the members have body and flag. RocketMQ: MessageExtBatch."""
+        """Store a batch with every field set by the caller. RocketMQ: MessageExtBatch."""
         return cast(PutResult, self._put(self._checked(self._raw_batch_entry, message, members), timeout_s))
 
     def put_batch_raw_async(self, message: RawMessage, members: Sequence[BatchMember], *,
                             timeout_s: float | None = None) -> PutFuture[PutResult]:
-        """Like put_batch_raw(), but return a Future of the PutResult at once; see put_async()."""
+        """Like put_batch_raw(), but return a Future."""
         return self._puts.submit(self._checked(self._raw_batch_entry, message, members), timeout_s)
 
     def _put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
@@ -423,11 +406,9 @@ class Producer(ProducerFront):
     ) -> TransactionBlock:
         """Return a `with` (or `async with`) block whose `put()`s consumers see when it ends, and never if it ends by an exception.
 
-        For a message that a kill leaves undecided, `checker` is called after transaction_timeout_ms (or `check_after_s` seconds)
-        with the message, and returns "commit", "rollback", or None for "ask again later". From now on it is called for every
-        undecided message of `group`, of other processes too, in a thread of this producer, until close(). After
-        transaction_check_max answers of None the message is moved to TRANS_CHECK_MAX_TIME_TOPIC. The messages are RocketMQ's
-        half messages: a broker that takes over the store checks them too (docs/transactions.md).
+        A message that a kill leaves undecided is passed to `checker` after transaction_timeout_ms (or `check_after_s`): "commit",
+        "rollback" or None for later. It gets those of other processes of `group` too, in a thread, until close(); after
+        transaction_check_max answers of None the message goes to TRANS_CHECK_MAX_TIME_TOPIC (docs/transactions.md).
         """
         arguments.text(group, "group")
         if check_after_s is not None and not 0 <= arguments.integer(check_after_s, "check_after_s") <= INT32_MAX:
@@ -435,10 +416,9 @@ class Producer(ProducerFront):
         return self._in_groups().transaction(group, checker, check_after_s)
 
     def check_transactions(self) -> int:
-        """Call this producer's checkers now for messages that are undecided for long enough; return the number of messages.
+        """Call the checkers now for messages that are undecided for long enough; return their number, 0 while another process does.
 
-        The producer does it by itself each transaction_check_interval_ms. One process at a time does it for a store: the result
-        is 0 while another process does. PutError, EngineError.
+        It happens by itself each transaction_check_interval_ms.
         """
         return self._in_groups().check_now()
 

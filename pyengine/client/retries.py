@@ -208,24 +208,23 @@ class DeadLetterQueue:
     end: int
     next: int
     oldest_ms: int | None
-    """Store time of the oldest that was not put back, None without any."""
+    """Store time of the oldest that was not put back."""
 
     @property
     def messages(self) -> int:
-        """The number of dead letters that can be read."""
+        """How many can be read."""
         return self.end - self.first
 
     @property
     def waiting(self) -> int:
-        """The number of dead letters that were not put back yet."""
+        """How many were not put back yet."""
         return self.end - self.next
 
 
 class DeadLetters:
-    """Reads the dead letters of the store at `path` and puts them back. Only requeue() needs an engine and writes."""
+    """The dead letters of the store at `path`. Only requeue() needs an engine. NotAStoreError, ConfigError."""
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
-        """Raises NotAStoreError and ConfigError."""
         check_keywords(DeadLetters, settings)
         self._root = Path(path).absolute()
         self._settings = settings
@@ -240,25 +239,22 @@ class DeadLetters:
                           ((each.group, each.first, each.next, each.end) for each in self.queues()))
 
     def queues(self) -> list[DeadLetterQueue]:
-        """Return one DeadLetterQueue for each group with dead letters, in the order of names."""
+        """Return each group with dead letters, sorted."""
         with self._open() as reader:
             return [self._queue(reader, topic.removeprefix(DLQ_PREFIX)) for topic in sorted(reader.topics())
                     if topic.startswith(DLQ_PREFIX) and 0 in reader.queue_ids(topic)]
 
     def messages(self, group: str, offset: int | None = None, max_messages: int = 32) -> list[Message]:
-        """Return up to `max_messages` of a group from this offset on (None: the first), each with its original topic."""
+        """Return up to `max_messages` of a group from this offset on (None: the first), with their original topics."""
         with self._open() as reader:
             queue = self._queue(reader, group)
             return list(_read(reader, group, queue.first if offset is None else offset, queue.end, max_messages))
 
     def requeue(self, group: str, offsets: Iterable[int] | None = None) -> int:
-        """Put dead letters back, so that the group, and no other, gets them again; return their number.
+        """Put dead letters back, all that were not yet or those at `offsets`; only this group gets them. Return their number.
 
-        `offsets` selects some; None means all that were not put back yet, and stores the progress as the group's offset
-        of its dead letters in consumerOffset.json. They go to the group's retry topic at once, and their retries are counted
-        from 0 again. At least once: after a kill before the progress is stored, up to 32 messages are put back again. One that
-        can never be stored again stays a dead letter, and the others are put back before its PutError is raised.
-        UsageError for an offset without a message; PutError, EngineUnavailableError.
+        Their retries count from 0 again. A kill may put up to 32 back twice. One that can never be stored stays, and the others are put
+        back before its PutError is raised. UsageError for an offset without a message; EngineUnavailableError.
         """
         retries = Retries(self._root, group, max_reconsume_times=MAX_RECONSUME_TIMES, **self._settings)
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)

@@ -76,7 +76,7 @@ class MissedMessagesError(EngineError):
 
 
 class TopicsFailedError(EngineError):
-    """Tables of some topics could not be written; those of all others are complete. `report` has what the run did."""
+    """Tables of some topics could not be written; `report` says which. The others are complete."""
 
     def __init__(self, report: TablesReport) -> None:
         super().__init__(report.sentence)
@@ -123,10 +123,7 @@ class TablesState:
 
 @dataclass(frozen=True, slots=True)
 class TablesReport:
-    """The messages by topic and the commits that a run added, and the offset that the tables have reached.
-
-    `failed`: topics whose tables lack messages below it, and why.
-    """
+    """The messages by topic and the commits that a run added, and the offset reached; `failed`: topics whose tables lack some, and why."""
 
     store: str
     dest: str
@@ -164,16 +161,14 @@ def write_tables(
     over: threading.Event | None = None, progress: Callable[[int, int | None], None] = lambda done, total: None,
     piece_bytes: int = PIECE_BYTES, json: Mapping[str, str] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> TablesReport:
-    """Add the new messages of a store to tables of Delta Lake or Iceberg in the folder `dest`: each message exactly once (docs/tables.md).
+    """Add the new messages of a store to tables of Delta Lake or Iceberg in the folder `dest`, each exactly once (docs/tables.md).
 
-    `to` is "delta" or "iceberg". `topics` is a regular expression for whole names; the default is all topics except RocketMQ's
-    internal ones. UsageError if it matches no topic of the store and `dest` is empty, unless `allow_missing`. With `follow` the call
-    continues until `over` is set, with one commit per `interval_s` at most. The log is held until `hold_hours` after the last commit.
-    `json` names columns and their types, which are made of bodies that are JSON objects; a later run may add to them.
-
-    A table that cannot be written, because another program made it for example, does not stop the others: at the end
-    TopicsFailedError says which failed, and has the report. UsageError if the folder is of another origin, or was begun with other
-    topics; MissedMessagesError for messages that were deleted before they were read, unless `allow_loss`; CorruptionError at damage.
+    `topics` is a regular expression for whole names (None: all but RocketMQ's internal ones). With `follow` it continues until `over`
+    is set, with a commit per `interval_s` at most. The log is held until `hold_hours` after the last commit. `json` names columns and
+    types of bodies that are JSON objects.
+    TopicsFailedError, with the report, says which tables failed; the others are complete. UsageError for a folder of another origin
+    or other topics, and for a pattern without topics unless `allow_missing`; MissedMessagesError for deleted messages unless
+    `allow_loss`; CorruptionError.
     """
     started_s = time.monotonic()
     pattern = _checked(to, topics, hold_hours, interval_s, piece_bytes)

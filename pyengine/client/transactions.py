@@ -85,10 +85,9 @@ class Transaction:
     def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
             unique_key: str | None = None, sharding_key: str | None = None, timeout_s: float | None = None) -> PutResult:
-        """Store one message that consumers do not see before the commit; arguments as of Producer.put.
+        """Store one message that consumers do not see before the commit; arguments and PutError as of Producer.put.
 
-        The result has the offsets of the half message. PutError as of put(); for a message that is not stored also with
-        refusals="return", so that the block is rolled back.
+        The result has the offsets of the half message.
         """
         if self._owner.is_of_parent:
             raise UsageError(_OF_PARENT)

@@ -95,18 +95,13 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class Engine:
     """An engine that runs inside a `with` block, or between start() and stop(), as child processes.
 
-    `path` is the store, which is created if it does not exist; `settings` are its settings (docs/configuration.md).
-    `state` is "stopped", "running" or "degraded" (read-only), and `reason` says why it is degraded. The engine stops in order
-    when the process that embeds it ends, even if that is killed.
+    It creates the store at `path` if it does not exist, and stops in order when its process ends, even if that is killed.
 
-    `shared=True` is for several processes with the same store: the first one starts the engine, the others use it, and it stops in
-    order when the last one has called stop() or ended, in whatever way. A forked child shares it too, until it calls stop() or ends.
-    An engine that `pyengine start` or another program has started is used and not stopped. If an engine that is shared crashes,
-    the processes start it again; after `pyengine stop` only the next start() does.
+    With `shared=True` several processes share it: the first starts it, it stops with the last one's stop() or end, a forked child
+    counts too, and after a crash they start it again. One that another program has started is used and not stopped.
 
-    ConfigError for an unknown setting or value; start() raises StoreBusyError when another engine or a broker has the store open, or
-    when processes share it with other settings, CorruptionError when the store is too damaged to open, DiskFullError when the
-    disk has no space for the first messages of a new store.
+    ConfigError for a setting. start() raises StoreBusyError when another engine, a broker, or processes with other settings have the
+    store, CorruptionError for damage, DiskFullError when the first messages of a new store have no space.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, **settings: Unpack[EngineSettings]) -> None:
@@ -121,7 +116,7 @@ class Engine:
     def start(self, progress: Progress | None = None) -> Engine:
         """Create or recover the store and start its workers; returns when it takes puts.
 
-        `progress` is called with (bytes of the log done, all bytes) while the store is recovered.
+        `progress` gets (bytes of the log done, all bytes) during recovery.
         """
         if self._process is not None or self._shared and self._shared.is_joined:
             raise UsageError(f"the engine on {self.path} is started already")
@@ -151,20 +146,18 @@ class Engine:
 
     @property
     def state(self) -> str:
-        """Return "stopped", "running" or "degraded"; of an engine that is shared, what it is now."""
+        """"stopped", "running" or "degraded" (read-only)."""
         return self._shared.look()[0] if self._shared else self._state
 
     @property
     def reason(self) -> str:
-        """Return why the engine is degraded, or why one that is shared cannot be started again; "" if it runs."""
+        """Why it is degraded, or cannot be started again; else ""."""
         return self._shared.look()[1] if self._shared else self._reason
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop in order: flush everything, remove `abort`. EngineError if the engine does not stop, or not in order, in time.
+        """Stop in order: flush everything, remove `abort`; a shared engine only if no other process uses it.
 
-        An engine that was too slow continues to stop; another call waits for it. EngineError too for an engine that has ended
-        because its store was moved, removed or replaced; the text says where the store is. An engine that is shared stops if no
-        other process uses it.
+        EngineError if it does not stop in time (it continues to stop; call again), or if its store was moved, removed or replaced.
         """
         if self._shared:
             self._shared.leave(timeout_s)
@@ -188,13 +181,13 @@ class Engine:
                 store.close()
 
     def connect(self, **options: Unpack[ConnectOptions]) -> Producer:
-        """Return a producer that is connected to this engine; options as for pyengine.connect."""
+        """Return a producer of this engine; options as for pyengine.connect."""
         if self._shared:
             self._shared.keep()
         return connect(self.path, **options)
 
     def open_store(self) -> LiveStoreReader:
-        """Return a reader of this engine's store, as pyengine.open_store does."""
+        """Return a reader of this engine's store."""
         from pyengine.ipc.live_reader import open_store
 
         return open_store(self.path)
@@ -213,7 +206,7 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the supervisor, None while stopped."""
+        """Of the supervisor, None while stopped."""
         if self._shared:
             return supervisor_pid(self.path) if self._shared.is_joined else None
         return self._process.pid if self._process else None

@@ -260,27 +260,24 @@ def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Message:
-    """One record of the commit log.
-
-    Hosts are text, `1.2.3.4:10911` or `[2001:db8::1]:10911`. Times are ms since 1970.
-    """
+    """One record of the commit log. Times are ms since 1970, hosts text: `1.2.3.4:10911`, `[2001:db8::1]:10911`."""
 
     topic: str
     body: bytes
-    """The body as stored, compressed if sys_flag says so; `content` is the producer's."""
+    """As stored, compressed if sys_flag says so; `content` is the producer's."""
     queue_id: int
     queue_offset: int
-    """Its queue offset."""
+    """Its number in the queue."""
     physical_offset: int
-    """The offset of the record in the commit log."""
+    """Where the record begins in the log."""
     size_bytes: int
-    """The size of the whole record."""
+    """Of the whole record."""
     raw_properties: str = ""
-    """The properties as stored; `properties` has them parsed."""
+    """As stored; `properties` has them parsed."""
     flag: int = 0
-    """A number that the producer chooses."""
+    """The producer's own number."""
     sys_flag: int = 0
-    """RocketMQ's flags: compression, transaction type, kinds of hosts."""
+    """RocketMQ's: compression, transaction type, kinds of hosts."""
     born_timestamp_ms: int = 0
     """The producer's clock."""
     born_host: str = "127.0.0.1:0"
@@ -288,13 +285,13 @@ class Message:
     """The store time: the writer's clock, never decreasing."""
     store_host: str = "127.0.0.1:10911"
     reconsume_times: int = 0
-    """How many times it was delivered again."""
+    """How often it was delivered again."""
     prepared_transaction_offset: int = 0
-    """The physical offset of the prepared record, in a commit or rollback."""
+    """Of the prepared record, in a commit or rollback."""
     body_crc: int = 0
-    """The checksum of the body as stored."""
+    """Of the body as stored."""
     delivery_count: int = field(default=1, compare=False)
-    """How often a group's members got it, this time included; a message that was given back by retry() is another one."""
+    """How often a group's members got it, this time included; one given back by retry() is another message."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -308,25 +305,22 @@ class Message:
 
     @property
     def store_time(self) -> datetime:
-        """The store time, with UTC as its zone; 9999-12-31 for later ones."""
+        """With UTC as its zone."""
         return _moment(self.store_timestamp_ms)
 
     @property
     def born_time(self) -> datetime:
-        """The producer's time, with UTC as its zone; the first or last moment of datetime for one beyond them."""
+        """The producer's time, with UTC as its zone."""
         return _moment(self.born_timestamp_ms)
 
     @property
     def content(self) -> bytes:
-        """The body as the producer had it: decompressed if RocketMQ's client compressed it, as it does above 4 KiB.
-
-        FormatError for another compression than zlib, and for more than 256 MiB.
-        """
+        """The body as the producer had it, decompressed. FormatError for another compression than zlib, and above 256 MiB."""
         return decompress_body(self.body, self.sys_flag)
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties, value by name."""
+        """Value by name."""
         found = self._properties
         if found is None:
             found = decode_properties(self.raw_properties)
@@ -335,22 +329,22 @@ class Message:
 
     @property
     def tags(self) -> str | None:
-        """The tag, None without one."""
+        """The tag."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> str | None:
-        """The keys of the index, separated by spaces; None without any."""
+        """Keys of the index, separated by spaces."""
         return self.properties.get(PROPERTY_KEYS)
 
     @property
     def uniq_key(self) -> str | None:
-        """The unique key that the client made, None without one."""
+        """The unique key that the client made."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
     def transaction_type(self) -> int:
-        """One of the SYS_FLAG_TRANSACTION_ values."""
+        """A SYS_FLAG_TRANSACTION_ value."""
         return self.sys_flag & SYS_FLAG_TRANSACTION_MASK
 
     @property

@@ -576,7 +576,7 @@ class Admin:
         wanted = members.subscriptions.get(name) if members is not None else None
 
         def collect() -> Answer:
-            queue = self._reader.queue(name, queue_id)
+            queue = self._reader._queue(name, queue_id)
             if queue is None:
                 return Answer(codes.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
             low, high = self._reader.queue_range(name, queue_id, LEVEL)

@@ -252,8 +252,8 @@ class Pulls:
         while self._running:
             self._anything_held.wait()
             try:
-                self._reader.wait_for_arrival(TICK_S, seen)
-                seen = self._reader.arrivals()
+                self._reader._wait_for_arrival(TICK_S, seen)
+                seen = self._reader._arrivals()
             except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: _answer_held() tells the clients
                 self._closing.wait(TICK_S)
             self._answered.clear()
@@ -297,7 +297,7 @@ class Pulls:
         now_s = time.monotonic()
         pulls = self._held.get(key, [])
         try:
-            queue = self._reader.queue(*key)
+            queue = self._reader._queue(*key)
             end = 0 if queue is None else queue.max_offset(limit)
             left = [pull for pull in pulls if (end <= pull.offset and now_s < pull.until_s) or not self._finish(pull, now_s)]
         except Exception as error:  # noqa: BLE001 - the other queues' pulls are answered all the same

@@ -175,8 +175,7 @@ def dead_engine(root: str | os.PathLike[str]) -> DeadEngine | None:
 def open_store(path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> LiveStoreReader:
     """Open the store at `path` for reading, with or without a running engine.
 
-    Returns a StoreReader. `settings` are those of the store. Raises NotAStoreError and ConfigError; the first use of a
-    damaged folder raises StoreRefusedError.
+    `settings` are those of the store. NotAStoreError, ConfigError; StoreRefusedError at the first use of a damaged folder.
     """
     check_keywords(open_store, settings)
     return LiveStoreReader(path, None, **settings)
@@ -192,8 +191,7 @@ class Look(NamedTuple):
 class LiveStoreReader(StoreReader):
     """The StoreReader that open_store returns: it follows the engine while one runs. Threads may share it.
 
-    It reads the store that it was opened on, also after that folder was renamed, and never another one at the same path. Within
-    a second after the folder was moved, removed or replaced every call raises EngineUnavailableError: open the store again.
+    It never reads another store at the same path: once the folder is moved, removed or replaced, calls raise EngineUnavailableError.
     """
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: Unpack[EngineSettings]) -> None:
@@ -219,7 +217,7 @@ class LiveStoreReader(StoreReader):
 
     @property
     def default_level(self) -> ReadLevel:
-        """`flushed` if the engine runs in sync mode, or would by the store's settings; else `committed`."""
+        """`flushed` in sync mode, else `committed`."""
         memory = self._engine_memory()
         if memory is None:
             return super().default_level
@@ -227,12 +225,12 @@ class LiveStoreReader(StoreReader):
 
     @property
     def name(self) -> Path:
-        """The path of the store for people; `root` is the same folder, held open."""
+        """The path of the store, for people."""
         return self._store.name
 
     @property
     def is_live(self) -> bool:
-        """Whether an engine runs, so that the reader uses its counters and not the files."""
+        """Whether an engine runs."""
         self._require_open()
         return self._live_watermark.is_live
 
@@ -240,28 +238,25 @@ class LiveStoreReader(StoreReader):
         return self.is_live or super()._is_dispatched()
 
     def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
-        """Return the physical offset below which each message is in its queue; never beyond the end of the log for this level."""
+        """Return the physical offset below which each message of this level is in its queue."""
         return self._queue_limit(level)
 
     def wait_for_message(
         self, topic: str, queue_id: int, offset: int, timeout_s: float, level: ReadLevel | str | None = None
     ) -> bool:
-        """Sleep until the queue has a message at `offset` or beyond (True), or until the timeout (False).
-
-        With a running engine the sleep ends when the message is dispatched; without one the files are read every 0.1 s.
-        """
+        """Sleep until the queue has a message at `offset` or beyond (True), or until the timeout (False)."""
         deadline_s = time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
         while True:
-            look = self.look(topic, queue_id, level)
+            look = self._look(topic, queue_id, level)
             if self.queue_range(topic, queue_id, level)[1] > offset:
                 return True
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            self.wait_for_queues([look], left_s)
+            self._wait_for_queues([look], left_s)
 
-    def look(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> Look | None:
-        """Take this before a read of the queue: if the read finds nothing, has_arrived() and wait_for_queues() take it.
+    def _look(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> Look | None:
+        """Take this before a read of the queue: if the read finds nothing, _has_arrived() and _wait_for_queues() take it.
 
         None without a running engine.
         """
@@ -271,16 +266,16 @@ class LiveStoreReader(StoreReader):
         position = _position_of(memory.control, self._level(level))
         return Look(memory, Awaited(position, waiting.queue_limit(memory.control, position), waiting.arrival_slot(topic, queue_id)))
 
-    def has_arrived(self, look: Look) -> bool:
+    def _has_arrived(self, look: Look) -> bool:
         """Whether the queue may have something to read that it had not at the look."""
         return self._engine_memory() is not look.memory or waiting.has_arrived(look.memory.control, look.queue)
 
-    def newest_of(self, topic: str) -> tuple[EngineMemory, int] | None:
+    def _newest_of(self, topic: str) -> tuple[EngineMemory, int] | None:
         """Return a mark that differs once messages were dispatched to the topic, or another engine runs; None without an engine."""
         memory = self._engine_memory()
         return None if memory is None else (memory, waiting.newest_end(memory.control, topic))
 
-    def wait_for_queues(self, looks: Sequence[Look | None], timeout_s: float, sleeper: Sleeper | None = None, stirs: int = 0) -> None:
+    def _wait_for_queues(self, looks: Sequence[Look | None], timeout_s: float, sleeper: Sleeper | None = None, stirs: int = 0) -> None:
         """Sleep until one of these queues may have something to read, or until the timeout; one second at most.
 
         `sleeper.stir()` ends it too, if it is called after `stirs` was taken.
@@ -293,18 +288,18 @@ class LiveStoreReader(StoreReader):
         if len(queues) == len(looks):  # otherwise another engine runs than at the look
             (sleeper or Sleeper()).wait(memory.control, queues, min(timeout_s, WAIT_S_MAX), stirs)
 
-    def stir(self, sleeper: Sleeper) -> None:
-        """End a sleep of wait_for_queues(), or the one that is about to begin."""
+    def _stir(self, sleeper: Sleeper) -> None:
+        """End a sleep of _wait_for_queues(), or the one that is about to begin."""
         with self._memory_lock:
             sleeper.stir(None if self._memory is None else self._memory.control)
 
-    def arrivals(self) -> int:
-        """Return a number that changes when messages are dispatched: take it before a read, then pass it to wait_for_arrival."""
+    def _arrivals(self) -> int:
+        """Return a number that changes when messages are dispatched: take it before a read, then pass it to _wait_for_arrival()."""
         memory = self._engine_memory()
         return waiting.load_sequence(memory.control.arrival_seq) if memory else 0
 
-    def wait_for_arrival(self, timeout_s: float, seen: int) -> None:
-        """Sleep until a message is dispatched after arrivals() returned `seen`, or until the timeout; one second at most."""
+    def _wait_for_arrival(self, timeout_s: float, seen: int) -> None:
+        """Sleep until a message is dispatched after _arrivals() returned `seen`, or until the timeout; one second at most."""
         memory = self._engine_memory()
         if memory is None:
             time.sleep(min(timeout_s, WITHOUT_ENGINE_POLL_INTERVAL_S))
@@ -313,10 +308,10 @@ class LiveStoreReader(StoreReader):
 
     @contextlib.contextmanager
     def hold(self, physical_offset: int) -> Iterator[bool]:
-        """Keep the segment with this physical offset from being deleted inside the block. RocketMQ: MappedFile.hold.
+        """Keep the segment with this physical offset from being deleted inside the block, if True. RocketMQ: MappedFile.hold.
 
-        False when its deletion has begun, too many segments are held, or no engine runs. Then the segment may be deleted
-        at any time; each read notices that. The engine waits for a hold up to destroy_mapped_file_interval_forcibly_ms.
+        False when its deletion has begun, too many are held, or no engine runs. The engine waits for a hold up to
+        destroy_mapped_file_interval_forcibly_ms.
         """
         with self._hold(physical_offset - physical_offset % self.commit_log.size_bytes) as held:
             yield held
@@ -344,7 +339,7 @@ class LiveStoreReader(StoreReader):
             return self._holds.get(memory)
 
     def close(self) -> None:
-        """Close files and shared memory; no other thread may use the reader during or after this call."""
+        """Close files and shared memory; no other thread may use the reader any more."""
         was_open = self._is_open
         super().close()
         self._live_watermark.close()
@@ -529,7 +524,7 @@ def _queue_ends(readers: Sequence[LiveStoreReader], limit: int) -> tuple[tuple[Q
             return (), [f"{reader.name} was not stopped in order, so its queues may lack entries and are not compared: recover it first"]
     ends: list[dict[tuple[str, int], int]] = []
     for reader in readers:
-        queues = {(topic, queue_id): reader.queue(topic, queue_id) for topic, ids in reader.topics().items() for queue_id in ids}
+        queues = {(topic, queue_id): reader._queue(topic, queue_id) for topic, ids in reader.topics().items() for queue_id in ids}
         ends.append({key: queue.max_offset(limit) for key, queue in queues.items() if queue is not None})
     unlike = [QueueEnds(*key, *(each.get(key, 0) for each in ends)) for key in sorted(ends[0].keys() | ends[1].keys())]
     return tuple(one for one in unlike if one.store != one.other), []

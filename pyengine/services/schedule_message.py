@@ -375,7 +375,7 @@ class ScheduleMessageService(Service):
     def _queue(self, level: _Level) -> ConsumeQueue | None:
         queue = self._queues.get(level.number)
         if queue is None:
-            queue = self._reader.queue(level.topic, level.queue_id)
+            queue = self._reader._queue(level.topic, level.queue_id)
             if queue is not None:
                 self._queues[level.number] = queue
         return queue
@@ -395,7 +395,7 @@ class ScheduleMessageService(Service):
         return max(1, code)
 
     def _message(self, entry: ConsumeQueueEntry) -> Message | None:
-        message = self._reader.message_below(entry.physical_offset, self._watermark.limit(ReadLevel.COMMITTED))
+        message = self._reader._message_below(entry.physical_offset, self._watermark.limit(ReadLevel.COMMITTED))
         return message if message is not None and message.size_bytes == entry.size_bytes else None
 
     # ---- one message ------------------------------------------------------------

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING
 from pyengine.errors import UsageError, require_extra
 
 if TYPE_CHECKING:
-    from pyengine.spark.export import export_parquet
+    from pyengine.spark.export import ExportResult, export_parquet
     from pyengine.spark.jobs import skipped_ranges
-    from pyengine.spark.message_stats import collect_stats, stats
+    from pyengine.spark.message_stats import StatsRow, collect_stats, stats
     from pyengine.spark.spark_session import register, session, sql
     from pyengine.spark.store_verify import verify
-    from pyengine.spark.stream import source_metrics
+    from pyengine.spark.stream import SourceMetrics, source_metrics
 
 _WHERE = {name: f"pyengine.spark.{module}" for module, names in {
-    "export": ("export_parquet",), "jobs": ("skipped_ranges",), "message_stats": ("collect_stats", "stats"),
+    "export": ("ExportResult", "export_parquet"), "jobs": ("skipped_ranges",), "message_stats": ("StatsRow", "collect_stats", "stats"),
     "spark_session": ("register", "session", "sql"), "store_verify": ("verify",),
-    "stream": ("source_metrics",),
+    "stream": ("SourceMetrics", "source_metrics"),
 }.items() for name in names}
-__all__ = ["collect_stats", "export_parquet", "register", "session", "skipped_ranges", "source_metrics", "sql",
-           "stats", "verify"]
+__all__ = ["ExportResult", "SourceMetrics", "StatsRow", "collect_stats", "export_parquet", "register", "session", "skipped_ranges",
+           "source_metrics", "sql", "stats", "verify"]
 
 
 def __getattr__(name: str) -> object:

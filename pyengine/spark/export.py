@@ -64,7 +64,7 @@ _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """The result of a run: number of files in `dest`, of messages, and bytes of those files."""
+    """What `dest` has now: files, messages, and bytes of the files."""
 
     dest: str
     files: int
@@ -101,18 +101,12 @@ def export_parquet(
     progress: Callable[[int, int], None] | None = None,
     **options: object,
 ) -> ExportResult:
-    """Write the log, or some topics of it, as Parquet files into the folder `dest`.
+    """Write the log, or some topics of it, as Parquet files into the folder `dest`; the workers write them.
 
-    The workers write the files; each gets its name when it is complete, and `_SUCCESS` comes last, so a folder without it is an
-    incomplete export. A task that runs twice writes the same file twice. `dest` is a path that all workers share, or a URI of
-    pyarrow.fs (s3://bucket/path); with `dest_file_system` (`module:name` as in the option fileSystem) it is a path in that file
-    system.
-
-    `partitioned` writes into folders topic=.../date=YYYY-MM-DD (of the store time, UTC), which Spark and other readers turn into
-    columns. `incremental` continues where the last run into `dest` ended, or begins a new folder; the next run repeats a killed
-    one. `progress` is called from time to time with (bytes of the log done, all bytes). UsageError for a folder with other
-    content unless `overwrite`, for a `dest` that cannot be reached, and for an incremental export with another selection of rows
-    or columns than before.
+    `_SUCCESS` comes last: a folder without it is incomplete. `dest` is a path that all workers share or a URI (s3://bucket/path), or a
+    path in `dest_file_system` (`module:name`). `partitioned` makes folders topic=.../date=YYYY-MM-DD (UTC). `incremental` continues where
+    the last run into `dest` ended. `progress` gets (bytes done, all bytes). UsageError for a folder with other content unless
+    `overwrite`, and for another selection than an incremental run before.
     """
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")

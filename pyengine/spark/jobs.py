@@ -44,11 +44,7 @@ _INTERRUPT = "spark.job.interruptOnCancel"  # after a failure the other tasks en
 
 def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
                    **options: object) -> DataFrame:
-    """Return what a read with `onCorrupt=skip` leaves out: physicalOffset, bytes and reason of each damaged range.
-
-    The same options give the same ranges as the read; a range that extends beyond a partition's end is counted up to that end.
-    With `verifyCRC="true"` it has bodies with a wrong checksum too.
-    """
+    """Return what a read with `onCorrupt=skip` and these options leaves out: physicalOffset, bytes, reason."""
     given = given_options(store, topics, options) | {"columns": "physicalOffset", "onCorrupt": "skip"}
     read = read_options(given)
     return run_in_workers(spark, functools.partial(_skipped, read, chosen_columns(read)), plan(read), SKIPPED_SCHEMA)

@@ -68,7 +68,7 @@ _GROUPS_HELD = 20_000
 
 @dataclass(frozen=True, slots=True)
 class StatsRow:
-    """One row of `collect_stats`. Times are milliseconds; `time_ms` is the start of an hour or day in UTC."""
+    """One row of `collect_stats`. Times are ms; `time_ms` is the start of an hour or day in UTC."""
 
     topic: str
     queue_id: int | None        # by queue
@@ -89,22 +89,17 @@ class StatsRow:
 
 def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *, by: By = "queue",
           **options: object) -> DataFrame:
-    """Return one row for each queue, topic, or topic and hour or day (UTC) of the store time, with FIGURES.
+    """Return one row for each queue, topic, or topic and hour or day (UTC, of the store time): the columns in docs/spark.md.
 
-    Keys are `topic` and `partition`, `hour` or `day`. The call counts the messages in the workers at once; the rows of the
-    DataFrame are in the driver. Options are those of `spark.read.format("pyengine")`: with `topics` it counts what consumers see of
-    them, otherwise every record. With `verifyCRC=True` it checks every body, and damage fails the job (`onCorrupt="skip"` leaves
-    it out).
+    It counts at once, in the workers. `options` are those of reading: with `topics` it counts what consumers see, otherwise every
+    record; `verifyCRC=True` checks every body.
     """
     return spark.createDataFrame(count_messages(spark, store, topics, by, options))
 
 
 def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *,
                   by: By = "queue", progress: Callable[[int, int], None] | None = None, **options: object) -> list[StatsRow]:
-    """Return the rows of `stats` as a list, in the order of its keys.
-
-    `progress` is called from time to time with (bytes of the log done, all bytes).
-    """
+    """Return the rows of `stats` as a sorted list. `progress` gets (bytes done, all bytes)."""
     table = with_milliseconds(count_messages(spark, store, topics, by, options, progress))
     second = _SECOND_KEY[by]
     found = [StatsRow(

@@ -148,12 +148,12 @@ def require_messages_of_times(options: ReadOptions, reader: OpenStore, limit: in
 
 
 def _newest_ms(reader: OpenStore, topic: str, queue_id: int, limit: int) -> int | None:
-    queue = reader.queue(topic, queue_id)
+    queue = reader._queue(topic, queue_id)
     if queue is None:
         return None
     high = queue.max_offset(limit)
     entry = queue.entry(high - 1, high) if high else None
-    message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
+    message = reader._message_below(entry.physical_offset, limit) if entry is not None else None
     return None if message is None else message.store_timestamp_ms
 
 

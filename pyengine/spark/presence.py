@@ -214,7 +214,7 @@ class QueueExtents:
     @functools.cached_property
     def _queues(self) -> dict[Queue, ConsumeQueue]:
         return {(topic, queue_id): queue for topic, ids in self._store.topics().items() for queue_id in ids
-                if (queue := self._store.queue(topic, queue_id)) is not None}
+                if (queue := self._store._queue(topic, queue_id)) is not None}
 
     def ends(self) -> Iterator[tuple[Queue, QueueEnd]]:
         """Yield the end of every queue's entries, right or wrong; leave out a queue with other content."""
@@ -322,7 +322,7 @@ def queue_end(options: ReadOptions, store: OpenStore, queue: ConsumeQueue, limit
         place = int(numpy.flatnonzero(entries != numpy.zeros(1, ENTRY))[0])
         number, offset, size = number + place, int(offsets[place]), int(sizes[place])
         end = store.max_physical_offset(ReadLevel.COMMITTED)
-        if _is_message(store.message_below(offset, end), queue, number, size):
+        if _is_message(store._message_below(offset, end), queue, number, size):
             break  # beyond the limit
         if tries == 0:  # another process may just be writing it
             tries, at = 1, number
@@ -514,7 +514,7 @@ def _lost_by_queues(store: OpenStore, path: str, extents: QueueExtents) -> Lost 
     synced_ms = read_checkpoint(store.root).physic_msg_timestamp_ms
     if abort_file_exists(store.root) and 0 < synced_ms <= _last_store_timestamp_ms(store, end):
         return None  # lost in a crash because it was not synced: RocketMQ's recovery ends the log there too
-    firsts = {key: queue.max_offset(end) for key in sorted(beyond) if (queue := store.queue(*key)) is not None}
+    firsts = {key: queue.max_offset(end) for key in sorted(beyond) if (queue := store._queue(*key)) is not None}
     missing = {key: beyond[key].next_offset - first for key, first in firsts.items()}
     named = _listed(f"{topic}/{queue_id} from offset {first} on ({missing[topic, queue_id]:,})"
                     for (topic, queue_id), first in firsts.items())

@@ -228,7 +228,7 @@ def _count(options: ReadOptions, reader: TaskStore, part: QueueRows, schema: pya
     rows: dict[str, list[Any]] = {name: [] for name in options.columns}
     for one in part.queues:
         topic, queue_id, first, end = one.topic, one.queue_id, one.first, one.end
-        queue = reader.queue(topic, queue_id)
+        queue = reader._queue(topic, queue_id)
         if queue is None:  # deleted since the read was planned
             continue
         ends = [queue.entry(number, end) if first < end else None for number in (first, end - 1)]
@@ -260,7 +260,7 @@ def _list(options: ReadOptions, reader: TaskStore, part: QueueRows, schema: pyar
 
     examiner = _Examiner(options, reader, part.limit)
     for one in part.queues:
-        queue = reader.queue(one.topic, one.queue_id)
+        queue = reader._queue(one.topic, one.queue_id)
         if queue is None:
             continue
         for number, found in examiner.entries(queue, one.first, one.end):

@@ -382,7 +382,7 @@ class RemoteStore:
         """Return the start of the log's first segment, -1 without any."""
         return self.commit_log.min_offset
 
-    def message_below(self, physical_offset: int, limit: int) -> Message | None:
+    def _message_below(self, physical_offset: int, limit: int) -> Message | None:
         """Return the message that starts at this offset and ends at or below `limit`, or None."""
         start = self.commit_log.start_of(physical_offset) if 0 <= physical_offset < limit else None
         segment = None if start is None else segment_of(self, start)
@@ -432,7 +432,7 @@ class RemoteStore:
                 found.setdefault(topic, []).append(int(name))
         return {topic: sorted(found[topic]) for topic in sorted(found)}
 
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the reader of one queue's entries, None for a queue that does not exist."""
         folder = f"{QUEUES}/{topic}/{queue_id}"
         if folder not in self.queue_files():
@@ -445,7 +445,7 @@ class RemoteStore:
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel = ReadLevel.COMMITTED) -> tuple[int, int]:
         """Return (first readable offset, offset after the last); (0, 0) for a queue that does not exist."""
-        queue = self.queue(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         high = 0 if queue is None else queue.max_offset(self.dispatched_offset(level))
         return (queue.min_offset(self.min_physical_offset, high), high) if queue is not None and high else (0, 0)
 

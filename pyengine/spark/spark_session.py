@@ -34,7 +34,7 @@ _PASSING_ON = frozenset(("Project", "Filter", "Aggregate", "Join", "Window", "Wi
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format `pyengine` known to this session, and return it. A second call does nothing."""
+    """Make the format `pyengine` known to this session, and return it."""
     from pyengine.spark.source import OldQueueSource, PyEngineSource
     from pyengine.spark.versions import register_source
 
@@ -44,10 +44,9 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Return the running session, or a new one on this host: `cores` (default: all), loopback only, no web page.
+    """Return the running session, or a new one on this host: `cores` (default: all), loopback only, no web page, UTC.
 
-    PYENGINE_SPARK_MASTER in the environment names another master; `settings` replace the defaults. Times are UTC;
-    Python workers use this Python. UsageError without Java 17 or later.
+    PYENGINE_SPARK_MASTER names another master; `settings` replace defaults. UsageError without Java 17 or later.
     """
     from pyspark.sql import SparkSession
 
@@ -132,10 +131,9 @@ def _environment_of_user() -> dict[str, str]:
 
 
 def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view: str = "log", **options: object) -> DataFrame:
-    """Run a query over the temporary view `log` (`view` gives another name), reading only the columns that it uses.
+    """Run a query over the temporary view `log` (or `view`), reading only the columns that it uses; rows as of `spark.sql(query)`.
 
-    The view is the log as `options` choose it (docs/spark.md), with all columns unless `columns` names them; it remains, with all
-    its columns. The rows are those of `spark.sql(query)`. UsageError in a session of Spark Connect, which shows no plan.
+    `options` choose the log (docs/spark.md). UsageError with Spark Connect, which shows no plan.
     """
     if not hasattr(spark, "_jsparkSession"):
         raise UsageError("a session of Spark Connect does not show the plan of a query: name the columns by the option columns, and "

@@ -59,11 +59,10 @@ def verify(
     acked: str | os.PathLike[str] | None = None, task_bytes: int = TASK_BYTES,
     progress: Callable[[int, int], None] | None = None, **sizes: object,
 ) -> CheckReport:
-    """Check a whole store, with the same report as `pyengine check`: every record and CRC, queues and index, holes.
+    """Check a whole store, with the report of `pyengine check`: every record and CRC, queues and index, holes.
 
-    `sizes` (or a whole `config`) are settings of the store that its files do not show. While an engine runs, everything dispatched is
-    checked. Workers read the store's files under the same path; the driver compares the list `acked`. NotAStoreError,
-    StoreBusyError, DiskError.
+    `sizes` (or `config`) are settings that the files do not show. The driver compares the list `acked`. Workers need the files under
+    the same path. NotAStoreError, StoreBusyError, DiskError.
     """
     from pyengine.ipc.live_reader import check_now
 

@@ -208,10 +208,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True, slots=True)
 class SourceMetrics:
-    """What one micro-batch has read of a store, and its lag when it was planned.
+    """What one micro-batch has read of a store, and its lag when it was planned; None is unknown.
 
-    Unknown values are None: `bytes` of the first batch of a new query, whose start Spark does not report; all lags with Spark 4.0
-    and 4.1, or while an engine restarts; and `lag_messages` of a stream of the whole log, whose offsets are bytes.
+    Unknown: `bytes` of a new query's first batch; lags with Spark 4.0 and 4.1, or while an engine restarts; `lag_messages` of a whole
+    log.
     """
 
     batch_id: int
@@ -219,18 +219,17 @@ class SourceMetrics:
     """When the batch began, ISO 8601, UTC."""
     rows: int
     bytes: int | None
-    """Of the records in its range of offsets, those too that tags or a time leave out."""
+    """Of all records in its range, chosen or not."""
     lag_messages: int | None
     lag_bytes: int | None
 
 
 def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, source: int = 0, file_system: str = AUTO
                    ) -> list[SourceMetrics]:
-    """Return rows, bytes and lag of the query's recent micro-batches (`query.recentProgress`), oldest first.
+    """Return rows, bytes and lag of the query's recent micro-batches, oldest first.
 
-    `store` is the store of the query's source number `source`, `file_system` its option fileSystem. Bytes of queues are counted
-    from the queues' files, 20 bytes a message, without deleted messages. A source in Python cannot add them to Spark's progress
-    itself.
+    `source` is the number of the query's source that reads `store`, `file_system` its option. Bytes of queues do not count deleted
+    messages.
     """
     found = []
     with open_for_reading(read_options({"path": os.fspath(store), "fileSystem": file_system})) as reader:
@@ -260,7 +259,7 @@ def _between(store: OpenStore, start: Offset, end: Offset) -> tuple[int | None, 
     for topic, queues in end.items():
         before = start.get(topic, {})
         for name, last in queues.items():
-            queue = store.queue(topic, int(name))
+            queue = store._queue(topic, int(name))
             first = before.get(name, 0 if queue is None else store.queue_range(topic, int(name))[0])
             messages += max(0, last - first)
             if queue is not None:

@@ -317,7 +317,7 @@ class QueueStream(StreamOffsets):
     def _end_of_read(self, start: Offset, end: Offset, before: int | None) -> int:
         begins, found, limit = {} if before is None else _from_json(start), before or 0, self._limit()
         for key, last in _from_json(end).items():
-            queue = self._reader.queue(*key) if last != begins.get(key, 0) else None
+            queue = self._reader._queue(*key) if last != begins.get(key, 0) else None
             entry = None if queue is None else queue.entry(last - 1, last)
             if entry is not None and not is_filler(entry) and entry.physical_offset + entry.size_bytes <= limit:  # else it is damaged
                 found = max(found, entry.physical_offset + entry.size_bytes)
@@ -334,7 +334,7 @@ class QueueStream(StreamOffsets):
         begins, ends = _from_json(start), _from_json(target)
         spans: dict[Queue, tuple[ConsumeQueue, int, int]] = {}
         for key, end in ends.items():
-            queue = self._reader.queue(*key)
+            queue = self._reader._queue(*key)
             if queue is None:
                 continue
             begin = self._begin(key, queue, begins.get(key), end)
@@ -358,7 +358,7 @@ class QueueStream(StreamOffsets):
     def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
         begins, waiting = _from_json(start), 0
         for key, end in _from_json(target).items():
-            queue = self._reader.queue(*key)
+            queue = self._reader._queue(*key)
             begin = begins.get(key)
             waiting += max(0, end - (self._low(queue, end) if begin is None and queue is not None else begin or 0))
         return waiting >= least
@@ -369,7 +369,7 @@ class QueueStream(StreamOffsets):
         limit = segments[-1] + reader.commit_log.size_bytes if segments else 0  # not from the last entry, which may be damaged
         slices = []
         for key, last in sorted(_from_json(end).items()):
-            queue = reader.queue(*key)
+            queue = reader._queue(*key)
             if queue is None:
                 if begins.get(key, 0) < last:
                     self._lost(f"queue {key[0]}/{key[1]} is gone")
@@ -389,7 +389,7 @@ class QueueStream(StreamOffsets):
             if topic.startswith(LMQ_PREFIX):  # its entries name records of other topics
                 continue
             for queue_id in queue_ids:
-                queue = self._reader.queue(topic, queue_id) if self._choose(topic, queue_id) else None
+                queue = self._reader._queue(topic, queue_id) if self._choose(topic, queue_id) else None
                 if queue is not None:
                     yield (topic, queue_id), queue
 
@@ -441,7 +441,7 @@ class QueueStream(StreamOffsets):
         while first < end:
             middle = (first + end) // 2
             entry = queue.entry(middle, high)
-            message = self._reader.message_below(entry.physical_offset, limit) if entry is not None else None
+            message = self._reader._message_below(entry.physical_offset, limit) if entry is not None else None
             if message is None or message.store_timestamp_ms < timestamp_ms:
                 first = middle + 1
             else:

@@ -253,6 +253,8 @@ def store_identity(root: Path) -> str:
 
 def open_destination(dest: str) -> Destination:
     """Open a folder, or the place of a URI (pyarrow.fs: s3://bucket/path, gs://, hdfs://, file://). UsageError for another URI."""
+    if not dest:
+        raise UsageError("DEST is empty: give a folder or a URI")
     if "://" not in dest:
         return Folder(Path(dest).absolute())
     require_extra("pyarrow", name="arrow")

@@ -245,11 +245,9 @@ def load_config(
     overrides: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> EngineConfig:
-    """Return the settings of the store at `root`, which need not exist yet (None: of a new store).
+    """Return the settings of the store at `root`, which need not exist (None: of a new store).
 
-    `overrides` are the `--set` values, as text or typed; `environ` defaults to the
-    process environment. ConfigError for an unknown name, a value out of range, or a size
-    that differs from that of the store's files.
+    `overrides` are `--set` values, as text or typed; `environ` is the process environment by default. ConfigError.
     """
     if root is not None:
         refuse_links(root, *SCANNED)

@@ -118,7 +118,7 @@ class ConfigTable(Generic[Row]):
         self.path = self._file.path
 
     def read(self) -> NamedRows[Row]:
-        """Read the file, or `.bak` if it is damaged, which `problem` reports then. DiskError for lack of a descriptor or of memory."""
+        """Return the rows by topic, of `.bak` if the file is damaged, which `problem` says then."""
         return self._rows(self._file.read())
 
     def _rows(self, found: ReadConfig[NamedRows[Row]]) -> NamedRows[Row]:
@@ -159,7 +159,7 @@ BROKERS_TOPICS = frozenset((SCHEDULE_TOPIC, DEFAULT_TOPIC, "BenchmarkTest", "SEL
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic: the number of queues for readers and for producers, and the permissions (perm: 4 read, 2 write)."""
+    """One topic: its queues for readers and producers, and its permissions (perm: 4 read, 2 write)."""
 
     topic: str
     read_queue_nums: int = QUEUE_NUMS_NEW
@@ -172,7 +172,7 @@ class TopicConfig:
 
     @property
     def perm_text(self) -> str:
-        """RocketMQ's PermName: `RW-`, `R--`, `-W-`, with X for inherited."""
+        """`RW-`, `R--`, `-W-`; X: inherited."""
         return "".join(letter if self.perm & bit else "-"
                        for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE), ("X", PERM_INHERIT)))
 
@@ -187,7 +187,7 @@ class TopicConfig:
 
 
 class TopicConfigs(ConfigTable[TopicConfig]):
-    """The file of one store, its rows by topic. Holds nothing open between calls."""
+    """The topics of one store, in config/topics.json. Holds nothing open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(root, TOPICS_FORMAT)
@@ -202,7 +202,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         return hash((found.st_mtime_ns, found.st_ino, found.st_size))
 
     def create(self, config: TopicConfig) -> TopicConfig:
-        """Enter a new topic, durable before this returns; UsageError if it has an entry already."""
+        """Enter a new topic, durably; UsageError if it has an entry."""
         with self._changed() as table:
             if config.topic in table.rows:
                 raise UsageError(f"the topic {config.topic} is there already: update it")
@@ -210,7 +210,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         return config
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
-        """Return the entry of this topic; if there is none, enter `config`, durable before this returns."""
+        """Return the entry of this topic, or enter `config`, durably."""
         found = self.read().rows.get(config.topic)
         if found is None:
             with self._changed() as table:
@@ -218,13 +218,13 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         return found
 
     def update(self, topic: str, **changes: Any) -> TopicConfig:
-        """Change fields of an existing topic, by TopicConfig's names; return the new entry."""
+        """Change fields of a topic, by the names in TopicConfig; return the new entry."""
         with self._changed() as table:
             table.rows[topic] = changed = replace(_found(table.rows, topic), **changes).check()
         return changed
 
     def delete(self, topic: str) -> None:
-        """Remove the topic's entry; its messages remain. A message that is put after this call enters it again."""
+        """Remove the entry; messages remain, and the next put enters the topic again."""
         with self._changed() as table:
             _found(table.rows, topic)
             del table.rows[topic]

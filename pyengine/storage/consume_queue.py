@@ -299,8 +299,8 @@ def message_stored_ms(commit_log: MappedFileQueue, physical_offset: int, size_by
 class QueuesAndLog(Protocol):
     """A reader of one store's queue entries and of the records that they name."""
 
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
-    def message_below(self, physical_offset: int, limit: int) -> Message | None: ...
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
+    def _message_below(self, physical_offset: int, limit: int) -> Message | None: ...
 
 
 def log_range(reader: QueuesAndLog, bounds: Mapping[tuple[str, int], tuple[int, int]], limit: int) -> tuple[int, int]:
@@ -320,9 +320,9 @@ def log_range(reader: QueuesAndLog, bounds: Mapping[tuple[str, int], tuple[int, 
 def place_of(reader: QueuesAndLog, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
     """Return [start, end) in the log of a queue's message, None unless its entry and its record agree."""
     topic, queue_id = queue
-    entries = reader.queue(topic, queue_id)
+    entries = reader._queue(topic, queue_id)
     entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None else None
-    message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
+    message = reader._message_below(entry.physical_offset, limit) if entry is not None else None
     if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, offset):
         return None
     return message.physical_offset, message.physical_offset + message.size_bytes

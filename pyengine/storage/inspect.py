@@ -99,7 +99,7 @@ class _StoreView:
         self._min_phy = reader.min_physical_offset
         self._max_phy = reader.max_physical_offset(ReadLevel.COMMITTED)
         topics = reader.topics()
-        queues = [reader.queue(topic, queue_id) for topic in sorted(topics, key=_java_order) for queue_id in topics[topic]]
+        queues = [reader._queue(topic, queue_id) for topic in sorted(topics, key=_java_order) for queue_id in topics[topic]]
         self._queues = [
             QueueEntries(queue, self._max_phy, queue.min_offset_at_load(self._min_phy, max_offset), max_offset)
             for queue in queues
@@ -201,7 +201,7 @@ class _StoreView:
         last = headers[-1][1] if headers else IndexHeader()
         for topic in sorted(keys, key=_java_order):
             for key in sorted(keys[topic], key=_java_order):
-                hits = query_raw(self._reader.index, lambda offset: self._reader.message_below(offset, self._max_phy),
+                hits = query_raw(self._reader.index, lambda offset: self._reader._message_below(offset, self._max_phy),
                                  KeyQuery(topic, key, RAW_HITS_MAX))
                 yield {
                     "topic": topic,

@@ -56,24 +56,24 @@ FETCH_BYTES_MAX = 4 << 20
 
 
 class ScanChoice(TypedDict, total=False):
-    """Which rows `scan` and `to_arrow` give: those that meet all of these conditions. None is no condition."""
+    """Which rows `scan` and `to_arrow` give: those that meet all of these conditions."""
 
     queues: Sequence[int] | None
-    """Only the queues with these ids, of the chosen topics."""
+    """Queue ids of the chosen topics."""
     tags: str | None
-    """Only messages with one of these tags: `a || b`."""
+    """`a || b`."""
     sql: str | None
-    """Only messages whose properties meet this condition in SQL92 (docs/consumers.md)."""
+    """A condition on properties in SQL92 (docs/consumers.md)."""
     since: datetime | int | None
-    """Only messages stored at this time or later: a datetime with a time zone, or ms since 1970."""
+    """Stored at this time or later: a datetime with a zone, or ms since 1970."""
     until: datetime | int | None
-    """Only messages stored before this time."""
+    """Stored before this time."""
     from_offsets: Mapping[str, Mapping[int, int]] | None
-    """Where queues of the chosen topics start, by topic and queue id: `{"orders": {0: 23}}`; others at their earliest message."""
+    """Where queues start: `{"orders": {0: 23}}`; others at their earliest message."""
     decompress: bool
-    """Give bodies as their producers had them, of 12 MiB at most, not as stored; zlib, LZ4 and ZSTD."""
+    """Give bodies, of 12 MiB at most, as their producers had them; zlib, LZ4 and ZSTD."""
     allow_missing: bool
-    """A chosen topic or queue that the store has not is no error."""
+    """A topic or queue that the store has not is no error."""
 
 
 class _Chosen(NamedTuple):
@@ -155,12 +155,9 @@ def open_store(
 
 
 class StoreReader:
-    """Reads one store by queue, offset, message id, key and time; it does not write. A context manager.
+    """Reads one store by queue, offset, message id, key and time. A context manager; threads may share it.
 
-    `settings` are those of the store, by RocketMQ's names or pyengine's; file sizes are derived from the files if
-    config/engine.toml does not have them. A `level` is a ReadLevel or its name; the default is `flushed` if the store
-    flushes in sync mode, else `committed`. Deleted messages are left out. Threads may share a reader. Raises NotAStoreError
-    and ConfigError; the first use of a damaged folder raises StoreRefusedError.
+    A `level` is a ReadLevel or its name. Deleted messages are left out.
     """
 
     def __init__(
@@ -205,12 +202,12 @@ class StoreReader:
 
     @property
     def default_level(self) -> ReadLevel:
-        """`flushed` for a store in sync mode, else `committed`."""
+        """`flushed` in sync mode, else `committed`."""
         return ReadLevel.FLUSHED if self.config.flush_disk_type == "SYNC_FLUSH" else ReadLevel.COMMITTED
 
     @property
     def min_physical_offset(self) -> int:
-        """The start of the log's first segment, -1 if there is none. RocketMQ: CommitLog.getMinOffset."""
+        """The start of the log's first segment, -1 if there is none."""
         self._require_open()
         return self.commit_log.min_offset
 
@@ -220,7 +217,7 @@ class StoreReader:
         return self._watermark.limit(self._level(level))
 
     def topics(self) -> dict[str, list[int]]:
-        """Return topic -> queue ids, both sorted, of every queue that has a file."""
+        """Return topic -> queue ids of every queue that has a file, sorted."""
         self._require_open()
         found = ((topic, self._queue_ids(topic)) for topic in folder_names(self._consume_queue))
         return {topic: ids for topic, ids in found if ids}
@@ -232,13 +229,13 @@ class StoreReader:
         return self._queue_ids(topic) if is_topic else []
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
-        """Return (first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""
+        """Return (first offset, offset after the last); (0, 0) without such a queue."""
         entries = self._entries(topic, queue_id, level)
         return (0, 0) if entries is None else (entries.min_offset, entries.max_offset)
 
     def queue_end(self, topic: str, queue_id: int) -> int:
-        """Return the offset after the queue's last entry, also where no level shows that yet (dispatch_at=replicated)."""
-        queue = self.queue(topic, queue_id)
+        """Return the offset after the queue's last entry, also where no level shows it yet."""
+        queue = self._queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset(self.max_physical_offset(ReadLevel.WRITTEN))
 
     def get_message(
@@ -253,10 +250,9 @@ class StoreReader:
     ) -> GetResult:
         """Return messages of one queue from `offset` on. RocketMQ: getMessage.
 
-        `tags` is a subscription: `a || b`, `*` or None for all. `sql` is a condition on the properties in SQL92
-        (docs/consumers.md); messages that do not meet it are skipped. A call returns up to `max_messages` within the configured
-        transfer limits (32 messages and 256 KiB from memory; the first message whatever its size), of one queue file.
-        Continue at `next_begin_offset`, whatever the status. UsageError for a wrong argument.
+        `tags` is a subscription (`a || b`), `sql` a condition on the properties in SQL92 (docs/consumers.md); other messages are
+        skipped. A call returns up to `max_messages` within the transfer limits (32, or 256 KiB), of one queue file. Continue at
+        `next_begin_offset`, whatever the status. UsageError.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -293,16 +289,16 @@ class StoreReader:
 
     @property
     def gets(self) -> GetFigures:
-        """The counters of this reader's get_message calls since it was opened."""
+        """The counters of this reader's get_message calls."""
         return self._gets.figures
 
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
-        """Return the message that starts at this byte of the log, None if none does."""
+        """Return the message that starts at this byte of the log."""
         self._require_open()
-        return self.message_below(arguments.integer(physical_offset, "physical_offset"), self._watermark.limit(self._level(level)))
+        return self._message_below(arguments.integer(physical_offset, "physical_offset"), self._watermark.limit(self._level(level)))
 
     def message(self, msg_id: str, level: ReadLevel | str | None = None) -> Message | None:
-        """Return the message with this offset id, None if the store has none. FormatError if the text is not an id."""
+        """Return the message with this offset id. FormatError if the text is none."""
         _, physical_offset = decode_message_id(arguments.text(msg_id, "msg_id"))
         message = self.message_at(physical_offset, level)
         return message if message is not None and message.msg_id == msg_id.upper() else None
@@ -320,10 +316,8 @@ class StoreReader:
     ) -> list[Message]:
         """Return messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
 
-        If there are more than `max_messages`, the newest are returned; it also stops, from the newest on, with the message that
-        reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time, both included. With `verify_key=False` the hits are
-        RocketMQ's: at most 64, with those of other keys of the same hash, a message once for each of its index entries, times
-        compared in whole seconds as the index has them, and `bytes_max` is ignored.
+        At most the newest `max_messages`, up to the one that reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time, both
+        included. `verify_key=False` gives RocketMQ's hits: at most 64, other keys of the same hash, duplicates, whole seconds.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -335,17 +329,16 @@ class StoreReader:
         query = KeyQuery(topic, key, max_messages, begin_ms, INT64_MAX if end_ms is None else end_ms)
 
         def message_at(offset: int) -> Message | None:
-            return self.message_below(offset, limit)
+            return self._message_below(offset, limit)
 
         return query_verified(self.index, message_at, query, bytes_max) if verify_key else query_raw(self.index, message_at, query).messages
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None
     ) -> int:
-        """Return the queue offset of the message whose store time is nearest. RocketMQ: ConsumeQueue.getOffsetInQueueByTime.
+        """Return the offset of the message with the nearest store time, the older one on a tie. RocketMQ: getOffsetInQueueByTime.
 
-        On a tie the older one; for a time before all messages the first, after all the last; 0 for a queue without messages.
-        The queue file is found by its modification time, so a copy of a store must keep file times.
+        0 for an empty queue. It uses the files' modification times, which a copy must keep.
         """
         arguments.integer(timestamp_ms, "timestamp_ms")
         entries = self._entries(topic, queue_id, level)
@@ -360,11 +353,9 @@ class StoreReader:
     ) -> Iterator[pyarrow.RecordBatch]:
         """Return the log as Arrow record batches in the order of its bytes; needs pyarrow.
 
-        Without `topics` the rows are all records of the log. With `topics` they are the messages that consumers of these topics
-        see, without prepared and rolled-back ones; UsageError for a topic that the store has not, unless `allow_missing`.
-        `columns` chooses columns (docs/arrow.md), `choice` rows by the arguments of ScanChoice. If a segment is deleted during the
-        scan, its remaining rows are left out. UsageError for an unknown column; CorruptionError at damage below the end for this
-        level.
+        Without `topics` all records; with them what consumers see, without prepared and rolled-back messages. `columns` chooses columns
+        (docs/arrow.md), `choice` rows. Segments that are deleted meanwhile are left out. UsageError for an unknown column, or an unknown
+        topic without `allow_missing`; CorruptionError at damage.
         """
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice)
 
@@ -380,11 +371,9 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         **choice: Unpack[ScanChoice],
     ) -> pyarrow.RecordBatchReader:
-        """Return the record batches of `scan` as one Arrow stream; needs pyarrow.
+        """Return the batches of `scan` as one Arrow stream, read once while the reader is open, without a copy.
 
-        Libraries that read Arrow's C stream take it without a copy: `polars.DataFrame(stream)`,
-        `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It can be read once, while the reader is open. Arguments and
-        errors as for `scan`.
+        `polars.DataFrame(stream)`, `duckdb.sql("... FROM stream")`, `stream.read_pandas()`.
         """
         names = _names(columns, "columns")
         batches = self._rows("to_arrow", _names(topics, "topics"), names, level, choice)
@@ -417,7 +406,7 @@ class StoreReader:
 
         return rows
 
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the reader of one queue's entries, None for a queue that does not exist."""
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
@@ -439,7 +428,7 @@ class StoreReader:
             ),
         )
 
-    def message_below(self, physical_offset: int, limit: int) -> Message | None:
+    def _message_below(self, physical_offset: int, limit: int) -> Message | None:
         """Return the message that starts at this byte and ends at or below `limit`, None if none does."""
         if not 0 <= physical_offset < limit:
             return None
@@ -458,7 +447,7 @@ class StoreReader:
         return message if physical_offset >= self.commit_log.min_offset else None
 
     def close(self) -> None:
-        """Release all files; the reader cannot be used any more. A second call does nothing."""
+        """Release all files. A second call does nothing."""
         self._is_open = False
         self._queues.clear()
         self.index.close()
@@ -514,7 +503,7 @@ class StoreReader:
 
         keys = [(topic, queue_id) for topic in chosen.topics or () for queue_id in self.queue_ids(topic) if choose(topic, queue_id)]
         queues = {queue: chosen.first_offsets.get(key, 0) for key in keys
-                  if (queue := self.queue(*key)) is not None and queue.max_offset(INT64_MAX)}
+                  if (queue := self._queue(*key)) is not None and queue.max_offset(INT64_MAX)}
         with_entries = {(queue.topic, queue.queue_id) for queue in queues}
         if {topic for topic, _ in with_entries} != set(chosen.topics or ()):
             return None  # the queues may be lost
@@ -541,7 +530,7 @@ class StoreReader:
         watermark = read_watermark(self.root).watermark if (since_ms, until_ms) != (INT64_MIN, INT64_MAX) else None
         if watermark is None:
             return starts
-        firsts = {start: self.message_below(start, limit) for start in starts if start >= watermark.verified_from}
+        firsts = {start: self._message_below(start, limit) for start in starts if start >= watermark.verified_from}
         begins_ms = {start: first.store_timestamp_ms for start, first in firsts.items() if first is not None}
         return [start for start, following in zip(starts, [*starts[1:], -1])
                 if start not in begins_ms or begins_ms[start] < until_ms and begins_ms.get(following, INT64_MAX) >= since_ms]
@@ -598,7 +587,7 @@ class StoreReader:
     def _entries(self, topic: str, queue_id: int, level: ReadLevel | str | None) -> QueueEntries | None:
         """Return the queue's entries for this level; None for a queue that does not exist or has none."""
         limit = self._queue_limit(level)
-        queue = self.queue(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return None if queue is None else queue.entries(self.commit_log.min_offset, limit)
 
     def _queue_limit(self, level: ReadLevel | str | None) -> int:

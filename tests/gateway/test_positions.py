@@ -231,8 +231,8 @@ def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monke
         eventually(lambda: len(reader.query_message(topic, "long_answer", level="committed")) == 2, "both are in the index")
         monkeypatch.setattr("pyengine.gateway.positions.QUERY_BYTES", 1)
         read = []
-        message_below = reader.message_below
-        monkeypatch.setattr(reader, "message_below", lambda offset, limit: read.append(offset) or message_below(offset, limit))
+        message_below = reader._message_below
+        monkeypatch.setattr(reader, "_message_below", lambda offset, limit: read.append(offset) or message_below(offset, limit))
         request = Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0)
         answer = Positions(reader, None, None, executor).query_message(request)
     message = decode_record(answer.body, 0)

@@ -184,16 +184,16 @@ class FailingReader:
         self.fails = {"queue": OSError(errno.EMFILE, "Too many open files"), "read": RecursionError("too deep"),
                       "busy": StoreBusyError("it is being recovered")}
 
-    def arrivals(self):
+    def _arrivals(self):
         raise StoreBusyError("it is being recovered")
 
-    def wait_for_arrival(self, timeout_s, seen):
+    def _wait_for_arrival(self, timeout_s, seen):
         raise OSError(errno.EMFILE, "Too many open files")
 
     def dispatched_offset(self, level):
         return 1
 
-    def queue(self, topic, queue_id):
+    def _queue(self, topic, queue_id):
         if self.has_messages and topic == "queue":
             raise self.fails[topic]
         return SimpleNamespace(max_offset=lambda limit: int(self.has_messages))

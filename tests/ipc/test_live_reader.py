@@ -118,7 +118,7 @@ def test_without_an_engine_the_files_are_followed(golden):
     with pyengine.open_store(store.root) as reader:
         assert reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"] - 1, timeout_s=5)
         assert not reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"], timeout_s=0.05)
-        assert reader.arrivals() == 0
+        assert reader._arrivals() == 0
 
 
 # ---- the watermark ---------------------------------------------------------------

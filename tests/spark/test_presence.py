@@ -194,7 +194,7 @@ def test_a_lost_log_end_of_a_broker_store_is_found_by_its_queues(broker, segment
     said = str(refused.value)
     with open_store(broker.root) as reader:
         end = reader.max_physical_offset("committed")
-        first, last = reader.queue("orders", 0).max_offset(end), broker.queue_offsets["orders", 0]
+        first, last = reader._queue("orders", 0).max_offset(end), broker.queue_offsets["orders", 0]
     count = 60 - len(physical(broker.root, failOnDataLoss=False))
     assert f"ends at {end}, but consume queues name {count} messages between there and {broker.end}: " in said
     assert f"orders/0 from offset {first} on ({last - first})" in said and "set failOnDataLoss=false" in said
@@ -353,7 +353,7 @@ def test_a_loss_that_a_read_does_not_touch_is_none_for_it(builder):
 @pytest.mark.parametrize("at", [12, 20, 21], ids=["queueId", "queueOffset", "queueOffset, lower"])
 def test_a_bit_that_moves_a_record_to_the_end_of_a_queue_is_damage_and_no_loss(builder, at):
     with open_store(builder.root) as reader:
-        offset = reader.queue("orders", 1).entry(19, 20).physical_offset
+        offset = reader._queue("orders", 1).entry(19, 20).physical_offset
     path, place = builder.segment(offset), offset % 4096 + at + (3 if at == 12 else 6)
     data = bytearray(path.read_bytes())
     data[place] ^= 2

@@ -40,7 +40,7 @@ def listed(root) -> list[dict]:
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids:
                 low, high = reader.queue_range(topic, queue_id, "flushed")
-                queue = reader.queue(topic, queue_id)
+                queue = reader._queue(topic, queue_id)
                 for offset in range(low, high):
                     entry = queue.entry(offset, queue.max_offset(limit))
                     found.append({"topic": topic, "partition": queue_id, "offset": offset,

@@ -256,7 +256,7 @@ def test_a_topic_that_no_folder_can_be_named_after_has_no_queues(builder, topic)
     builder.put("T", b"x")
     with open_store(builder.root) as store:
         assert store.queue_ids(topic) == []
-        assert store.queue(topic, 0) is None
+        assert store._queue(topic, 0) is None
 
 
 def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monkeypatch):
