@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -78,17 +79,16 @@ def commands_page() -> str:
     It does not use click's formatting, so that the page does not depend on click's version.
     """
     root = root_command()
-    lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`. Each command takes "
-             "`--set NAME=VALUE`, a setting\nfor this run (repeated for more), and `--json`, one document on stdout instead of "
-             "tables; its own options are below it.", "",
-             *_text(root.help), *_text(root.epilog)]
+    shared = _shared_options(root)
+    lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`.", "",
+             *_text(root.help), *_text(root.epilog), "Options of several commands, which name them only:", "", *shared, ""]
     for section in SECTIONS:
         lines += [f"## {section}", ""]
         for row in COMMANDS:
             if row.section == section:
                 for path, command in _commands(row.name, root.command_of(row)):
                     lines += [f"### {path}", "", f"`pyengine {path}{_usage(command)}`", "", *_text(command.help)]
-                    lines += _options(command)
+                    lines += _options(command, shared)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -109,7 +109,7 @@ def _usage(command: click.Command) -> str:
     if isinstance(command, click.Group):
         return " COMMAND"
     words = [_word(param) for param in command.params if isinstance(param, click.Argument)]
-    return "".join(f" {word}" for word in [*words, "[OPTIONS]"])
+    return "".join(f" {word}" for word in words)
 
 
 def _word(argument: click.Argument) -> str:
@@ -134,15 +134,30 @@ def _text(text: str | None) -> list[str]:
     return lines
 
 
-def _options(command: click.Command) -> list[str]:
-    """Return a list of a command's own options; EVERYWHERE has those of all."""
+def _options(command: click.Command, shared: Collection[str]) -> list[str]:
+    """Return a list of a command's own options; EVERYWHERE has those of all, and `shared` those of several."""
+    rows = _option_rows(command)
+    named = [row.partition(":")[0].removeprefix("- ") for row in rows if row in shared]
+    rows = [row for row in rows if row not in shared] + ([f"- {', '.join(named)}"] if named else [])
+    return [*rows, ""] if rows else []
+
+
+def _option_rows(command: click.Command) -> list[str]:
     rows = []
     for param in command.params:
         if isinstance(param, click.Option) and param.opts[-1] not in EVERYWHERE:
             kind = "" if param.is_flag or param.count else f" {param.metavar or _kind(param.type)}"
             notes = [param.help or "", "Required." if param.required else _default(param)]
             rows.append(f"- `{', '.join(param.opts + param.secondary_opts)}{kind}`: {' '.join(note for note in notes if note)}")
-    return [*rows, ""] if rows else []
+    return rows
+
+
+def _shared_options(root: CommandLine) -> list[str]:
+    """Return the options that two commands or more have in the same words, each name in its most frequent ones."""
+    commands = [command for each in COMMANDS for _, command in _commands(each.name, root.command_of(each))]
+    counts = Counter(row for command in commands for row in _option_rows(command))
+    by_name = {row.partition(":")[0]: row for row, count in reversed(counts.most_common()) if count > 1}
+    return sorted(by_name.values())
 
 
 def _default(option: click.Option) -> str:

@@ -72,10 +72,7 @@ class Measured:
 def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str], as_json: bool) -> int:
     """Measure puts, syncs, visibility and reads on your own disk.
 
-    FOLDER is a directory on the disk to measure (default: the current one); the command makes its
-    stores in a new folder there and removes it afterwards. Other programs on the machine change
-    every figure, the CPU time of a message least. The causes of waits of 5 ms or more come from the
-    flight recorder (`pyengine why`).
+    FOLDER is a directory on that disk (default: the current one); the stores there are removed afterwards.
 
     \b
     Examples:

@@ -37,7 +37,7 @@ from pyengine.storage.config import (
 
 broker_conf_option = click.option(
     "--broker-conf", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE",
-    help="Use the settings of this RocketMQ broker's properties file that pyengine has too; --set overrides them.")
+    help="Use the settings of this RocketMQ broker's file; --set overrides them.")
 _LISTEN_PORT = "10911"  # BrokerConfig's default
 TAKEN_TIMEOUT_S = 20.0  # a worker does a round at least every five seconds, unless its disk hangs
 POLL_S = 0.01
@@ -64,17 +64,11 @@ def config() -> None:
 @click.option("--changed", is_flag=True, help="Show only the settings that differ from the default.")
 def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str], as_json: bool, broker_conf: Path | None,
             changed: bool) -> None:
-    """Show every setting with its value and default. The command also shows the value's source, and when a change takes effect.
+    """Show every setting, or those named, with value, default, source, and when a change takes effect.
 
-    With the names of settings, pyengine's or RocketMQ's, it explains only these, each with its meaning and its range.
-
-    Sources, of which a later one wins: STORE/config/engine.toml, environment variables
-    PYENGINE_NAME, a broker's file, --set. For a store without engine.toml the command derives the
-    file sizes from its files. Without STORE it shows the settings of a new store. While an engine
-    runs (and without --set and --broker-conf) it shows the engine's values, with the source `live`
-    for those that `pyengine config set` has changed since the start.
-    With --broker-conf it also lists each key of that file: whether it is used, differs from this
-    store, or has no effect here. `start --broker-conf` uses the same keys.
+    Sources, of which a later one wins: the store's files, STORE/config/engine.toml, PYENGINE_NAME in the environment, a
+    broker's file, --set. Without STORE it shows a new store's settings; of a running engine its values, `live` where
+    `pyengine config set` changed them. --broker-conf lists each key of that file, and what becomes of it.
 
     \b
     Examples:
@@ -145,13 +139,10 @@ def _check_store(store: Path) -> None:
 @store_command
 @click.argument("pairs", nargs=-1, metavar="KEY=VALUE...")
 def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Sequence[str]) -> None:
-    """Change settings of a store and its running engine. STORE/config/engine.toml keeps them.
+    """Change settings of a store, durably in STORE/config/engine.toml, and of its running engine.
 
-    A wrong name or value changes nothing. The command first changes the file durably. Then the
-    running engine uses the new values of live settings, and the command waits until its workers do;
-    for each other setting it says that a restart is needed. A live value overrides the command
-    line of the engine's start until the engine ends; at the next start with the same command line,
-    the command line overrides the file again.
+    A wrong name or value changes nothing. The command waits until workers use live settings, and names those
+    that need a restart. At the next start the command line overrides the file again.
 
     \b
     Examples:

@@ -324,12 +324,10 @@ def _with_kind(path: str) -> str:
 @click.command()
 @store_command
 def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
-    """Show positions, records, queues and queries of a store.
+    """Show positions, records, queues and queries. It reads them as they are, also beside an engine or broker.
 
-    The command only reads: it does not recover, create or write, also beside a running engine
-    or broker. It reads queues through the consume queues and queries through the index, not from
-    the log, so damage there shows here. With --json it prints every record, queue entry, message
-    and key query; otherwise a summary.
+    Queues are read through the consume queues, queries through the index: damage there shows. --json prints
+    every record, entry, message and query.
 
     \b
     Examples:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @store_command
 @click.option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers; log on stderr.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=3600.0, show_default=True,
-              help="Longest wait for readiness, in seconds.")
+              help="Longest wait, in seconds.")
 @click.option("--take-over", is_flag=True,
               help="End the running supervisor and adopt its workers: an upgrade without a stop.")
 @broker_conf_option
@@ -38,18 +38,14 @@ def start(
 ) -> int:
     """Start the engine of a store, and return when it is ready.
 
-    If STORE does not exist, the command creates it; its file sizes are then fixed. If the
-    store was not stopped in order, the command recovers it first. If only the supervisor was
-    killed, a new one adopts the living workers without recovery: it refuses settings that
-    differ from theirs, and then restarts workers of another build of pyengine one by one. The
-    engine's log is STORE/engine.log.
+    It creates a STORE that does not exist, with file sizes that are then fixed, and recovers one that was
+    not stopped in order. If only the supervisor was killed, a new one adopts the living workers, with the same
+    settings, and restarts those of another build one by one. The log of the engine is STORE/engine.log.
 
-    Space: a new store takes up to 64 MiB for its log, 24 MiB for its index with the first key, and
-    64 KiB for each queue. Its files have their full lengths, and get blocks as they fill. For small
-    stores choose smaller files, as below. A disk with too little space for the first messages is refused.
+    A new store takes up to 64 MiB for its log, 24 MiB for its index and 64 KiB for each queue; files have
+    their full lengths and get blocks as they fill. A disk with too little space is refused: choose smaller files.
 
-    --broker-conf uses a RocketMQ broker's delay levels, retention, role, flush mode, sizes and store host for this
-    run, and names on stderr what it does not use or what differs from the store (`config explain --broker-conf` lists all).
+    --broker-conf names on stderr what it does not use, or what differs from the store.
 
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
     5 already running, running with other settings, or open in a broker.
@@ -102,10 +98,9 @@ def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
 @store_command
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0), default=60.0, show_default=True, help="Longest wait, in seconds.")
 def wait(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
-    """Wait until the engine of a store takes puts.
+    """Wait until the engine of a store takes puts. Another process may make the store and start it.
 
-    The store need not exist yet: another process or container may make and start it. Exit code
-    1 if no engine takes puts in time, or if it is there and cannot take any (degraded, another user's).
+    Exit code 1: not in time, or it cannot (degraded, another user's).
 
     \b
     Examples:
@@ -123,12 +118,11 @@ def wait(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
 @click.command()
 @store_command
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=60.0, show_default=True,
-              help="Longest wait, in seconds; after that the engine still continues to stop.")
+              help="Longest wait, in seconds.")
 def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
-    """Stop the engine of a store. It refuses puts, flushes everything and removes `abort`.
+    """Stop the engine of a store. It refuses puts, flushes everything, removes `abort`; it succeeds also if none runs.
 
-    The next start then needs no recovery, and a RocketMQ broker may open the store. If no
-    engine runs, the command succeeds.
+    The next start needs no recovery, and a RocketMQ broker may open the store.
 
     \b
     Examples:
@@ -156,20 +150,18 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
 @click.command()
 @store_command
 @click.option("--older-than", "hours", type=NumberRange(min=0), metavar="HOURS",
-              help="Delete segments of this age in hours instead of file_reserved_time_hours; 0 deletes all but the last.")
+              help="Delete segments of this age, not file_reserved_time_hours; 0: all but the last.")
 @click.option("--until-used", "percent", type=click.IntRange(min=1, max=99), metavar="PERCENT",
-              help="Delete the oldest segments, of any age, until at most this percentage of the disk is used.")
+              help="Delete the oldest segments until at most this percentage of the disk is used.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=600.0, show_default=True,
-              help="Longest wait for a running engine, in seconds; it continues to clean after that.")
+              help="Longest wait for a running engine, in seconds.")
 def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | None, percent: int | None,
           timeout_s: float) -> None:
-    """Delete old segments of the log. The command also deletes the queue and index files that only they
-    needed.
+    """Delete old segments of the log. Queue and index files that only they needed go too.
 
-    The engine's cleaner does the same at the hours of delete_when and when the disk fills; this
-    command does it at once and without a limit on the number of segments. It asks a running engine
-    to do it, and works on a store that was stopped in order. It keeps the last segment and all
-    messages that are not yet durable and in their queues. docs/cleaning.md has the rules.
+    The cleaner does it at the hours of delete_when and when the disk fills; this command at once, without a limit, by a
+    running engine or on a store that was stopped in order. The last segment and messages that are not yet
+    durable and in their queues remain (docs/cleaning.md).
 
     \b
     Examples:

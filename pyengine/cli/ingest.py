@@ -57,30 +57,25 @@ STOP_TIMEOUT_S = 20.0
 @click.option("--queues", type=click.IntRange(min=1), default=1, show_default=True,
               help="Spread over queues 0 to N-1, batch by batch.")
 @click.option("--producers", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Number of producer processes, each with a share of the input.")
+              help="Producer processes, each with a share of the input.")
 @click.option("--format", "format_", type=click.Choice(["lines", "jsonl"]), default="lines", show_default=True,
               help="lines: the line is the body; jsonl: the line is a JSON object.")
 @click.option("--tags", default=None, help="The tag of every message, with --format lines.")
 @click.option("--glob", "pattern", default=None, help="Of folders, only files with such names, as in '*.py'.")
 @click.option("--acked", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE",
-              help="Append each acknowledged message to this file, for `check --acked`.")
+              help="Append a JSON line for each acknowledged message, for `check --acked`.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Read the input this many times.")
 def ingest(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, files: tuple[Path, ...], queues: int,
     producers: int, format_: str, tags: str | None, pattern: str | None, acked: Path | None, repeat: int,
 ) -> int:
-    """Put each line of the files as a message. The command prints count and rate.
+    """Put each line of the files as a message. It prints count and rate.
 
-    A folder stands for the files under it, - for standard input (one producer). Lines
-    are put in batches, each acknowledged as one; the newline is not part of the message.
-    Lines of one producer in one queue keep their order.
+    A folder stands for the files under it, - for standard input. Lines are put in batches, each
+    acknowledged as one; those of one producer in one queue keep their order.
 
-    --format jsonl: each line is an object with `body` (text) or `body_base64`, and optionally
-    queue_id, tags, keys, properties, flag, delay_level; or a message as `tail --json` prints it, of
-    which these are used.
-
-    --acked FILE: the command appends a line of JSON for each message with the status PUT_OK. Later
-    `pyengine check STORE --acked FILE` tells whether the store still has all of them.
+    --format jsonl: objects with `body` (text) or `body_base64`, and optionally queue_id, tags, keys,
+    properties, flag, delay_level; or messages as `tail --json` prints them.
 
     \b
     Examples:

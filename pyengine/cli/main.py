@@ -197,10 +197,9 @@ def _write_error(error: BaseException, sentence: str, code: ExitCode, as_json: b
 def main(verbose: int) -> None:
     """A durable message log for one host, in the file format of the RocketMQ 4.9 store.
 
-    STORE is always the store's root directory, after the action where a command
-    has one; without it, the environment variable PYENGINE_STORE. Every command that
-    opens a store accepts --set key=value (`pyengine config explain` lists the
-    settings), and --json for one document on stdout instead of tables. A page that
+    STORE is the store's root directory, by default that in PYENGINE_STORE. Every command
+    takes --set key=value, a setting for this run (`pyengine config explain` lists them;
+    repeated for more), and --json for one document on stdout instead of tables. A page that
     a text names (docs/cleaning.md) is installed with the package, in its folder docs.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]

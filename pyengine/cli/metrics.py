@@ -79,19 +79,14 @@ def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], 
 @click.command()
 @store_command
 @address_option("--listen", default=f"127.0.0.1:{PORT}", show_default=True,
-                help="Address to listen on; with port 0 a free port, which is printed.")
+                help="Address to listen on; port 0: a free port, printed.")
 @click.option("--once", is_flag=True, help="Print the metrics to stdout and exit.")
 def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[str, int], once: bool) -> None:
     """Export an engine's metrics to Prometheus, over HTTP or once.
 
-    GET /metrics returns the metrics; /healthz returns 200 while the engine is alive, /readyz while
-    it takes puts, otherwise 503 with the reason; any other path returns 404.
-
-    The command reads shared memory and does not disturb the workers. It continues while the engine
-    is stopped or restarted; pyengine_up shows that. It answers only this machine unless --listen has
-    another address: each client that reaches the port can read the names of topics and groups.
-    Ctrl-C or SIGTERM ends it, SIGHUP does not. With --json, --once prints the metrics as one
-    document; otherwise the command prints its address as one.
+    GET /metrics returns them; /healthz 200 while the engine is alive, /readyz while it takes puts, otherwise 503
+    with the reason. It continues while the engine is stopped; pyengine_up shows that. It answers only this
+    machine unless --listen has another address: clients can read names of topics and groups.
 
     \b
     Examples:

@@ -321,21 +321,20 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
-    help="How far to read; flushed for a store in sync mode, else committed, if not given.")
+    help="How far to read. Default: flushed in sync mode, else committed.")
 sql_option = click.option(
     "--sql", default=None, help="Only messages whose properties meet this SQL92 condition: \"price > 5 AND region = 'eu'\".")
 topic_option = click.option("--topic", required=True, help="The topic.")
 queue_id_option = click.option("--queue-id", type=click.IntRange(min=0), required=True, help="The queue's number.")
-raw_option = click.option("--raw", is_flag=True, help="Bodies as they are stored: compressed where the producer compressed them.")
+raw_option = click.option("--raw", is_flag=True, help="Bodies as stored, not decompressed.")
 master_option = click.option(
     "--master", default=None, metavar="URL",
-    help="Spark's master: local[N], or a cluster's that sees the store's files under the same path. "
-         "All processors of this host if not given.")
+    help="Spark's master: local[N], or a cluster that sees the same paths. Default: this host's processors.")
 spark_option = click.option(
     "--spark", "on_spark", is_flag=True, help="Read in Spark's workers; --master implies it.")
 spark_level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
-    help="How far to read; flushed if not given.")
+    help="How far to read. Default: flushed.")
 
 
 class NumberRange(click.FloatRange):

@@ -181,22 +181,20 @@ _span = _amount(span_s, "a span, as 90s, 10m, 72h or 7d")
 @click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of all topics together.")
 @click.option("--keys", type=NumberRange(min=0), default=0.0, show_default=True, help="Index keys of a message.")
 @click.option("--properties", "properties_bytes", default="0", show_default=True, callback=_size, metavar="BYTES",
-              help="Bytes of tags, keys and other properties of a message.")
+              help="Bytes of a message's properties.")
 @click.option("--topic-bytes", type=click.IntRange(1, 127), default=16, show_default=True, help="Length of a topic's name.")
 @click.option("--producers", type=click.IntRange(min=1), default=4, show_default=True, help="Producers at the same time.")
 @click.option("--lag", default="60s", show_default=True, callback=_span, metavar="SPAN",
-              help="Lag up to which consumers read from memory, in time.")
+              help="Lag up to which consumers read from memory.")
 @set_option
 @json_option
 def plan(
     rate: float, size: int, retention: float | None, queues: int, keys: float, properties_bytes: int, topic_bytes: int,
     producers: int, lag: float, settings: dict[str, str], as_json: bool,
 ) -> None:
-    """Compute the disk, memory and open files of a store. The command also computes the time of a recovery.
+    """Compute the disk and memory of a store. Also open files and recovery time: upper bounds (docs/capacity.md).
 
-    The figures are upper bounds, by formulas that docs/capacity.md explains. Settings come from
-    the environment and --set, as for a new store. The command measures how fast this machine reads
-    a log from memory; a log that is not in memory is read at the speed of its disk.
+    Settings are those of a new store. The command measures how fast this machine reads a log from memory.
 
     \b
     Examples:

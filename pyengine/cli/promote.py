@@ -92,21 +92,18 @@ class SlaveProgress:
 @store_command
 @click.option("--role", type=click.Choice(["ASYNC_MASTER", "SYNC_MASTER"]), default="ASYNC_MASTER", show_default=True,
               help="What it becomes.")
-@click.option("--force", is_flag=True, help="Promote also a slave that lacks bytes of its master, or still receives them.")
+@click.option("--force", is_flag=True, help="Promote also a slave that lacks bytes, or still receives them.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0), default=10.0, show_default=True,
-              help="Longest wait for a slave that still receives bytes, in seconds.")
+              help="Longest wait for such a slave, in seconds.")
 def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
     """Turn a slave into a master, which takes puts.
 
-    The command writes the new role into config/engine.toml and removes the master's address
-    from it. It stops a running slave in order and starts it again with the same settings. The
-    slave must have everything that it knows of its master's log; it cannot know what a lost master
-    had beyond that. With ha_secret_file the old master refuses puts once the two connect; without
-    it, make sure yourself that the old master takes no puts. docs/replication.md has the way back.
+    The command changes config/engine.toml, and restarts a running slave with the same settings. The slave must
+    have everything that it knows of its master's log. With ha_secret_file the old master refuses puts once
+    the two connect; without it, make sure of that yourself. docs/replication.md has the way back.
 
-    Exit codes: 0 it is a master now; 1 refused, or its engine could not be started again;
-    5 it runs under systemd, in the foreground, or embedded in a program: the sentence
-    says what to do; 6 it is a master, but damage in its log keeps it from taking puts.
+    Exit codes: 0 it is a master now; 1 refused, or not started again; 5 it runs under systemd, in the
+    foreground or embedded: the sentence says what to do; 6 a master, but damage keeps it from taking puts.
 
     \b
     Examples:

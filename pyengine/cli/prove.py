@@ -81,13 +81,10 @@ class ModeProof:
 @json_option
 def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None, keep: bool, settings: dict[str, str],
           as_json: bool) -> int:
-    """Test durability on your own disk, by kill -9 under load. Then the command looks for every acknowledged message.
+    """Test durability on your own disk. It kills under load, then looks for every acknowledged message.
 
-    STORE_PARENT is a directory on the disk to test; the command makes its stores in a new folder
-    there, of 1 GiB each at most, and removes them afterwards. First it measures how long the disk
-    takes to sync. Then, for each flush mode, two producers put while random processes of the engine
-    are killed, also all at once. The command cannot test a power cut. The causes of waits of 5 ms or
-    more come from the flight recorder (`pyengine why`).
+    STORE_PARENT is a directory on the disk; the stores there, of 1 GiB each at most, are removed afterwards.
+    For each flush mode two producers put while random processes of the engine are killed. A power cut is not tested.
 
     Exit codes: 0 passed, 1 failed.
 

@@ -41,23 +41,17 @@ if TYPE_CHECKING:
 @click.command()
 @store_command
 @click.option("--acked", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, metavar="FILE",
-              help="Acknowledged messages that the store must have, as JSON lines: topic, queue_id, queue_offset, "
-                   "physical_offset (or null), body_sha256; `ingest --acked` writes such a file.")
+              help="Messages that the store must have, as `ingest --acked` writes them.")
 @spark_option
 @master_option
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
-    """Check a whole store, and change nothing. The command reads log chain, CRCs, queues, index, config and
-    checkpoint.
+    """Check a whole store, and change nothing. It reads log, CRCs, queues, index, config and checkpoint.
 
-    While an engine runs, the command checks all dispatched data except the newest index file, which is
-    being written; on a degraded engine everything; beside a RocketMQ broker what its checkpoint calls
-    flushed and is older than 3 s. Each finding has a grade and a remedy: a notice needs no action;
-    repairable data is still complete in the log; a loss is a message that is missing, damaged or
-    unreachable in this copy. An error (exit code 3) breaks a promise of the store; a warning is
-    what recovery repairs, or what RocketMQ leaves that way; an info needs no action.
+    Beside an engine it checks what is dispatched, without the newest index file; beside a broker what its
+    checkpoint calls flushed. Each finding has a remedy. An error (exit code 3) breaks a promise of the store; a
+    warning is repairable, or left that way by RocketMQ; an info needs no action.
 
-    --spark gives the same result and reads in Spark's workers, on several processors or hosts
-    (docs/spark.md). For a store of some GiB on one host the command is faster without it.
+    --spark reads in Spark's workers (docs/spark.md), for stores that several hosts see.
 
     \b
     Examples:
@@ -105,13 +99,9 @@ def _print_report(report: CheckReport) -> None:
 @store_command
 @click.argument("other", type=GivenPath(path_type=Path), metavar="OTHER")
 def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path) -> int:
-    """Compare a store with its slave or its copy. The command changes nothing.
+    """Compare a store with its slave or its copy. It compares each record and the ends of the queues.
 
-    The command compares the logs record by record, over the range that both have, and the ends of
-    the queues. A copy whose log ends earlier, or begins later after deletions, is reported as such
-    and does not count as different. The report has the first offset that differs, records that only
-    one store has, fields of records that differ, queues with different ends, and counts by topic.
-    Engines may run on both stores: the command ignores later messages.
+    A log that ends earlier or begins later is reported, not different. Engines may run on both.
 
     Exit codes: 0 equal in the range that both have, 3 different, 1 no part of the log is in both.
 
@@ -166,20 +156,15 @@ def _difference_text(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...
 @click.command()
 @store_command
 @click.option("--accept-loss", is_flag=True,
-              help="Recover even if durable bytes are damaged: everything after the damage goes to quarantine.")
+              help="Recover with damaged durable bytes: everything after the damage goes to quarantine.")
 @click.option("--dry-run", is_flag=True, help="Print what would be truncated, kept and moved to quarantine; change nothing.")
 def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
-    """Recover a store that was not stopped in order. The command finds the end of its log, truncates torn records, and
-    brings queues and index up to date.
+    """Recover a store that was not stopped in order. `start` does it first: find the log's end, truncate torn records.
 
-    `start` does the same first. The result is that of RocketMQ's own recovery, but removed bytes
-    go to STORE/quarantine before. Bytes that are only in the pool buffers of a dead engine are
-    written to the log. If durable bytes are damaged, the command refuses the store and changes
-    nothing, unless --accept-loss is given. After an interruption run it again.
+    Bytes that are removed go to STORE/quarantine; those in pool buffers are written to the log. Damaged
+    durable bytes are refused without --accept-loss. After an interruption run it again.
 
-    --dry-run reads the same data and prints what the command would do, with its exit code. It reports
-    what would leave the log, queues and index. It does not check the offsets of groups, and does not
-    find queues that lack entries in their middle.
+    --dry-run does not check groups' offsets, nor find queues that lack entries in their middle.
 
     Exit codes: 0 recovered, 4 something went to quarantine, 3 refused, 5 in use.
 
@@ -239,13 +224,10 @@ def _queue_loss(cut: CutQueue) -> str:
 def rebuild(
     store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool,
 ) -> int:
-    """Rebuild queues and index from the commit log alone.
+    """Rebuild queues and index from the commit log. Options select some.
 
-    The command rebuilds all of them, or those that the options name, with light queues and extension.
-    It moves the old files to STORE/quarantine. It does not change the log, except that it first
-    recovers a store that was not stopped in order. The store must not be running. After an
-    interruption run the command again; the next start also finishes it. A queue without any message
-    in the log stays as it is.
+    Old files go to STORE/quarantine. The store must be stopped; it is recovered first if needed. A queue
+    without messages in the log remains. After an interruption run it again; the next start also finishes it.
 
     Exit codes: 0 rebuilt, 3 refused (durable bytes are damaged; nothing was changed),
     4 rebuilt, and part of the log went to quarantine, 5 in use.
@@ -286,16 +268,12 @@ def _print_rebuild(report: RebuildReport) -> None:
 @click.option("--quarantine/--no-quarantine", "with_quarantine", default=True, show_default=True,
               help="Copy the messages in STORE/quarantine too, after those of the log.")
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
-    """Make a new store of every whole record of a damaged one.
+    """Make a new store of every whole record of a damaged one. The damaged one, also a broker's, stays as it is.
 
-    The command does not change the damaged store, which may be one of a RocketMQ broker that does not
-    start any more. Records keep their order and get new positions; queues, index and checkpoint are
-    new. Whole messages in STORE/quarantine follow those of the log, with new queue offsets. With the
-    folder STORE/quarantine, or a copy of it, in the place of STORE the new store has these messages
-    alone: read them with a consumer, or `tail --json` them into `ingest --format jsonl`. DEST must
-    not exist or be an empty folder. For a store
-    without config/watermark (RocketMQ writes none) the report says that messages after the last
-    found one may be missing.
+    Records keep their order and get new positions, those in STORE/quarantine last. With the folder
+    STORE/quarantine in the place of STORE the new store has these alone: read them with a consumer, or
+    `tail --json` them into `ingest --format jsonl`. DEST must not exist or be empty. Without
+    config/watermark the report says that messages after the last one may be missing.
 
     Exit codes: 0 nothing is known to be missing, 4 something was left out.
 
@@ -349,12 +327,11 @@ def _print_salvage(report: SalvageReport, dest: Path) -> None:
 def quarantine(
     store: Path, settings: dict[str, str], as_json: bool, action: str, names: tuple[str, ...], max_messages: int, raw: bool,
 ) -> int:
-    """List or show what recovery cut. Recovery moves what it cuts to STORE/quarantine, in pieces.
+    """List or show what recovery cut. The pieces are in STORE/quarantine.
 
-    A piece NAME is a part of the log that recovery removed (commitlog-..., pool-...), or replaced files
-    of queues and index (queue-..., derived-..., rebuild-...), which `rebuild` makes from the log.
-    `pyengine salvage STORE/quarantine DEST` makes a store of the messages of all pieces, from which a
-    program can put back those that are missing. Delete a piece by hand when you no longer need it.
+    A piece NAME is a part of the log (commitlog-..., pool-...), or replaced files of queues and index (queue-...,
+    derived-..., rebuild-...), which `rebuild` makes again. `pyengine salvage STORE/quarantine DEST`
+    makes a store of all messages in them. Delete a piece by hand when you no longer need it.
 
     \b
     Examples:

@@ -452,17 +452,15 @@ def _whole(number: int) -> str:
 @store_command
 @click.option("--html", "file", type=click.Path(path_type=Path), required=True, help="The file to write; an existing one is replaced.")
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True,
-              help="Number of topics and groups with a row of their own; the others share one.")
+              help="Topics and groups with a row of their own.")
 @master_option
 @spark_level_option
 def report(
     store: Path, settings: dict[str, str], as_json: bool, file: Path, top: int, master: str | None, level: str | None,
 ) -> None:
-    """Write an HTML report of a store. It shows message rates, sizes, topics, hours of the day and lags of consumer groups.
+    """Write an HTML report of a store. It shows rates, sizes, topics, hours and lags, and loads no other file.
 
-    The page is one file that loads nothing else. The command reads the log once, like `stats`, with
-    Spark on all processors of this host or of a cluster; it does not disturb a running engine. It
-    needs Java 17 or later and the extra `spark` (pip install 'pyengine-store[spark]').
+    It uses Spark (extra `spark`, Java 17 or later).
 
     \b
     Examples:

@@ -49,21 +49,16 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 def serve(
     store: Path, settings: dict[str, str], as_json: bool, metrics: tuple[str, int] | None, broker_conf: Path | None,
 ) -> int:
-    """Run an engine with its gateway in the foreground. It is meant as the main process of a container.
+    """Run an engine with its gateway in the foreground. It is a container's main process.
 
-    The command logs on stderr. As process 1 it reaps ended processes.
-    SIGTERM and Ctrl-C stop the engine in order, SIGHUP reloads the settings. A killed supervisor is
-    restarted and adopts the living workers.
+    It logs on stderr and reaps processes. SIGTERM and Ctrl-C stop the engine in order, SIGHUP reloads
+    the settings. A killed supervisor is restarted.
 
-    The gateway serves RocketMQ clients at 127.0.0.1:9876; gateway_listen_host opens it to other
-    machines, gateway_enable=false leaves it out.
-
-    If /dev/shm is too small for the engine, shared memory goes to the largest tmpfs, and a note on
-    stderr says so, unless shm_directory is set. --metrics serves GET /metrics, /healthz and
-    /readyz, as `pyengine metrics` does.
+    RocketMQ clients connect to 127.0.0.1:9876; gateway_listen_host opens it to other machines,
+    gateway_enable=false leaves it out. If /dev/shm is too small, shared memory goes to the largest tmpfs.
 
     --json: one document at the start, with the folder of the shared memory and the notes.
-    Exit codes: that of the engine, 0 after an orderly stop; 1 if the supervisor was killed too often or cannot start.
+    Exit codes: that of the engine; 1 if the supervisor was killed too often or cannot start.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ _allow_missing = click.option("--allow-missing", is_flag=True, help="Accept a to
 @set_option
 @json_option
 @click.option("--by", type=click.Choice(["queue", "topic", "hour", "day"]), default="topic", show_default=True,
-              help="Count by queue, by topic, or by topic and hour or day (UTC) of the store time.")
+              help="Count by queue, topic, or topic and hour or day (UTC).")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
 @_allow_missing
 @click.option("--verify-crc", is_flag=True, help="Check the CRC of every body; damage fails the command.")
@@ -43,12 +43,9 @@ def stats(
     store: str, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], allow_missing: bool, verify_crc: bool,
     master: str | None, level: str | None,
 ) -> None:
-    """Count messages and bytes in the log, by topic and hour.
+    """Count messages and bytes in the log. It uses Spark (extra `spark`, Java 17 or later).
 
-    The command reads the whole flushed log (see --level), with Spark on all processors of this host
-    or of a cluster; it does not disturb a running engine. `topics` is faster for counts by queue.
-    STORE may be a URI (s3://bucket/store). It needs Java 17 or later and the extra `spark`
-    (pip install 'pyengine-store[spark]').
+    `topics` is faster for counts by queue. STORE may be a URI (s3://bucket/store).
 
     \b
     Examples:
@@ -114,12 +111,10 @@ def export(
     allow_missing: bool, columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
     raw: bool, master: str | None, level: str | None,
 ) -> None:
-    """Write the log into DEST as Parquet files.
+    """Write the log into DEST as Parquet files. It uses Spark (extra `spark`, Java 17 or later).
 
-    DEST and STORE are folders, or URIs of pyarrow.fs (s3://bucket/path). The command reads what is
-    flushed when it starts (see --level), with Spark on all processors of this host; it does not
-    disturb a running engine. It writes DEST/_SUCCESS last: without that file the export is
-    incomplete. It needs Java 17 or later and the extra `spark` (pip install 'pyengine-store[spark]').
+    DEST and STORE are folders or URIs (s3://bucket/path). DEST/_SUCCESS comes last: without it the export is
+    incomplete.
 
     \b
     Examples:

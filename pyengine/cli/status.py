@@ -18,11 +18,10 @@ LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "lag", "detail")
 @click.command()
 @store_command
 def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Show a verdict, state, positions, workers and producers.
+    """Show a verdict, state, positions and processes. The store may be stopped.
 
-    The verdict is one word and one sentence. The word is ok, warning, stopping, stopped, recovering
-    (exit code 0), or stuck, read-only, degraded (exit code 6). The command works on a stopped store
-    too; then the positions come from the files.
+    The verdict is one sentence and one word: ok, warning, stopping, stopped, recovering (exit code 0), or stuck,
+    read-only, degraded (exit code 6).
 
     \b
     Examples:

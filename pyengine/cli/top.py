@@ -37,10 +37,7 @@ SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
               help="Seconds between two refreshes.")
 @click.option("--count", type=click.IntRange(min=1), default=None, help="Stop after this many refreshes.")
 def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float, count: int | None) -> None:
-    """Watch rates, latencies, positions, workers and topics. Ctrl-C ends it.
-
-    Rates and percentiles are those between two refreshes. The command reads shared memory only
-    and does not disturb the workers.
+    """Watch rates, latencies, positions and topics. Ctrl-C ends it.
 
     \b
     Examples:

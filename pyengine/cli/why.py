@@ -306,11 +306,10 @@ def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[
               help="How far back: 90s, 10m, 2h, 1d, a time in ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
 @click.option("--all", "shows_all", is_flag=True, help="Show every entry, also those for which no put waited.")
 def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[float], float], shows_all: bool) -> None:
-    """Explain why puts were slow. The command shows each wait of 5 ms or more for the engine, with its cause.
+    """Explain why puts were slow. It shows each wait of 5 ms or more for the engine, with its cause.
 
-    Workers record slow operations in shared memory, which survives kill -9 and a new start in the
-    same boot. An orderly stop ends the record, as does a reboot. The record has the newest 128
-    entries of each worker, and a count for each minute. The command does not disturb the workers.
+    Workers record slow operations in shared memory, the newest 128 each, and a count for each minute. The
+    record survives kill -9; an orderly stop or a reboot ends it.
 
     \b
     Examples:
