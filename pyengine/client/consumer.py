@@ -51,7 +51,7 @@ from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native.waiting import Sleeper
 from pyengine.results import GetStatus, PutError, PutResult, ReadLevel
-from pyengine.storage.acknowledgements import Identity, InFlight
+from pyengine.storage.acknowledgements import Identity, InFlight, suspicious_deliveries
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
@@ -572,14 +572,15 @@ class Consumer:
     def _next(self, max_messages: int) -> tuple[list[Message], bool]:
         """Return (messages, whether entries were read, even if filtered), from topic and retry topic in turn; never waits."""
         inner = self._retried
-        if self._has_suspects or inner is not None and inner._has_suspects:
-            max_messages = self._commit_before_suspects()
+        if self._expects_suspects:
+            max_messages = self._commit_before_suspects(max_messages)
         if inner is None:
             return self._next_own(max_messages)
         self._is_retried_turn = not self._is_retried_turn
         self._begin_delivery(inner)
         has_moved = False
-        for consumer in (inner, self) if self._is_retried_turn else (self, inner):
+        in_turn = (inner, self) if self._is_retried_turn else (self, inner)
+        for consumer in sorted(in_turn, key=lambda one: not one._has_suspects):
             if consumer is inner and self._is_retried_paused:
                 continue
             messages, moved = consumer._next_own(max_messages)
@@ -588,8 +589,8 @@ class Consumer:
                 return [RetriedMessage.of(message) for message in messages] if consumer is inner else messages, True
         return [], has_moved
 
-    def _commit_before_suspects(self) -> int:
-        """Return how many messages may be delivered now: one, because it may kill the process, and what is done is stored before.
+    def _commit_before_suspects(self, max_messages: int) -> int:
+        """Return how many messages may be delivered now: one, if it may kill the process, and what is done is stored before.
 
         Otherwise messages that were finished just before each kill would be taken for the ones that kill, and become dead letters.
         """
@@ -598,10 +599,31 @@ class Consumer:
                 with consumer._state:
                     if self._options.auto_commit:
                         consumer._finish(None)
-                    consumer._has_suspects = any(held.flight.is_suspicious for held in consumer._held.values())
+                    most = self._options.max_deliveries
+                    consumer._has_suspects = any(held.flight.is_suspicious(most) for held in consumer._held.values())
                 with suppress(EngineError):  # the thread reports it
                     consumer._commit_done()
-        return 1
+        return 1 if self._expects_suspects else max_messages
+
+    @property
+    def _expects_suspects(self) -> bool:
+        """Whether a message may come that was delivered twice and never finished: it comes by itself."""
+        inner = self._retried
+        return self._has_suspects or inner is not None and inner._has_suspects
+
+    def _is_suspect(self, message: Message) -> bool:
+        """Whether a message was delivered so often, without an end, that it may be what killed its readers."""
+        return message.delivery_count > suspicious_deliveries(self._options.max_deliveries)
+
+    def _spare(self, messages: Iterable[Message]) -> None:
+        """Let the kills that follow count for all open messages except these, which run beside a suspect."""
+        own, retried = _split_by_topic(messages)
+        for consumer, spared in ((self, own), (self._retried, retried)):
+            if consumer is None:
+                continue
+            with consumer._state:
+                for held in consumer._held.values():
+                    held.flight.spared = {message.queue_offset for message in spared if message.queue_id == held.queue_id}
 
     def _begin_delivery(self, inner: Consumer) -> None:
         """Note that this thread asks for messages; with auto_commit, what both consumers have delivered is done."""
@@ -650,7 +672,10 @@ class Consumer:
         at = self._turn % len(queues)
         if not queues[at].buffer:
             self._turn = at = (at + 1) % len(queues)
-        return queues[at:] + queues[:at]
+        in_turn = queues[at:] + queues[:at]
+        if self._has_suspects:
+            in_turn.sort(key=lambda held: not held.flight.is_suspicious(self._options.max_deliveries))
+        return in_turn
 
     def _deliver(self, held: AssignedQueue, max_messages: int, messages: list[Message]) -> bool:
         """Add messages of one queue to `messages`, up to `max_messages`; return whether its position moved."""
@@ -925,7 +950,7 @@ class Consumer:
         for queue_id, (claim, stored, flight) in self._group_session.take(queue_ids).items():
             with self._state:
                 self._held[queue_id] = AssignedQueue(queue_id, claim, flight.done, flight, -1 if stored is None else stored)
-                self._has_suspects = self._has_suspects or flight.is_suspicious
+                self._has_suspects = self._has_suspects or flight.is_suspicious(self._options.max_deliveries)
             self._stir()
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:

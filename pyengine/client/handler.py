@@ -8,7 +8,8 @@
 A message is acknowledged when the handler returns and given back (Consumer.retry) when it raises. If it cannot be given
 back now, because no engine runs or the disk is full, the handler gets it again after HANDLE_AGAIN_S, as in RocketMQ's
 ConsumeMessageConcurrentlyService. A message that can never be given back is logged as an error and counts as done.
-A kill loses no message: those that were not acknowledged are delivered again.
+A kill loses no message: those that were not acknowledged are delivered again. One that was delivered twice and never finished may
+be what killed its readers, so it runs alone (_Running): no other message is counted with it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from types import FrameType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, consume
@@ -36,6 +38,7 @@ from pyengine.storage.config import check_keywords
 
 PULL_S = 0.5           # longest wait for messages before the request to end is checked
 HANDLE_AGAIN_S = 5.0
+ALONE_S = 10.0         # longest wait of a message that runs alone for the others, and of the others for it
 _LOG = logging.getLogger("pyengine.client.handler")
 _Call = TypeVar("_Call", bound="Future[None] | asyncio.Task[None]")
 
@@ -126,20 +129,79 @@ def _handle(consumer: Consumer, handler: Callable[[Message], object], delay_leve
             return
 
 
+class _Running(Generic[_Call]):
+    """The handlers that run at once. A suspect, which may have killed its readers, runs alone.
+
+    So it waits for the handlers that run, and those after it wait for it, each up to ALONE_S: a handler that hangs stops no
+    others. A handler that took longer runs beside the suspect and is spared: the kill counts for the suspect.
+    """
+
+    def __init__(self, consumer: Consumer, concurrency: int) -> None:
+        self.calls: dict[_Call, Message] = {}
+        self._consumer = consumer
+        self._concurrency = concurrency
+        self._overdue: set[_Call] = set()
+        self._suspect: _Call | None = None
+        self._since_s: float | None = None  # since when handlers are waited for
+        self._has_spared = False
+
+    def room(self) -> int:
+        """Return how many messages may be asked for now; 0 if a running handler must end first."""
+        room, is_expected = self._concurrency - len(self.calls), self._consumer._expects_suspects
+        is_alone = is_expected or self._suspect is not None and self._suspect not in self._overdue
+        hinders = self.calls.keys() - self._overdue if is_alone else set()
+        if not hinders or room == 0:
+            self._since_s = None
+            if room:
+                self._spare(self._overdue if is_expected else ())
+            return room
+        now_s = time.monotonic()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s < self._since_s + ALONE_S:
+            return 0
+        for call in hinders:
+            _LOG.warning("the handler of %s takes longer than %g s: others run beside it, because one that hangs must not stop them",
+                         self.calls[call].msg_id, ALONE_S)
+        self._overdue |= hinders
+        return self.room()
+
+    def begin(self, messages: Iterable[Message], call: Callable[[Message], _Call]) -> None:
+        """Call the handler with these messages."""
+        for message in messages:
+            begun = call(message)
+            self.calls[begun] = message
+            if self._consumer._is_suspect(message):
+                self._suspect = begun
+
+    def _spare(self, calls: Iterable[_Call]) -> None:
+        spared = [self.calls[call] for call in calls]
+        if spared or self._has_spared:
+            self._consumer._spare(spared)
+            self._has_spared = bool(spared)
+
+    def end(self) -> None:
+        """Forget the handlers that have ended; raises the exception of one that failed."""
+        for call in [call for call in self.calls if call.done()]:
+            del self.calls[call]
+            self._overdue.discard(call)
+            if call is self._suspect:
+                self._suspect = None
+            call.result()
+
+
 def _handle_in_threads(consumer: Consumer, handle: Callable[[Message], None], concurrency: int, stopping: threading.Event) -> None:
     with ThreadPoolExecutor(concurrency, thread_name_prefix="pyengine-handler") as pool:
-        busy: set[Future[None]] = set()
+        running: _Running[Future[None]] = _Running(consumer, concurrency)
         try:
             while not stopping.is_set():
-                if len(busy) == concurrency:
-                    wait(busy, PULL_S, FIRST_COMPLETED)
+                if room := running.room():
+                    running.begin(consumer.pull(room, timeout_s=PULL_S), lambda message: pool.submit(handle, message))
                 else:
-                    for message in consumer.pull(concurrency - len(busy), timeout_s=PULL_S):
-                        busy.add(pool.submit(handle, message))
-                busy -= _ended(busy)
-            while busy:
-                wait(busy)
-                busy -= _ended(busy)
+                    wait(running.calls, PULL_S, FIRST_COMPLETED)
+                running.end()
+            while running.calls:
+                wait(running.calls)
+                running.end()
         except BaseException:
             stopping.set()  # wakes handlers' threads that wait before a next try
             raise
@@ -147,22 +209,22 @@ def _handle_in_threads(consumer: Consumer, handle: Callable[[Message], None], co
 
 async def _handle_in_tasks(consumer: Consumer, handler: Callable[[Message], Awaitable[object]], concurrency: int,
                            delay_level: int | None, stopped: asyncio.Future[Any]) -> None:
-    tasks: set[asyncio.Task[None]] = set()
+    running: _Running[asyncio.Task[None]] = _Running(consumer, concurrency)
     try:
         while not stopped.done():
-            if len(tasks) == concurrency:
-                await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if room := running.room():
+                running.begin(await consumer.pull_async(room, timeout_s=PULL_S), lambda message: asyncio.ensure_future(
+                    _handle_async(consumer, handler, delay_level, stopped, message)))
             else:
-                for message in await consumer.pull_async(concurrency - len(tasks), timeout_s=PULL_S):
-                    tasks.add(asyncio.ensure_future(_handle_async(consumer, handler, delay_level, stopped, message)))
-            tasks -= _ended(tasks)
-        while tasks:
-            await asyncio.wait(tasks)
-            tasks -= _ended(tasks)
+                await asyncio.wait({*running.calls, stopped}, timeout=PULL_S, return_when=asyncio.FIRST_COMPLETED)
+            running.end()
+        while running.calls:
+            await asyncio.wait(running.calls)
+            running.end()
     finally:
-        for task in tasks:
+        for task in running.calls:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*running.calls, return_exceptions=True)
 
 
 async def _handle_async(
@@ -197,14 +259,6 @@ def _is_given_up(consumer: Consumer, message: Message, error: EngineError) -> bo
         return True
     _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
     return False
-
-
-def _ended(calls: set[_Call]) -> set[_Call]:
-    """Return the calls that have ended; raises the exception of one that failed."""
-    ended = {call for call in calls if call.done()}
-    for call in ended:
-        call.result()
-    return ended
 
 
 def _check(handler: object, concurrency: int, options: dict[str, Any], *, is_async: bool) -> None:

@@ -121,7 +121,7 @@ class AckFile:
         if not content:
             return
         size_bytes = self._append(content, is_durable=is_durable)
-        if size_bytes > max(COMPACT_BYTES, COMPACT_FACTOR * self._compacted_bytes) and os.geteuid() == os.stat(self._path).st_uid:
+        if size_bytes > max(COMPACT_BYTES, COMPACT_FACTOR * self._compacted_bytes):
             self._compact(stored)
 
     def note_delivery(self, queue: int, tenure: int, offset: int, deliveries: int) -> None:
@@ -172,7 +172,7 @@ class AckFile:
             kept += [fitting] if fitting is not None and fitting is not states[-1] else []
             kept.append(states[-1])
         content = b"".join(state.line() for state in kept)
-        write_config(self._path, content, keep_backup=False, mode=LOCK_MODE)
+        write_config(self._path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
         self._compacted_bytes = len(content)
 
 
@@ -228,19 +228,21 @@ class InFlight:
     open           those that were delivered and are not done, by offset and ascending
     again          the offsets of those of them that were given back, to be delivered again
     dead           the offsets of those that were delivered too often: no program gets them any more
+    spared         the offsets of those that a kill from now on does not count for
     """
 
     def __init__(self, offset: int) -> None:
         self.open: dict[int, Message] = {}
         self.again: dict[int, None] = {}
         self.dead: dict[int, None] = {}
+        self.spared: set[int] = set()
         self.last: tuple[int, ...] | None = None
         self.seek(offset)
 
     def seek(self, offset: int) -> None:
         """Begin a tenure at this offset, whatever was delivered before."""
         self.done = self.delivered_end = offset
-        for each in (self.open, self.again, self.dead):
+        for each in (self.open, self.again, self.dead, self.spared):
             each.clear()
         self.tenure = secrets.randbits(TENURE_BITS)
         self._skipped: Ranges = ()
@@ -271,10 +273,11 @@ class InFlight:
         """Whether a program has messages that are not done."""
         return len(self.open) > len(self.again) + len(self.dead)
 
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether a message comes that was delivered twice and never finished: it may be what killed its readers."""
-        return any(count > 1 and end > self.delivered_end for _, end, count in self._counts)
+    def is_suspicious(self, deliveries_max: int | None) -> bool:
+        """Whether a message comes that was delivered suspicious_deliveries() times and never finished."""
+        at, least = self.delivered_end, suspicious_deliveries(deliveries_max)
+        return any(count >= least and end > at and not _contains_all(self._skipped, max(start, at), end)
+                   for start, end, count in self._counts)
 
     def exceeds(self, span: int) -> bool:
         """Whether more than `span` messages were delivered from the oldest open one on, some of which are acknowledged."""
@@ -380,13 +383,14 @@ class InFlight:
             acked.append((at, self.delivered_end))
         acked += _clipped(self._skipped, self.delivered_end, INT64_MAX)
         self._counts = tuple(run for run in self._counts if run[1] > self.done)
-        counts = [(start, start + 1, message.delivery_count) for start, message in self.open.items() if message.delivery_count > 1]
+        counts = [(start, start + 1, count) for start, message in self.open.items()
+                  if (count := message.delivery_count - (start in self.spared)) > 1]
         counts += [(max(start, self.delivered_end), end, count) for start, end, count in self._counts if end > self.delivered_end]
         if self._newest is not None and (self.last is None or self.last[0] <= self._newest.queue_offset):
             self.last = (self._newest.queue_offset, *Identity.of(self._newest))
         state = SavedQueue(queue, self.tenure, offset, self.delivered_end, tuple(acked), _merged(counts), self.last)
         before = self._written
-        if before is not None and (state == before or not (acked or counts)):
+        if before is not None and (state == before or not (acked or counts or before.counts)):
             return None
         return state
 
@@ -442,6 +446,16 @@ def _clipped(ranges: Ranges, low: int, high: int) -> Ranges:
 def _contains(ranges: Ranges, offset: int) -> bool:
     at = bisect_right(ranges, (offset, INT64_MAX)) - 1
     return at >= 0 and offset < ranges[at][1]
+
+
+def suspicious_deliveries(deliveries_max: int | None) -> int:
+    """Return how often a message is delivered, without an end, until it may be what killed its readers: 2, or 1 if 2 are the limit."""
+    return 1 if deliveries_max == 2 else 2
+
+
+def _contains_all(ranges: Ranges, start: int, end: int) -> bool:
+    at = bisect_right(ranges, (start, INT64_MAX)) - 1
+    return at >= 0 and end <= ranges[at][1]
 
 
 def _count_at(counts: Counts, offset: int) -> int:

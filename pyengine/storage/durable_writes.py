@@ -128,31 +128,35 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
 Content = bytes | Callable[[os.stat_result], bytes]  # of a file, or a function that makes it from the new file's status
 
 
-def write_config(path: Path | str, content: Content, *, keep_backup: bool = True, mode: int = FILE_MODE) -> None:
+def write_config(path: Path | str, content: Content, *, keep_backup: bool = True, mode: int = FILE_MODE,
+                 is_shared: bool = False) -> None:
     """Replace `path` by `content`, atomically and durably; the old content is kept as `path.bak`.
 
     Once `path` exists it exists at every moment (RocketMQ's own way has a gap). With a stricter `mode` no file with more
-    rights ever has the content. Raises DiskFullError, DiskError or FlushError; the old file is still in place then.
+    rights ever has the content. `is_shared`: root gives the new file to its folder's owner, as open_shared_file does. Raises
+    DiskFullError, DiskError or FlushError; the old file is still in place then.
     """
     path = Path(path)
     require_held(path)
     make_folders(path.parent)
     try:
         try:
-            _replace(path, content, keep_backup, mode)
+            _replace(path, content, keep_backup, mode, is_shared)
         except FileNotFoundError:  # an engine that starts has swept the temporary file away (sweep_unfinished)
-            _replace(path, content, keep_backup, mode)
+            _replace(path, content, keep_backup, mode, is_shared)
     except OSError as error:
         raise disk_error(error, "write", path) from error
     sync_folder(path.parent)
     failpoint("config_durable")
 
 
-def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None:
+def _replace(path: Path, content: Content, keep_backup: bool, mode: int, is_shared: bool) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         descriptor = open_new(temporary, mode)
         try:
+            if is_shared:
+                _give_to_owner(descriptor, path.parent)
             failpoint("config_opened")
             pwrite_all(descriptor, content(os.fstat(descriptor)) if callable(content) else content, 0, path)
             failpoint("config_written")

@@ -459,6 +459,56 @@ def test_a_message_that_kills_its_process_is_counted_and_becomes_a_dead_letter(e
     assert lines(log) == [b"one %d" % count for count in range(1, len(lines(log)) + 1)], "it was finished, so it is no dead letter"
 
 
+BESIDE = """
+import asyncio, os, sys, threading
+import pyengine
+from pyengine.client import handler as handler_module
+store, topic, group, log, form, hangs = sys.argv[1:7]
+handler_module.ALONE_S = 0.3 if hangs == "True" else 60.0
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+begun = threading.Event()
+def handle(message):
+    os.write(out, b"begin %s %d\\n" % (message.body, message.delivery_count))
+    if message.body == b"slow":
+        begun.set()
+        threading.Event().wait(None if hangs == "True" else 1)
+    if message.body == b"poison":
+        begun.wait(0.5)
+        os.kill(os.getpid(), 9)
+    os.write(out, b"end %s\\n" % message.body)
+async def handle_async(message):
+    await asyncio.to_thread(handle, message)
+options = {"concurrency": 3, "commit_interval_s": 0.05, "max_deliveries": 3}
+if form == "threads":
+    pyengine.run_consumer(store, topic, group, handle, **options)
+else:
+    asyncio.run(pyengine.run_consumer_async(store, topic, group, handle_async, **options))
+"""
+
+
+@pytest.mark.parametrize(("form", "hangs"), [("threads", False), ("threads", True), ("tasks", False), ("tasks", True)])
+def test_a_slow_message_is_no_dead_letter_beside_one_that_kills(engine, names, tmp_path, form, hangs):
+    log = tmp_path / "log"
+    with engine.connect() as producer:
+        producer.put_many(names[0], [b"slow", b"poison", b"after"], queue_id=0)
+    letters = pyengine.DeadLetters(engine.path)
+
+    def is_over():
+        return [one.body for one in letters.messages(names[1])] == [b"poison"] and b"end after" in lines(log)
+
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", BESIDE, str(engine.path), *names, str(log), form, str(hangs)], env=environment())
+        try:
+            eventually(lambda: process.poll() is not None or is_over(), "a kill, or the dead letter")
+            assert process.poll() in (None, -signal.SIGKILL)
+        finally:
+            process.kill()
+            process.wait()
+    assert is_over()
+    counts = [int(line.split()[2]) for line in lines(log) if line.startswith(b"begin slow")]
+    assert max(counts) <= 3 and (b"end slow" in lines(log)) is not hangs
+
+
 def test_a_message_with_full_properties_becomes_a_dead_letter_and_the_queue_goes_on(engine, names, running, caplog):
     """RocketMQ's consumer handles it each 5 s for ever: its retry has more properties than fit."""
     size = 32_767 - len("filler\x01")

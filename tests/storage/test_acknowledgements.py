@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections import Counter
 
 import pytest
@@ -226,6 +228,18 @@ def test_a_long_file_is_compacted_to_what_counts(file, tmp_path, monkeypatch):
     assert [each.name for each in path_of(tmp_path).parent.iterdir()] == [KEY]
 
 
+@pytest.mark.root
+def test_root_compacts_a_file_of_another_user_who_can_read_it_then(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(acknowledgements, "COMPACT_BYTES", 400)
+    file.append([STATE], {}, is_durable=True)
+    for path in (path_of(tmp_path), path_of(tmp_path).parent):
+        os.chown(path, 65534, 65534)
+    for _ in range(30):
+        file.append([STATE], {}, is_durable=False)
+    status = path_of(tmp_path).stat()
+    assert status.st_size < 1000 and (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (65534, 65534, 0o600)
+
+
 def test_a_compaction_that_was_killed_leaves_nothing_behind(file, tmp_path):
     file.append([STATE], {}, is_durable=True)
     path_of(tmp_path).with_name(KEY + ".tmp").write_bytes(b"half")
@@ -234,8 +248,6 @@ def test_a_compaction_that_was_killed_leaves_nothing_behind(file, tmp_path):
 
 
 def test_something_else_in_its_place_is_an_error_and_never_waited_for(file, tmp_path):
-    import os
-
     path_of(tmp_path).parent.mkdir(parents=True)
     os.mkfifo(path_of(tmp_path))
     with pytest.raises(DiskError):
