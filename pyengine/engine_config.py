@@ -67,7 +67,7 @@ class EngineConfig:
         1 << 30, "Size of one commit log segment.", key="mappedFileSizeCommitLog", unit="bytes",
         low=1024, high=INT32_MAX, fixed=True, group="files")
     mapped_file_size_consume_queue_bytes: int = setting(
-        6_000_000, "Size of one consume queue file; rounded up to a multiple of 20, one entry's size.",
+        6_000_000, "Size of one consume queue file; rounded up to a multiple of 20.",
         key="mappedFileSizeConsumeQueue", unit="bytes", low=20, high=INT32_MAX - 27, multiple_of=20, fixed=True,
         group="files")
     mapped_file_size_consume_queue_ext_bytes: int = setting(
@@ -81,10 +81,9 @@ class EngineConfig:
         low=2, high=107_000_000, fixed=True, group="files")
 
     store_path_commit_log: str = setting(
-        "", "Folders for new segments of the log, separated by `,`; relative ones are in the store. Empty: `commitlog` in the "
-        "store.", key="storePathCommitLog", group="files")
+        "", "Folders for new segments of the log, separated by `,`. Empty: `commitlog`.", key="storePathCommitLog", group="files")
     read_only_commit_log_store_paths: str = setting(
-        "", "Folders whose segments belong to the log and that get no new segments, separated by `,`.",
+        "", "Folders of the log that get no new segments, separated by `,`.",
         key="readOnlyCommitLogStorePaths", group="files")
 
     # -- how messages are written and made durable
@@ -92,7 +91,7 @@ class EngineConfig:
         "ASYNC_FLUSH", "What PUT_OK waits for: the page cache (ASYNC_FLUSH) or the disk (SYNC_FLUSH).",
         key="flushDiskType", choices=("ASYNC_FLUSH", "SYNC_FLUSH"), group="writing")
     transient_store_pool_enable: bool = setting(
-        False, "Append to locked memory buffers, and commit from them to the files; only with ASYNC_FLUSH, and not on a SLAVE.",
+        False, "Append to locked memory buffers, and commit from them to the files; not with SYNC_FLUSH or on a SLAVE.",
         key="transientStorePoolEnable", group="writing")
     transient_store_pool_size: int = setting(
         5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=2, high=64,
@@ -104,25 +103,25 @@ class EngineConfig:
         200, "Longest pause between two commits of buffered bytes.", key="commitIntervalCommitLog", unit="ms",
         low=1, high=DAY_MS, live=AT_ONCE, group="writing")
     sync_flush_timeout_ms: int = setting(
-        5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT; the message is stored.",
+        5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT.",
         key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="writing")
     zero_ahead_bytes: int = setting(
-        256 << 10, "With SYNC_FLUSH: how far ahead the writer writes zeros, so that a sync changes data only; 0 switches this off.",
+        256 << 10, "With SYNC_FLUSH: how far ahead the writer writes zeros, so that a sync changes data only.",
         unit="bytes", low=0, high=64 << 20, group="writing")
     put_timeout_ms: int = setting(
         10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
         high=DAY_MS, live=PRODUCERS, group="writing")
     default_topic_queue_nums: int = setting(
-        0, "Queues of a new topic. 0: 1 for a topic that a put makes, 8 as in RocketMQ for one that its clients make through the gateway.",
+        0, "Queues of a new topic. 0: 1 for a put's, 8 for a gateway client's.",
         key="defaultTopicQueueNums", low=0, high=65_536, group="writing")
     transaction_timeout_ms: int = setting(
         6000, "A producer is asked about its undecided transaction after this time.", key="transactionTimeOut", unit="ms",
         low=0, high=DAY_MS, group="writing")
     transaction_check_max: int = setting(
-        15, "How often a producer is asked about one transaction; after that the transaction goes to the topic "
-        "TRANS_CHECK_MAX_TIME_TOPIC.", key="transactionCheckMax", low=0, high=INT32_MAX, group="writing")
+        15, "How often a producer is asked about one transaction; then it goes to TRANS_CHECK_MAX_TIME_TOPIC.",
+        key="transactionCheckMax", low=0, high=INT32_MAX, group="writing")
     transaction_check_interval_ms: int = setting(
-        60_000, "Time between two rounds that look for undecided transactions.", key="transactionCheckInterval", unit="ms",
+        60_000, "Time between two rounds of questions.", key="transactionCheckInterval", unit="ms",
         low=1, high=DAY_MS, group="writing")
     max_message_size_bytes: int = setting(
         4 << 20, "Longest body of one message; the record may be 64 KiB longer.", key="maxMessageSize", unit="bytes",
@@ -137,8 +136,8 @@ class EngineConfig:
         "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",
         choices=("ASYNC_MASTER", "SYNC_MASTER", SLAVE), group="writing")
     flush_delay_offset_interval_ms: int = setting(
-        10_000, "Shortest pause between two writes of delayOffset.json; after a crash, delayed messages that were "
-        "delivered since the last write are delivered again.", key="flushDelayOffsetInterval", unit="ms", low=1,
+        10_000, "Shortest pause between two writes of delayOffset.json; a crash repeats deliveries since the last.",
+        key="flushDelayOffsetInterval", unit="ms", low=1,
         high=DAY_MS, live=AT_ONCE, group="writing")
     store_host: str = setting(
         "127.0.0.1:10911", "Address in each record and message id: IPv4:port or [IPv6]:port.",
@@ -153,45 +152,41 @@ class EngineConfig:
     ha_listen_host: str = setting(
         "127.0.0.1", "Address that a master listens at.", group="replication")
     ha_secret_file: str = setting(
-        "", "File with the secret that a master and its slaves share, mode 0600; a relative path is in the store. With it both prove "
-        "to each other that they have the secret, and seal what they send. Without it, and without ha_allow_plain, a master "
-        "refuses every slave.", group="replication")
+        "", "File with the secret of a master and its slaves, mode 0600, relative to the store. Both prove that they have it, and seal "
+        "what they send. Without it and ha_allow_plain a master refuses every slave.", group="replication")
     ha_peers: str = setting(
-        "", "On a master: HA ports (host:port, separated by `,`) of stores that may become master instead. The master asks them before its "
-        "first put and tells them its term while it runs, so that the older of two masters refuses puts. Needs ha_secret_file; "
-        "`pyengine promote` sets it.", group="replication")
+        "", "On a master: HA ports (host:port, separated by `,`) of stores that may become master instead. The older of two masters "
+        "refuses puts. Needs ha_secret_file; `pyengine promote` sets it.", group="replication")
     ha_allow_plain: str = setting(
-        "", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret: slaves at these addresses "
-        "get the log and confirm it, and a slave trusts a master there.", group="replication")
+        "", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret.", group="replication")
     ha_master_address: str = setting(
         "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
     slave_timeout_ms: int = setting(
-        3000, "With SYNC_MASTER: a put that slaves have not confirmed after this time gets FLUSH_SLAVE_TIMEOUT; the message "
-        "is stored.", key="slaveTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="replication")
+        3000, "With SYNC_MASTER: a put that is not confirmed in this time gets FLUSH_SLAVE_TIMEOUT.",
+        key="slaveTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="replication")
     min_in_sync_replicas: int = setting(
-        1, "Slaves that must have a message before it counts as confirmed.", low=1, high=16, group="replication")
+        1, "Slaves that confirm a message.", low=1, high=16, group="replication")
     ha_slaves_share_hosts: bool = setting(
-        False, "Whether each link from the same address (one host, one proxy) counts as a slave. If not, and if "
-        "min_in_sync_replicas is 2 or more, all links from one address count as one slave, because an old link may be dead "
-        "without notice.", group="replication")
+        False, "Whether each link from one address counts as a slave where min_in_sync_replicas is 2 or more.", group="replication")
     ha_slave_fallbehind_max_bytes: int = setting(
-        268_435_456, "With SYNC_MASTER: when slaves lag more, puts get SLAVE_NOT_AVAILABLE at once; the message is "
-        "stored.", key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, live=AT_ONCE, group="replication")
+        268_435_456, "With SYNC_MASTER: when slaves lag more, puts get SLAVE_NOT_AVAILABLE at once.",
+        key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, live=AT_ONCE, group="replication")
     dispatch_at: str = setting(
-        "committed", "Messages become visible in their queues once they are readable (committed, as in RocketMQ), or only once "
-        "slaves have confirmed them (replicated).", choices=("committed", "replicated"), group="replication")
+        "committed", "When messages enter their queues: once readable, or once slaves have confirmed them.",
+        choices=("committed", "replicated"), group="replication")
     sync_from: str = setting(
-        "last", "Where a new slave begins: at its master's last segment, as in RocketMQ, or at the first segment.",
+        "last", "Where a new slave begins: at its master's last segment, or at the first.",
         choices=("last", "first"), group="replication")
     ack_level: str = setting(
-        "auto", "When a slave acknowledges: once it has written (as in RocketMQ) or once it has flushed. auto: flushed with "
-        "SYNC_FLUSH, otherwise written.", choices=("auto", "written", "flushed"), group="replication")
+        "auto", "When a slave acknowledges. auto: flushed with SYNC_FLUSH, otherwise written.",
+        choices=("auto", "written", "flushed"), group="replication")
     ha_compare_bytes: int = setting(
-        1 << 20, "How much of its log's end a slave compares with its master's each time it connects.", unit="bytes",
+        1 << 20, "How much of its log's end a slave compares when it connects.", unit="bytes",
         low=0, high=INT32_MAX, group="replication")
     ha_cut: str = setting(
-        "unconfirmed", "What a slave may move to quarantine at its start if its log differs from its master's: only what was "
-        "never confirmed, or anything. any: also lets a SYNC_MASTER start that lost what its slaves have confirmed.",
+        "unconfirmed", "What a slave may move to quarantine where its log differs from its master's. any: a SYNC_MASTER also "
+        "starts without what its "
+        "slaves have.",
         choices=("unconfirmed", "any"), group="replication")
     ha_connections_max: int = setting(
         16, "Most links to a master at a time.", low=1, high=256, group="replication")
@@ -199,7 +194,7 @@ class EngineConfig:
         32_768, "Longest piece of the log in one frame.", key="haTransferBatchSize", unit="bytes", low=1, high=1 << 24,
         group="replication")
     ha_send_heartbeat_interval_ms: int = setting(
-        5000, "After this time without sending, either side sends a heartbeat.", key="haSendHeartbeatInterval",
+        5000, "Time without sending after which a side sends a heartbeat.", key="haSendHeartbeatInterval",
         unit="ms", low=1, high=DAY_MS, group="replication")
     ha_housekeeping_interval_ms: int = setting(
         20_000, "A link that is silent for this time is closed.", key="haHousekeepingInterval", unit="ms", low=1,
@@ -207,14 +202,14 @@ class EngineConfig:
 
     # -- clients of RocketMQ
     gateway_enable: bool = setting(
-        False, "Run the gateway, a name server and a broker for RocketMQ 4.9 clients.", group="gateway")
+        False, "Run the gateway for RocketMQ clients.", group="gateway")
     gateway_listen_host: str = setting(
-        "127.0.0.1", "Address that the gateway listens at. Without acl_enable it asks for no key: let only your clients reach it.",
+        "127.0.0.1", "Address that the gateway listens at. Without acl_enable it asks for no key.",
         group="gateway")
     gateway_namesrv_port: int = setting(
-        9876, "Port of the gateway's name server; 0: any that is free.", low=0, high=65_535, group="gateway")
+        9876, "Port of the gateway's name server; 0: any.", low=0, high=65_535, group="gateway")
     gateway_broker_port: int = setting(
-        10_911, "Port of the gateway's broker, which also serves at this port less 2; 0: any that is free.", low=0, high=65_535,
+        10_911, "Port of the gateway's broker, which also serves at this port less 2; 0: any.", low=0, high=65_535,
         group="gateway")
     gateway_advertised_host: str = setting(
         "", "Address of the gateway in routes and message ids. Empty: the one that it listens at.", key="brokerIP1",
@@ -230,38 +225,37 @@ class EngineConfig:
     gateway_connections_max: int = setting(
         1024, "Most connections to the gateway at a time.", low=1, high=65_536, group="gateway")
     gateway_address_connections_max: int = setting(
-        0, "Most connections from one address, so that one host cannot take all; 0: half of gateway_connections_max, at least one.",
+        0, "Most connections from one address; 0: half of gateway_connections_max.",
         low=0, high=65_536, group="gateway")
     gateway_idle_timeout_ms: int = setting(
-        120_000, "A connection without a whole request or answer for this time is closed.",
+        120_000, "A connection without a whole request or answer in this time is closed.",
         unit="ms", low=1000, high=DAY_MS, group="gateway")
     gateway_frame_max_bytes: int = setting(
         16 << 20, "Longest request; a longer one closes its connection.", unit="bytes", low=65_536, high=1 << 30, group="gateway")
     gateway_connection_max_bytes: int = setting(
-        32 << 20, "Most bytes that wait in the gateway for one connection; at this limit the gateway does not read from it, and "
-        "closes it if the client does not read.", unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
+        32 << 20, "Most bytes that wait for one connection; then the gateway stops to read from it, and closes it if the client "
+        "does not read.", unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
     gateway_memory_max_bytes: int = setting(
-        256 << 20, "Most bytes that wait for all connections together; above it, connections that hold much are closed.", unit="bytes",
+        256 << 20, "Most bytes that wait for all; above it connections that hold much are closed.", unit="bytes",
         low=1 << 20, high=1 << 40, group="gateway")
 
     acl_enable: bool = setting(
-        False, "Requests to the gateway's broker need an access key and a signature, by the list in gateway_acl_file.", key="aclEnable",
+        False, "Requests need an access key and a signature.", key="aclEnable",
         group="gateway")
     gateway_acl_file: str = setting(
-        "config/plain_acl.yml", "The access list, as RocketMQ's plain_acl.yml, with mode 600; a relative path is in the store. A "
-        "change takes effect within seconds.", group="gateway")
+        "config/plain_acl.yml", "The access list, as RocketMQ's plain_acl.yml, mode 600, relative to the store; read again "
+        "within seconds.", group="gateway")
     gateway_tls_mode: str = setting(
-        "disabled", "Whether the gateway's ports take TLS: not at all, beside plain connections, or only TLS (RocketMQ: tls.server.mode).",
+        "disabled", "Whether the gateway's ports take TLS: no, beside plain connections, or only (RocketMQ: tls.server.mode).",
         choices=("disabled", "permissive", "enforcing"), group="gateway")
     gateway_tls_cert_file: str = setting(
-        "", "The gateway's certificate with those between it and its CA, as PEM; a relative path is in the store. A change takes effect "
-        "within seconds.", group="gateway")
+        "", "The gateway's certificate with those up to its CA, as PEM, relative to the store; read again within seconds.", group="gateway")
     gateway_tls_key_file: str = setting(
         "", "Its private key, as PEM without a password, with mode 600.", group="gateway")
     gateway_tls_client_ca_file: str = setting(
         "", "Certificates of the CAs of clients, as PEM.", group="gateway")
     gateway_tls_client_auth: str = setting(
-        "none", "Whether a client needs a certificate of such a CA: no, no but a certificate that it shows is checked, or yes.",
+        "none", "Whether a client needs such a certificate: no, only a valid one if any, or yes.",
         choices=("none", "optional", "require"), group="gateway")
 
     # -- queues, index, recovery
@@ -284,7 +278,7 @@ class EngineConfig:
 
     # -- reading
     access_message_in_memory_max_ratio: int = setting(
-        40, "Messages that are less than this share of memory before the log's end count as in memory; this chooses the limits of a get.",
+        40, "Messages within this share of memory before the log's end count as in memory.",
         key="accessMessageInMemoryMaxRatio", unit="percent", low=0, high=100, live=READERS, group="reading")
     max_transfer_bytes_on_message_in_memory_bytes: int = setting(
         262_144, "Most bytes of one get from memory.", key="maxTransferBytesOnMessageInMemory", unit="bytes", low=1,
@@ -304,10 +298,10 @@ class EngineConfig:
         72, "Age, by the file's modification time, from which a segment may be deleted.", key="fileReservedTime", unit="h",
         low=0, high=INT32_MAX, live=AT_ONCE, group="cleaning")
     log_retention_bytes: int = setting(
-        0, "Above this size of the log its oldest segments are deleted at any age, but never a segment that a reader holds; 0: only age "
-        "and the disk decide.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
+        0, "Above this size of the log its oldest segments are deleted at any age, but none that a reader holds; 0: no limit.",
+        unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     delete_when: str = setting(
-        "04", "Hours of the day, local time, in which segments that are old enough are deleted; several as in 04;16.",
+        "04", "Hours of the day, local time, in which old segments are deleted, as in 04;16.",
         key="deleteWhen", live=AT_ONCE, group="cleaning")
     clean_resource_interval_ms: int = setting(
         10_000, "Pause between two rounds of deletion.", key="cleanResourceInterval", unit="ms", low=1, high=DAY_MS,
@@ -324,7 +318,7 @@ class EngineConfig:
         120_000, "After this time a segment is deleted although a reader holds it.",
         key="destroyMapedFileIntervalForcibly", unit="ms", low=0, high=DAY_MS, live=AT_ONCE, group="cleaning")
     redelete_hanged_file_interval_ms: int = setting(
-        120_000, "Pause between two tries on a held segment when nothing else asks for its deletion.",
+        120_000, "Pause between two tries on a held segment.",
         key="redeleteHangedFileInterval", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="cleaning")
     disk_max_used_space_ratio: int = setting(
         75, "Above this disk use segments that are old enough are deleted at any hour.", key="diskMaxUsedSpaceRatio",
@@ -336,8 +330,8 @@ class EngineConfig:
         90, "Above this disk use puts are refused.", key="diskSpaceWarningLevelRatio", unit="percent", low=1, high=100,
         live=AT_ONCE, group="cleaning")
     disk_space_enough_bytes: int = setting(
-        16 << 30, "With this much room left no put is refused and no segment is deleted before its age, whatever the ratios say; "
-        "0: only the ratios decide, as in RocketMQ.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
+        16 << 30, "With this much room left no ratio counts; 0: only the ratios decide, as in RocketMQ.",
+        unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     clean_file_forcibly_enable: bool = setting(
         True, "Let disk use delete segments before their age.", key="cleanFileForciblyEnable", live=AT_ONCE, group="cleaning")
 
@@ -345,17 +339,17 @@ class EngineConfig:
     shm_directory: str = setting(
         "/dev/shm", "Folder of the shared memory objects; a tmpfs.", group="processes")
     sessions_max: int = setting(
-        256, "Most producers at one time, 1,021 if it is higher. The engine's own workers have three sessions beside them.",
+        256, "Most producers at one time, 1,021 if it is higher.",
         low=1, high=1024, group="processes")
     session_ring_bytes: int = setting(
-        4 << 20, "Ring of one producer, unless the producer asks for another size; a power of two.", unit="bytes",
+        4 << 20, "Ring of one producer, unless it asks for another size; a power of two.", unit="bytes",
         low=65_536, high=1 << 30, live=PRODUCERS, group="processes")
     spin: int = setting(
-        -1, "How long writer and producers poll before they sleep; 0: they sleep at once. auto measures it at start; on fewer than four "
-        "CPUs it is 0 for a SYNC_MASTER or SLAVE and with the gateway.",
+        -1, "How long writer and producers poll before they sleep. auto measures it at start; on fewer than four CPUs it is 0 for a "
+        "SYNC_MASTER or SLAVE and with the gateway.",
         unit="us", low=0, high=100_000, words=(("auto", -1),), group="processes")
     warm_mapped_file_enable: bool = setting(
-        False, "Reserve, fill and lock all of a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")
+        False, "Fill and lock all of a new segment's pages.", key="warmMapedFileEnable", group="processes")
 
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 

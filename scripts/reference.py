@@ -17,7 +17,7 @@ import click
 
 from pyengine import engine_config
 from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
-from pyengine.engine_config import KEPT_NAMES, SETTINGS
+from pyengine.engine_config import AT_ONCE, DAY_MS, INT32_MAX, KEPT_NAMES, SETTINGS
 from pyengine.events import ERROR, INFO, WARNING, Event
 from pyengine.settings import Setting
 from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, INERT_KEYS, REFUSED_KEYS
@@ -39,38 +39,41 @@ def configuration_page() -> str:
     """Return docs/configuration.md: every setting by group, with range, default and RocketMQ's key."""
     lines = [
         "# Settings", "",
-        "Made from the table in `pyengine/engine_config.py`. `pyengine config explain STORE` shows the values of one store "
-        "and where each comes\nfrom.", "",
-        "A setting has these sources; a later one wins:", "",
-        "1. `STORE/config/engine.toml`, flat lines `name = value`",
-        f"2. environment variables `{ENV_PREFIX}<NAME>`",
-        "3. a broker's file, with `--broker-conf`",
-        "4. `--set name=value`", "",
-        "Names are RocketMQ's with the unit appended. RocketMQ's own keys, in brackets, are accepted too (`mapedFile...` and "
-        "`mappedFile...` alike). Case, `_`,\n`-` and `.` do not matter. A size may end in K, M, G or KiB, MiB, GiB (powers of 1024), "
-        "a time in ms, "
-        "s, m, h or d. An unknown name is\nan error that suggests the nearest one.", "",
-        "**Fixed at creation:** " + ", ".join(f"`{name}`" for name in FIXED_NAMES) + ".\n`config/engine.toml` keeps them, and any "
-        "other value is refused. For a store that RocketMQ made, pyengine derives them from its files;\nwhere the files do not "
-        "show a value, `--set` gives it, otherwise it is RocketMQ's default.", "",
-        "**Live settings** change while an engine runs: by `pyengine config set STORE name=value`, or by SIGHUP to the supervisor "
-        "after an edit of\nthe file. *Live* names the processes that use the new value. All other settings need a restart.", "",
-        "**Kept from the last start**, because recovery and other commands need them: "
+        "Made from the table in `pyengine/engine_config.py`. `pyengine config explain STORE` shows a store's values and their sources.",
+        "A later source wins: `STORE/config/engine.toml` (lines `name = value`), the environment "
+        f"(`{ENV_PREFIX}<NAME>`), a broker's file (`--broker-conf`), `--set name=value`.", "",
+        "Names are RocketMQ's with the unit appended; RocketMQ's own keys, in brackets, are accepted too. Case, `_`, `-` and `.` do not "
+        "matter.\nA size may end in K, M, G, KiB, MiB or GiB (powers of 1024), a time in ms, s, m, h or d. Without bounds a time is at "
+        "most a day,\na number 2,147,483,647.", "",
+        "**Fixed at creation:** " + ", ".join(f"`{name}`" for name in FIXED_NAMES) + ".\nAny other value is refused. For a store of "
+        "RocketMQ's they come from its files, or from `--set`.", "",
+        "*Live* settings change while an engine runs, by `pyengine config set STORE name=value`, or by SIGHUP to the supervisor after an "
+        "edit of the file;\nothers need a restart.", "",
+        "**Kept from the last start**, for recovery and other commands: "
         + ", ".join(f"`{name}`" for name in KEPT_NAMES) + ".", "",
     ]
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]
         lines += [f"## {title}", ""]
-        lines += [f"- `{row.name}`{f' (`{row.key}`)' if row.key else ''}: {row.meaning} Default "
-                  f"{f'`{shown}`' if (shown := row.show(row.default)) else 'empty'}; {row.allowed()}."
-                  f"{f' *Live: {row.live}.*' if row.live else ''}" for row in rows]
+        lines += [f"- `{row.name}`{f' (`{row.key}`)' if row.key else ''}: {row.meaning} {_value(row)}" for row in rows]
         lines.append("")
     lines += ["## Known to RocketMQ, accepted, without effect here", "", ", ".join(f"`{key}`" for key in INERT_KEYS) + ".", "",
               "## Without a setting", "",
-              "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", "",
-              "| RocketMQ's key | value that holds | why |", "|---|---|---|"]
-    lines += [f"| `{key}` | {f'`{held}`' if held else ''} | {why} |" for key, (held, why) in REFUSED_KEYS.items()]
+              "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", ""]
+    lines += [f"- `{key}`{f' (`{held}`)' if held else ''}: {why}" for key, (held, why) in REFUSED_KEYS.items()]
     return "\n".join(lines) + "\n"
+
+
+def _value(row: Setting) -> str:
+    """Return the default, the range where it is not that of all such settings, and whether a change is live."""
+    shown = f"`{row.show(row.default)}`" if row.show(row.default) else "empty"
+    bounds = row.allowed().removesuffix(f" to {DAY_MS:,} ms").removesuffix(f" to {INT32_MAX:,} bytes").removesuffix(f" to {INT32_MAX:,}")
+    if bounds in ("text", "true or false"):
+        bounds = ""
+    elif bounds != row.allowed():
+        bounds = "" if bounds in ("0", "1") else f"from {bounds}"
+    live = {"": "", AT_ONCE: "*live*"}.get(row.live, f"*live {row.live.removesuffix(' afterwards')}*")
+    return f"Default {'; '.join(each for each in (shown, bounds, live) if each)}."
 
 
 def commands_page() -> str:
@@ -197,12 +200,17 @@ def events_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _items(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return a list of columns: name, type and meaning."""
+    return [f"- `{name}` {kind.replace('<', chr(92) + '<')}: {meaning}" for name, kind, meaning in rows]
+
+
 def column_table() -> str:
     from pyengine.spark.schema import COLUMNS, PROPERTY_PREFIX
 
-    lines = ["| column | type | default | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{one.name}` | {one.type} | {'yes' if one.in_default else ''} | {one.meaning} |" for one in COLUMNS]
-    return "\n".join([*lines, f"| `{PROPERTY_PREFIX}<NAME>` | STRING | | The property of that name, null without it. |"])
+    default, others = ([(one.name, one.type, one.meaning) for one in COLUMNS if one.in_default is which] for which in (True, False))
+    others.append((f"{PROPERTY_PREFIX}<NAME>", "STRING", "The property of that name."))
+    return "\n".join([*_items(default), "", "On request:", "", *_items(others)])
 
 
 def option_table() -> str:
@@ -211,36 +219,33 @@ def option_table() -> str:
     return "\n".join(f"- `{one.name}`{f' (default {one.default})' if one.default else ''}: {one.meaning}" for one in OPTIONS)
 
 
-def queue_table(view: str, columns: Iterable[tuple[str, str, str]]) -> str:
-    """Return the table of the columns of one view of queues."""
-    lines = [f"| `view={view}` | type | meaning |", "|---|---|---|"]
-    return "\n".join(lines + [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in columns])
-
-
 def queue_section() -> str:
     """Return the section about views of queues."""
     from pyengine.spark.queue_view import VIEW_OPTIONS, VIEWS
 
     names = ", ".join(f"`{name}`" for name in VIEW_OPTIONS)
-    tables = "\n\n".join(queue_table(view, columns) for view, columns in VIEWS.items())
-    return f"A view takes the options {names} and the sizes.\n\n{tables}"
+    lines, seen = [f"A view takes the options {names} and the sizes."], {}
+    for view, columns in VIEWS.items():
+        known = [name for name, *row in columns if seen.get(name) == row]
+        lines += ["", f"`view={view}`{' has ' + ', '.join(f'`{name}`' for name in known) + ' as above, and' if known else ''}:", "",
+                  *_items((name, kind, meaning) for name, kind, meaning in columns if name not in known)]
+        seen.update((name, row) for name, *row in columns)
+    return "\n".join(lines)
 
 
 def stats_table() -> str:
     from pyengine.spark.message_stats import FIGURES
 
-    lines = ["| column | type | meaning |", "|---|---|---|"]
-    return "\n".join(lines + [f"| `{one.name}` | {one.type} | {one.meaning} |" for one in FIGURES])
+    return "\n".join(_items((one.name, one.type, one.meaning) for one in FIGURES))
 
 
 def sink_section() -> str:
     """Return the section with the columns and options of the sink."""
     from pyengine.spark.sink import SINK_COLUMNS, SINK_OPTIONS
 
-    lines = ["| column | type | what becomes of it |", "|---|---|---|"]
-    lines += [f"| `{one.name}` | {' or '.join(one.types)} | {one.meaning} |" for one in SINK_COLUMNS]
+    columns = _items((one.name, " or ".join(one.types), one.meaning) for one in SINK_COLUMNS)
     options = [f"- `{name}`: {meaning}" for name, meaning in SINK_OPTIONS.items()]
-    return "\n".join([*lines, "", "Options:", "", *options])
+    return "\n".join([*columns, "", "Options:", "", *options])
 
 
 def with_tables(page: str) -> str:

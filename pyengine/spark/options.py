@@ -344,87 +344,70 @@ _UNITS_MS = {"ms": 1, "millisecond": 1, "milliseconds": 1} | {
 OPTIONS = (
     Option("path", "path", location, "", "The store's root directory; also the argument of `load()`."),
     Option("view", "view", _word(MESSAGES, "queue", "entries", "groups"), MESSAGES,
-           "What a row is: a message; or, from the files of the consume queues, a queue, an entry of a queue, or a queue as a consumer "
-           "group sees it, see [Queues](#queues)."),
-    Option("group", "group", _group, "", "With view=queue or view=groups: the consumer group; one that the store does not know is an "
-           "error unless allowMissing=true."),
+           "What a row is: a message, or one of [Queues](#queues): queue, entries, groups."),
+    Option("group", "group", _group, "", "With view=queue or view=groups: the consumer group."),
     Option("subscribe", "subscribe", _names, "all",
-           "Topics, separated by commas. One of subscribe, subscribePattern and assign, or none of them: the whole log."),
+           "Topics, separated by commas. One of subscribe, subscribePattern and assign, or the whole log."),
     Option("subscribePattern", "subscribe_pattern", _pattern, "", "A regular expression that the whole topic must match."),
     Option("assign", "assign", _queues, "", 'Queues as JSON: `{"orders": [0, 1]}`.'),
     Option("startingOffsets", "starting_offsets", _starting, "earliest",
-           'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2: earliest). A queue that is not '
-           'named starts at its earliest message. A new stream takes more values, see [Streams](#streams).'),
+           'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2, and queues not named: '
+           'earliest). [Streams](#streams) take more.'),
     Option("endingOffsets", "ending_offsets", _ending, "latest",
-           "Where each queue ends (this offset is not read): `latest`, or JSON as above (-1: latest)."),
+           "Where each queue ends, exclusive: `latest`, or JSON as above (-1: latest)."),
     Option("startingTimestamp", "starting_timestamp_ms", _number(0), "",
-           "Only messages stored at this time or later, in milliseconds. Has precedence over startingOffsets."),
-    Option("endingTimestamp", "ending_timestamp_ms", _number(0), "",
-           "Only messages stored before this time, in milliseconds. Has precedence over endingOffsets."),
+           "Only messages stored at this time or later, in milliseconds; overrides startingOffsets."),
+    Option("endingTimestamp", "ending_timestamp_ms", _number(0), "", "Only messages stored before this time; overrides endingOffsets."),
     Option("startingOffsetsByTimestamp", "starting_timestamps", _queue_times, "",
-           'As startingTimestamp, for single queues: `{"orders": {"0": 1700000000000}}`. A queue that is not named starts at '
-           "its earliest message. Has precedence over startingOffsets."),
-    Option("endingOffsetsByTimestamp", "ending_timestamps", _queue_times, "",
-           "As endingTimestamp, for single queues. Has precedence over endingOffsets."),
+           'As startingTimestamp, for single queues: `{"orders": {"0": 1700000000000}}`.'),
+    Option("endingOffsetsByTimestamp", "ending_timestamps", _queue_times, "", "As endingTimestamp, for single queues."),
     Option("startingOffsetsByTimestampStrategy", "starting_timestamp_strategy", _word("latest", "error"), "latest",
-           "What happens to a queue without a message of the starting time or later: `latest` (it gives nothing, or begins with "
-           "the next message), or `error` (Kafka's default)."),
+           "A queue without a message of the starting time or later gives nothing, or begins with the next (`latest`), or is "
+           "an error (`error`, as Kafka's)."),
     Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest",
            "Only records that begin at this byte of the log or later."),
-    Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest",
-           "Only records that begin before this byte of the log."),
+    Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest", "Only records that begin before this byte."),
     Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
     Option("sql", "sql", _sql, "", "Only messages whose properties meet this SQL92 condition: `price > 5 AND region = 'eu'`."),
     Option("columns", "columns", _names, "the default columns",
-           "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, so a "
-           "narrow query is fast only with this (or `.schema(...)`)."),
+           "The columns to read, in this order; `*` is all. Spark does not say which ones a query uses: name them (or "
+           "`.schema(...)`)."),
     Option("schemaMode", "schema_mode", _word("default", "kafka", "rocketmq", "full"), "default",
-           "Without `columns`, which columns: `kafka` (what Spark's Kafka source has), `rocketmq` (RocketMQ's names), `full` "
-           "(everything, under Kafka's names), or the default columns."),
-    Option("includeBody", "include_body", _boolean, "true", "false leaves the body out, unless `columns` names it."),
-    Option("includeHeaders", "include_headers", _boolean, "false",
-           "true adds the column `headers` if `columns` does not name it."),
-    Option("decompress", "decompress", _boolean, "true",
-           "true decompresses `value` of a message that its client compressed (zlib; LZ4 and ZSTD of RocketMQ 5's clients); false "
-           "gives the stored bytes."),
-    Option("readColumns", "read_columns", _names, "*",
-           "Columns of the schema that are read; the others are null. For `pyengine.spark.sql`, which finds them."),
-    Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1",
-           "At least this many partitions, if there are enough bytes."),
+           "Without `columns`: `kafka` (what Spark's Kafka source has), `rocketmq` (its names), `full` (all), or the default "
+           "columns."),
+    Option("includeBody", "include_body", _boolean, "true", "false leaves the body out."),
+    Option("includeHeaders", "include_headers", _boolean, "false", "true adds the column `headers`."),
+    Option("decompress", "decompress", _boolean, "true", "Decompress `value` (zlib, LZ4, ZSTD); false gives the stored bytes."),
+    Option("readColumns", "read_columns", _names, "*", "Columns that are read; the others are null. `pyengine.spark.sql` finds them."),
+    Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1", "At least this many partitions, if there are enough bytes."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m",
-           "At most this many bytes of the log in one partition. If it is not given, reads without bodies take up to 512m, "
-           "`stats` and `export_parquet` up to 1g."),
+           "Bytes of the log in one partition, at most; reads without bodies up to 512m, `stats` and `export_parquet` up to "
+           "1g."),
     Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
-           "Data that was asked for and no longer exists (deleted segments, offsets out of range, the log's end) fails the query; "
-           "false reads what exists."),
+           "Data that no longer exists (deleted segments, offsets out of range, the log's end) fails the query; false reads "
+           "what exists."),
     Option("allowMissing", "allow_missing", _boolean, "false",
-           "A topic or queue that does not exist, and in a batch read a subscribePattern that matches no topic, fails the query; "
-           "true reads what exists. A stream then reads it once it exists."),
-    Option("readLevel", "read_level", _level, "flushed",
-           "How far to read: written, committed, flushed (survives a power cut) or replicated."),
+           "An unknown topic or queue, or in a batch a pattern without a match, fails the query; true reads what exists."),
+    Option("readLevel", "read_level", _level, "flushed", "How far to read: written, committed, flushed or replicated."),
     Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
     Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail",
-           "Damage inside the log fails the query, or is skipped up to the next whole record."),
+           "Damage fails the query, or is skipped up to the next whole record."),
     Option("access", "access", _word("auto", "scan", "queue"), "auto",
-           "How chosen topics are found: `queue` reads only the records that their consume queues name, `scan` every record's "
-           "header; `auto` takes the queues if they are less than a third of a large log."),
+           "How chosen topics are found: by their consume queues (`queue`), or every record's header (`scan`); `auto` takes "
+           "queues below a third of a large log."),
     Option("fileSystem", "file_system", _file_system, "auto",
-           "How the store's files are read: `auto` maps a path of this host and reads a URI by ranges, see [Remote file "
-           "systems](#remote-file-systems); `arrow` always reads by ranges; `module:name` names a file system of pyarrow or "
-           "fsspec."),
+           "`auto` maps a path and reads a URI by ranges, see [Remote file systems](#remote-file-systems); `arrow` always "
+           "reads by ranges; `module:name` is one of pyarrow or fsspec."),
     Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "",
-           "Streams: at most this many messages in one micro-batch, divided among the queues by what waits in each; a queue with "
-           "new messages gives at least one."),
+           "Streams: messages in one micro-batch, at most, divided by what waits in each queue; at least one of each."),
     Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _number(1), "",
-           "Streams: no micro-batch before this many messages wait, or maxTriggerDelay is over. The trigger `availableNow` does "
-           "not wait."),
-    Option("maxTriggerDelay", "max_trigger_delay_ms", _span_ms, "15m",
-           "Streams: how long minOffsetsPerTrigger may delay messages after the last micro-batch."),
+           "Streams: no micro-batch before so many wait, or maxTriggerDelay is over; `availableNow` does not wait."),
+    Option("maxTriggerDelay", "max_trigger_delay_ms", _span_ms, "15m", "Streams: how long minOffsetsPerTrigger may delay messages."),
     Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "",
-           "Streams: about this many bytes of the log in one micro-batch, divided in the same way; at least one message."),
+           "Streams: about so many bytes of the log in one micro-batch; at least one message."),
     Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
     Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m",
-           "Bytes of records in one Arrow batch, at most; a longer record has a batch of its own."),
+           "Bytes of records in one Arrow batch, at most; a longer record has its own."),
 )
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
 _NEED_TOPICS = "needs a choice of topics (subscribe, subscribePattern or assign)"

@@ -43,13 +43,11 @@ QUEUE_COLUMNS = (
     ("minOffset", "BIGINT", "The first message that still exists."),
     ("maxOffset", "BIGINT", "The offset after the last message."),
     ("messages", "BIGINT", "maxOffset - minOffset."),
-    ("bytes", "BIGINT", "Bytes of their records in the log; reads every entry; choose other columns if that takes too long."),
-    ("firstPhysicalOffset", "BIGINT", "Where the first of them is in the log, null for none."),
-    ("lastPhysicalOffset", "BIGINT", "Where the last of them is."),
-    ("committedOffset", "BIGINT", "The next message that the group wants, null without the option `group` or if it "
-                                  "never committed."),
-    ("lag", "BIGINT", "How many messages the group has not read: from committedOffset, or from minOffset if it never committed "
-     "or committed less than that."),
+    ("bytes", "BIGINT", "Bytes of their records; reads every entry."),
+    ("firstPhysicalOffset", "BIGINT", "Where the first is in the log."),
+    ("lastPhysicalOffset", "BIGINT", "Where the last is."),
+    ("committedOffset", "BIGINT", "The next message of the group, null without `group` or a commit."),
+    ("lag", "BIGINT", "How many messages the group has not read."),
 )
 ENTRY_COLUMNS = (
     ("topic", "STRING", "The topic."),
@@ -57,11 +55,10 @@ ENTRY_COLUMNS = (
     ("offset", "BIGINT", "The message's number in its queue."),
     ("physicalOffset", "BIGINT", "Where its record begins in the log."),
     ("size", "INT", "Bytes of the record."),
-    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the "
-                           "queue's extension."),
+    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the extension."),
 )
 GROUP_COLUMNS = (
-    ("group", "STRING", "The consumer group: each that has committed an offset in the topic, or that of the option `group`."),
+    ("group", "STRING", "Each group with an offset in the topic, or the option `group`."),
     *(column for column in QUEUE_COLUMNS if column[0] in ("topic", "partition", "minOffset", "maxOffset", "committedOffset", "lag")),
 )
 VIEWS = {"queue": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS, "groups": GROUP_COLUMNS}

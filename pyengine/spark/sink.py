@@ -86,25 +86,23 @@ class SinkColumn:
 
 
 SINK_COLUMNS = (
-    SinkColumn("topic", ("STRING",), "The topic; if it is null or there is no such column, the option `topic`."),
-    SinkColumn("value", ("BINARY", "STRING"), "The body; null is an empty one. Required. Also called `body`."),
+    SinkColumn("topic", ("STRING",), "The topic; otherwise the option `topic`."),
+    SinkColumn("value", ("BINARY", "STRING"), "The body, or `body`; null is an empty one. Required."),
     SinkColumn("partition", ("INT",),
-               "The queue, also called `queueId`. Null: one of the topic's write queues in `config/topics.json`, by the hash of "
-               "the keys or, without keys, in turn; queue 0 for a topic without an entry there."),
-    SinkColumn("key", ("BINARY", "STRING"), "The property KEYS, as `keys`, which has precedence if it is not null."),
-    SinkColumn("keys", ("STRING", "ARRAY<STRING>"), "The property KEYS: words, separated by spaces or as several texts, without nulls."),
+               "The queue, or `queueId`. Null: a write queue of the topic, by the hash of the keys or in turn."),
+    SinkColumn("key", ("BINARY", "STRING"), "The property KEYS, where `keys` is null."),
+    SinkColumn("keys", ("STRING", "ARRAY<STRING>"), "The property KEYS: words, or several texts without nulls."),
     SinkColumn("tags", ("STRING",), "The property TAGS."),
     SinkColumn("headers", (HEADERS_TYPE, "ARRAY<STRUCT<key: STRING, value: STRING>>"),
-               "Properties, in the form of Kafka's headers: each name once, values in UTF-8, not null and not empty; none of RocketMQ's "
-               "own names (KEYS, TAGS, UNIQ_KEY and so on)."),
-    SinkColumn("delayLevel", ("INT",), "1 and above: the message is delivered later ([delayed messages](delayed.md))."),
+               "Properties: each name once, values in UTF-8 and not empty; none of RocketMQ's own names."),
+    SinkColumn("delayLevel", ("INT",), "Delivered later ([delayed messages](delayed.md))."),
 )
 _ALIASES = {"body": "value", "queueid": "partition"}
 SINK_OPTIONS = {
-    "path": "The store's root directory on the engine's host; also the argument of `save()` and `start()`.",
+    "path": "The store's root directory on the engine's host, the argument of `save()` and `start()`.",
     "topic": "The topic of rows without one.",
-    "writeId": "Batch writes: a name for this write, of letters, digits and `._-`. A write of the same name puts only the rows that are "
-               "missing; without it each `save()` is a new write.",
+    "writeId": "Batch writes: a name (letters, digits, `._-`). A write of the same name puts only missing rows; without it each "
+               "`save()` is new.",
 }
 
 
