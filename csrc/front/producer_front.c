@@ -492,8 +492,8 @@ static PyMethodDef methods[] = {
     {"put_async", (PyCFunction)(void (*)(void))front_put_async, METH_FASTCALL | METH_KEYWORDS,
      "put_async($self, /, topic, body, *, " OPTIONS MORE "Like put(), but return a Future of the PutResult at once. It can be awaited."},
     {"put_many", (PyCFunction)(void (*)(void))front_put_many, METH_FASTCALL | METH_KEYWORDS,
-     "put_many($self, /, topic, bodies, *, " OPTIONS ", wait=True, timeout_s=None, sharding_key=None)\n--\n\nStore many messages in one queue, all or "
-     "none, with contiguous queue offsets and one answer."},
+     "put_many($self, /, topic, bodies, *, " OPTIONS ", delay_level=0, wait=True, timeout_s=None, deliver_at=None, sharding_key=None)\n--\n\n"
+     "Store many messages in one queue, all or none, with contiguous queue offsets and one answer."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
@@ -42,6 +42,7 @@ from pyengine.client.consumer_groups import (
     start_offset,
 )
 from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError
+from pyengine.client.outgoing import deliver_at_ms, seconds_ms
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mean, passing
@@ -396,17 +397,23 @@ class Consumer:
             with inner._state:
                 inner._acknowledge(retried)
 
-    def retry(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
+    def retry(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
+              at: datetime | timedelta | int | None = None, timeout_s: float | None = None) -> PutResult:
         """Give a message back: the group gets it again after a delay, and this consumer counts it as done. From any thread.
 
-        By default the delay is level 3 (10 s) the first time and one level more each time; after max_reconsume_times, or with a negative
-        level, or without room for its properties, it becomes a dead letter. No kill loses it; one may duplicate it. PutError,
-        EngineUnavailableError: not done. UsageError without a group.
+        By default the delay is level 3 (10 s) the first time and one level more each time; or it comes after `delay_s` seconds, or `at` a
+        time (as `deliver_at` of a put). After max_reconsume_times, or with a negative level, or without room for its properties, it
+        becomes a dead letter. No kill loses it; one may duplicate it. PutError, EngineUnavailableError: not done. UsageError without a
+        group.
         """
         self._require_group()
         self._require_open()
         assert self._retries is not None
-        result = self._retries.put(message, delay_level, timeout_s=timeout_s)
+        given = [name for name, value in (("delay_level", delay_level), ("delay_s", delay_s), ("at", at)) if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other: give one")
+        due_ms = seconds_ms(delay_s) if delay_s is not None else None if at is None else deliver_at_ms(at, "at")
+        result = self._retries.put(message, delay_level, deliver_at_ms=due_ms, timeout_s=timeout_s)
         if not self._options.auto_commit:
             self.ack(message)
         return result
@@ -431,10 +438,11 @@ class Consumer:
                         held.flight.give_back(message)
         self._stir()
 
-    async def retry_async(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
+    async def retry_async(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
+                          at: datetime | timedelta | int | None = None, timeout_s: float | None = None) -> PutResult:
         """Like retry(), for asyncio."""
         return await arguments.event_loop().run_in_executor(
-            None, lambda: self.retry(message, delay_level, timeout_s=timeout_s))
+            None, lambda: self.retry(message, delay_level, delay_s=delay_s, at=at, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
         """Continue at an offset, the first or last message, or the first of a time, forward or back, durable from the next commit on.

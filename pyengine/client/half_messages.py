@@ -19,26 +19,34 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_DELAY,
+    PROPERTY_DELIVER_AT,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
+    PROPERTY_TIMED_QUEUE_ID,
+    PROPERTY_TIMED_TOPIC,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
     PROPERTY_WAIT,
+    SCHEDULE_TOPIC,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
+    TIMER_TOPIC,
     TRANSACTION_DISCARD_TOPIC,
     TRANSACTION_GROUP,
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_OP_TOPIC,
 )
+from pyengine.formats.delayed_message import OF_TIMED, timed_properties
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_properties
 from pyengine.formats.small_file import PARSE_ERRORS
@@ -69,17 +77,32 @@ _LOG = logging.getLogger("pyengine.client.half_messages")
 
 
 def half_of(message: RawMessage) -> RawMessage:
-    """Return the half message of a message with TRAN_MSG and PGROUP. RocketMQ: parseHalfMessageInner."""
-    properties = decode_properties(message.properties_text)
-    properties |= {PROPERTY_REAL_TOPIC: message.topic, PROPERTY_REAL_QUEUE_ID: str(message.queue_id)}
+    """Return the half message of a message with TRAN_MSG and PGROUP. RocketMQ: parseHalfMessageInner.
+
+    A delay becomes properties, which the commit goes by. A broker that commits a message with a time puts it into TIMER_TOPIC.
+    """
+    topic, queue_id, text, level = message.topic, message.queue_id, message.properties_text, message.delay_level
+    if message.deliver_at_ms:
+        text = timed_properties(text, topic, queue_id, message.deliver_at_ms)
+        topic, queue_id, level = TIMER_TOPIC, 0, 10  # with two digits, so that the commit has room for its level
+    properties = decode_properties(text) | {PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QUEUE_ID: str(queue_id)}
+    if level:
+        properties[PROPERTY_DELAY] = str(level)
     return replace(message, topic=TRANSACTION_HALF_TOPIC, queue_id=0, sys_flag=message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
-                   properties_text=map_text(properties))
+                   properties_text=map_text(properties), delay_level=0, deliver_at_ms=0)
 
 
 def commit_of(half: Message) -> RawMessage:
     """Return what a commit stores in the real topic, with REAL_TOPIC and TRAN_MSG as by the broker. UsageError without a topic."""
     topic, queue_id = real_queue(half)
-    return replace(raw_of(half, half.properties), topic=topic, queue_id=queue_id,
+    properties = dict(half.properties)
+    level, at_ms = _number(properties.get(PROPERTY_DELAY, ""), 0), 0
+    if properties.get(PROPERTY_REAL_TOPIC) == TIMER_TOPIC:
+        level, at_ms = 0, _number(properties.get(PROPERTY_DELIVER_AT, ""), 0)
+        properties |= {PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QUEUE_ID: str(queue_id)}
+        for name in (PROPERTY_DELAY, *OF_TIMED):
+            properties.pop(name, None)
+    return replace(raw_of(half, properties), topic=topic, queue_id=queue_id, delay_level=level, deliver_at_ms=at_ms,
                    sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
                    prepared_transaction_offset=half.physical_offset)
 
@@ -95,6 +118,8 @@ def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None
 def real_queue(half: Message) -> tuple[str, int]:
     """Return the (topic, queue id) that a half message is meant for; UsageError if it has no topic."""
     topic, queue = half.properties.get(PROPERTY_REAL_TOPIC, ""), half.properties.get(PROPERTY_REAL_QUEUE_ID, "")
+    if topic == TIMER_TOPIC:
+        topic, queue = half.properties.get(PROPERTY_TIMED_TOPIC, ""), half.properties.get(PROPERTY_TIMED_QUEUE_ID, "")
     if not topic or not (queue.isascii() and queue.isdecimal()):
         raise UsageError(f"{half.msg_id} names no topic and queue: it is not a half message")
     return topic, int(queue)
@@ -251,7 +276,8 @@ class HalfMessages:
     def _committed(self, half: Message) -> PutResult | None:
         """Return the commit of a half message from the index, whichever copy of it was committed; None if there is none."""
         topic, _ = real_queue(half)
-        for found in self._copies_of(topic, half):
+        topics = (topic, SCHEDULE_TOPIC, TIMER_TOPIC) if PROPERTY_DELAY in half.properties else (topic,)
+        for found in chain.from_iterable(self._copies_of(each, half) for each in topics):
             if found.transaction_type == SYS_FLAG_TRANSACTION_COMMIT:
                 return PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset, found.size_bytes,
                                  found.store_timestamp_ms, found.topic, found.queue_id)

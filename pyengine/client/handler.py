@@ -22,8 +22,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any, Generic, TypeVar, Unpack
@@ -31,6 +32,7 @@ from typing import Any, Generic, TypeVar, Unpack
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, consume
 from pyengine.errors import EngineError, UsageError
+from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, Patience
 from pyengine.results import PutError
@@ -43,19 +45,62 @@ _LOG = logging.getLogger("pyengine.client.handler")
 _Call = TypeVar("_Call", bound="Future[None] | asyncio.Task[None]")
 
 
+@dataclass(frozen=True, slots=True)
+class _Delays:
+    """When a failed message comes again: the delay level, None for RocketMQ's or for `backoff`."""
+
+    level: int | None
+    backoff: Callable[[int], float] | None
+
+    @classmethod
+    def of(cls, level: int | None, backoff: float | Sequence[float] | Callable[[int], float] | None) -> _Delays:
+        """Check the arguments of run_consumer()."""
+        if level is not None:
+            arguments.integer(level, "delay_level")
+        if backoff is None or callable(backoff):
+            given = backoff
+        else:
+            steps = list(backoff) if isinstance(backoff, Sequence) and not isinstance(backoff, str) else [backoff]
+            if not steps:
+                raise UsageError("backoff is empty: give at least one number of seconds")
+            waits_s = [arguments.number(step, "backoff") for step in steps]
+
+            def given(times: int) -> float:
+                return waits_s[min(times, len(waits_s) - 1)]
+
+        if level is not None and given is not None:
+            raise UsageError("delay_level and backoff exclude each other: give one")
+        return cls(level, given)
+
+    def before(self, message: Message) -> dict[str, Any]:
+        """Return the keywords of Consumer.retry for what `backoff` says, at most the longest delay; none for that of the level."""
+        if self.backoff is None:
+            return {}
+        try:
+            delay_s = arguments.number(self.backoff(message.reconsume_times), "what backoff returns")
+            return {"delay_s": min(delay_s, DELIVER_AT_DAYS_MAX * 86_400)}
+        except Exception:  # noqa: BLE001 - the program's own: the message must not be lost for it
+            _LOG.exception("backoff failed for %s, which comes again after the usual delay", message.msg_id)
+            return {}
+
+
 def run_consumer(
     store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], object], *, concurrency: int = 1,
-    delay_level: int | None = None, stop: threading.Event | None = None, **options: Unpack[ConsumeOptions],
+    delay_level: int | None = None, backoff: float | Sequence[float] | Callable[[int], float] | None = None,
+    stop: threading.Event | None = None,
+    **options: Unpack[ConsumeOptions],
 ) -> None:
     """Call `handler` with each message of `topic` for `group` until SIGTERM, SIGINT, or `stop` is set.
 
     A message is done when the handler returns; one that raises is delivered again later (Consumer.retry, also for
-    `delay_level`). Up to `concurrency` messages are handled at once, each in a thread; with 1, in this thread and in order. The
-    end waits for running handlers; a second signal does not. Outside the main thread no signal is caught.
+    `delay_level`), or after `backoff` seconds: a number, a sequence for the first, second ... retry (the last counts on), or a
+    function of `message.reconsume_times`. Up to `concurrency` messages are handled at once, each in a thread; with 1, in this
+    thread and in order. The end waits for running handlers; a second signal does not. Outside the main thread no signal is caught.
     `options` are those of pyengine.consume. An error of the store, or a BaseException of a handler, ends the call.
     """
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=False)
+    delays = _Delays.of(delay_level, backoff)
     stopping = threading.Event() if stop is None else stop
     patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     with _signals_to(stopping.set):
@@ -66,7 +111,7 @@ def run_consumer(
                 stopping.wait(patience.pause_s(error))
                 continue
             with consumer:
-                handle = partial(_handle, consumer, handler, delay_level, stopping)
+                handle = partial(_handle, consumer, handler, delays, stopping)
                 if concurrency == 1:
                     _handle_in_turn(consumer, handle, stopping)
                 else:
@@ -75,7 +120,9 @@ def run_consumer(
 
 async def run_consumer_async(
     store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], Awaitable[object]], *,
-    concurrency: int = 1, delay_level: int | None = None, stop: asyncio.Event | None = None, **options: Unpack[ConsumeOptions],
+    concurrency: int = 1, delay_level: int | None = None, backoff: float | Sequence[float] | Callable[[int], float] | None = None,
+    stop: asyncio.Event | None = None,
+    **options: Unpack[ConsumeOptions],
 ) -> None:
     """Like run_consumer(), for asyncio: `handler` is a coroutine function, and up to `concurrency` tasks of it run at once.
 
@@ -83,6 +130,7 @@ async def run_consumer_async(
     """
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=True)
+    delays = _Delays.of(delay_level, backoff)
     patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     loop = arguments.event_loop()
     stopping = asyncio.Event() if stop is None else stop
@@ -97,7 +145,7 @@ async def run_consumer_async(
                     await asyncio.wait({stopped}, timeout=patience.pause_s(error))
                     continue
                 async with consumer:
-                    await _handle_in_tasks(consumer, handler, concurrency, delay_level, stopped)
+                    await _handle_in_tasks(consumer, handler, concurrency, delays, stopped)
         finally:
             stopped.cancel()
 
@@ -108,7 +156,7 @@ def _handle_in_turn(consumer: Consumer, handle: Callable[[Message], None], stopp
             handle(message)
 
 
-def _handle(consumer: Consumer, handler: Callable[[Message], object], delay_level: int | None, stopping: threading.Event,
+def _handle(consumer: Consumer, handler: Callable[[Message], object], delays: _Delays, stopping: threading.Event,
             message: Message) -> None:
     """Handle a message until it is done or given back, or until the call must end."""
     while True:
@@ -120,7 +168,7 @@ def _handle(consumer: Consumer, handler: Callable[[Message], object], delay_leve
             consumer.ack(message)
             return
         try:
-            consumer.retry(message, delay_level)
+            consumer.retry(message, delays.level, **delays.before(message))
             return
         except EngineError as error:
             if _is_given_up(consumer, message, error):
@@ -208,13 +256,13 @@ def _handle_in_threads(consumer: Consumer, handle: Callable[[Message], None], co
 
 
 async def _handle_in_tasks(consumer: Consumer, handler: Callable[[Message], Awaitable[object]], concurrency: int,
-                           delay_level: int | None, stopped: asyncio.Future[Any]) -> None:
+                           delays: _Delays, stopped: asyncio.Future[Any]) -> None:
     running: _Running[asyncio.Task[None]] = _Running(consumer, concurrency)
     try:
         while not stopped.done():
             if room := running.room():
                 running.begin(await consumer.pull_async(room, timeout_s=PULL_S), lambda message: asyncio.ensure_future(
-                    _handle_async(consumer, handler, delay_level, stopped, message)))
+                    _handle_async(consumer, handler, delays, stopped, message)))
             else:
                 await asyncio.wait({*running.calls, stopped}, timeout=PULL_S, return_when=asyncio.FIRST_COMPLETED)
             running.end()
@@ -228,7 +276,7 @@ async def _handle_in_tasks(consumer: Consumer, handler: Callable[[Message], Awai
 
 
 async def _handle_async(
-    consumer: Consumer, handler: Callable[[Message], Awaitable[object]], delay_level: int | None,
+    consumer: Consumer, handler: Callable[[Message], Awaitable[object]], delays: _Delays,
     stopped: asyncio.Future[Any], message: Message,
 ) -> None:
     while True:
@@ -240,7 +288,7 @@ async def _handle_async(
             consumer.ack(message)
             return
         try:
-            await consumer.retry_async(message, delay_level)
+            await consumer.retry_async(message, delays.level, **delays.before(message))
             return
         except EngineError as error:
             if _is_given_up(consumer, message, error):

@@ -16,8 +16,8 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,13 +59,18 @@ PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, and with it an emp
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """One message of put_batch(): the arguments of put() without topic and queue, which all messages share."""
+    """One message of put_batch(): the arguments of put() without topic and queue, which all messages share.
+
+    `delay_level` and `deliver_at` take the place of those of put_batch().
+    """
 
     body: bytes
     tags: str | None = None
     keys: str | Iterable[str] | None = None
     properties: Mapping[str, str] | None = None
     flag: int = 0
+    delay_level: int = 0
+    deliver_at: datetime | timedelta | int | None = None
 
 
 @dataclass(slots=True)
@@ -81,7 +86,7 @@ class OutgoingMessage:
     flag: int = 0
     delay_level: int = 0
     unique_key: str | None = None
-    deliver_at: datetime | int | None = None
+    deliver_at: datetime | timedelta | int | None = None
     sharding_key: str | None = None
 
     @property
@@ -99,7 +104,8 @@ class OutgoingMessage:
 class RawMessage:
     """One message with every field set by the caller, for put_raw(). RocketMQ: MessageExtBrokerInner.
 
-    `store_host` None is the store's own; `clock_ms` is the store time, only in an engine with replay_clock.
+    `store_host` None is the store's own; `deliver_at_ms` counts before `delay_level`; `clock_ms` is the store time, only in an engine
+    with replay_clock.
     """
 
     topic: str
@@ -116,6 +122,7 @@ class RawMessage:
     wait_store_msg_ok: bool = True
     delay_level: int = 0
     clock_ms: int = 0
+    deliver_at_ms: int = 0
 
 
 def raw_of(message: Message, properties: Mapping[str, str]) -> RawMessage:
@@ -134,12 +141,6 @@ def _host(text: str) -> str:
     except UsageError:
         return "127.0.0.1:0"
     return text
-
-
-def timed(message: RawMessage, deliver_at_ms: int, now_ms: int, delays_ms: Sequence[int]) -> RawMessage:
-    """Return the message that waits until this time, and is then delivered as the given one."""
-    return replace(message, topic=TIMER_TOPIC, queue_id=0, delay_level=wait_level(deliver_at_ms - now_ms, delays_ms),
-                   properties_text=timed_properties(message.properties_text, message.topic, message.queue_id, deliver_at_ms))
 
 
 def map_text(properties: Mapping[str, str]) -> str:
@@ -200,7 +201,7 @@ def check(message: OutgoingMessage) -> None:
     put_topic_bytes(message.topic)
     properties_bytes(properties_text(message.tags, message.keys, message.properties, message.unique_key))
     if message.deliver_at is not None:
-        deliver_at_ms(message.deliver_at, time.time_ns() // 1_000_000)
+        deliver_at_ms(message.deliver_at)
 
 
 def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
@@ -369,12 +370,69 @@ def properties_bytes(text: str) -> bytes:
     return data
 
 
-def deliver_at_ms(when: datetime | int, now_ms: int) -> int:
+def deliver_at_ms(when: datetime | timedelta | int, name: str = "deliver_at") -> int:
     """Return the time in ms since 1970; UsageError for a time in seconds, without a time zone, or too far ahead."""
-    time_ms = arguments.moment_ms(when, "deliver_at")
+    now_ms = -(-time.time_ns() // 1_000_000)  # rounded up, as is a part of a millisecond: never early
+    if isinstance(when, timedelta):
+        time_ms = now_ms - (-when // timedelta(milliseconds=1)) if when > timedelta(0) else 0
+    else:
+        time_ms = arguments.moment_ms(when, name, f"{arguments.MOMENT}, or a timedelta from now on")
     if time_ms > now_ms + DELIVER_AT_DAYS_MAX * 86_400_000:
-        raise UsageError(f"deliver_at is more than {DELIVER_AT_DAYS_MAX} days ahead; give a datetime, or milliseconds since 1970")
+        raise UsageError(f"{name} is more than {DELIVER_AT_DAYS_MAX} days ahead; give a datetime, a timedelta, or milliseconds since 1970")
     return time_ms
+
+
+def seconds_ms(delay_s: float, name: str = "delay_s") -> int:
+    """Return the time in ms since 1970 that is so many seconds ahead; errors as of deliver_at_ms()."""
+    return deliver_at_ms(timedelta(seconds=min(arguments.number(delay_s, name), DELIVER_AT_DAYS_MAX * 86_401)), name)
+
+
+class Delay(NamedTuple):
+    """When a message is delivered: after a delay level, or at a time in ms since 1970; 0 and None for at once."""
+
+    level: int
+    at_ms: int | None
+
+    @classmethod
+    def of(cls, level: int, deliver_at: datetime | timedelta | int | None) -> Delay:
+        """Return the delay that these arguments of a put ask for; RefusedError, UsageError or TypeError for wrong ones."""
+        if deliver_at is not None and level:
+            raise UsageError("delay_level and deliver_at exclude each other")
+        if arguments.integer(level, "delay_level") < 0:
+            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 or more, or 0 for no delay")
+        return cls(level, None if deliver_at is None else deliver_at_ms(deliver_at))
+
+
+def later(topic: str, queue_id: int, text: str, delay: Delay, delays_ms: Sequence[int]) -> tuple[str, int, str]:
+    """Return (topic, queue id, property text) with which a message waits for its delivery; what was given if it does not wait."""
+    level, at_ms = delay
+    now_ms = time.time_ns() // 1_000_000
+    if at_ms is not None and at_ms > now_ms:
+        level, text = wait_level(at_ms - now_ms, delays_ms), timed_properties(text, topic, queue_id, at_ms)
+        topic, queue_id = TIMER_TOPIC, 0
+    return delayed(topic, queue_id, text, level, len(delays_ms)) if level > 0 else (topic, queue_id, text)
+
+
+def later_batch(topic: str, queue_id: int, shared: str, texts: list[str], delays: Sequence[Delay], delays_ms: Sequence[int]
+                ) -> tuple[str, int, str, list[str]]:
+    """Like later(), for a batch: (topic, queue id, shared text, text of each member). RefusedError for members that cannot wait together.
+
+    A batch is in one queue, and each level is one. Members with times wait in the level of the earliest, from which the scheduler
+    moves the others on.
+    """
+    several = set(delays)
+    times_ms = [delay.at_ms for delay in delays if delay.at_ms is not None]
+    if len(several) == 1 and not times_ms:
+        return *later(topic, queue_id, shared, delays[0], delays_ms), texts
+    if len(times_ms) < len(delays):
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch is stored in one queue, and each delay level is a queue of its own: give "
+                                                      "all its messages the same delay_level, or each of them a deliver_at")
+    now_ms = time.time_ns() // 1_000_000
+    if max(times_ms) <= now_ms:
+        return topic, queue_id, shared, texts
+    level = wait_level(min(times_ms) - now_ms, delays_ms)
+    return (*delayed(TIMER_TOPIC, 0, shared, level, len(delays_ms)),
+            [timed_properties(text, topic, queue_id, at_ms) for text, at_ms in zip(texts, times_ms)])
 
 
 def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tuple[str, int, str]:

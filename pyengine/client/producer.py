@@ -35,6 +35,7 @@ from pyengine.client import outgoing
 from pyengine.client.outgoing import (
     TRANSACTION_DEFAULTS,
     BatchMessage,
+    Delay,
     OutgoingMessage,
     QueueChoice,
     RawMessage,
@@ -55,10 +56,9 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_NONE,
-    TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, timed_properties, wait_level
+from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS
 from pyengine.formats.record import (
     HOST_V6_BYTES,
     BatchMember,
@@ -75,7 +75,7 @@ from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywor
 from pyengine.storage.engine_id import read_engine_id
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from pyengine.client.transactions import Checker, GroupTransactions, TransactionBlock
     from pyengine.ipc.session_client import ProducerSession
@@ -157,9 +157,10 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 
 
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
-_PUT_BATCH_KEYWORDS = ("topic", "messages", "queue_id", "properties", "wait", "timeout_s", "sharding_key")
-_PUT_ARROW_KEYWORDS = ("topic", "table", "body", "keys", "tags", "properties", "queue_id", "wait", "timeout_s", "sharding_key")
-_PUT_MANY_KEYWORDS = ("topic", "bodies", "queue_id", "tags", "keys", "properties", "flag", "wait", "timeout_s", "sharding_key")
+_DELAYS = ("delay_level", "deliver_at")
+_PUT_BATCH_KEYWORDS = ("topic", "messages", "queue_id", "properties", *_DELAYS, "wait", "timeout_s", "sharding_key")
+_PUT_ARROW_KEYWORDS = ("topic", "table", "body", "keys", "tags", "properties", "queue_id", *_DELAYS, "wait", "timeout_s", "sharding_key")
+_PUT_MANY_KEYWORDS = ("topic", "bodies", "queue_id", "tags", "keys", "properties", "flag", *_DELAYS, "wait", "timeout_s", "sharding_key")
 
 
 def _named(name: str, keywords: Sequence[str] = ()) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
@@ -246,21 +247,21 @@ class Producer(ProducerFront):
         def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                timeout_s: float | None = None, deliver_at: datetime | int | None = None,
+                timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
                 sharding_key: str | None = None) -> PutResult:
             """Store one message and return where it is, once it is as durable as the flush mode promises.
 
             It goes to the topic's queues in turn, to `queue_id`, or to the queue of `sharding_key`, whose messages keep their order. A
             topic that a put makes has one queue (docs/topics.md). `keys` are words for query_message, `unique_key` is UNIQ_KEY, by which a
-            consumer knows duplicates. `delay_level` 1..n or `deliver_at` (a datetime with a zone, or ms since 1970, up to 40 days ahead)
-            delivers it later. `wait=False` does not wait for the disk or for slaves. `timeout_s` bounds the wait for the writer (default
-            put_timeout_ms).
+            consumer knows duplicates. `delay_level` 1..n or `deliver_at` (a datetime with a zone, a timedelta from now, or ms since 1970,
+            up to 40 days ahead) delivers it later. `wait=False` does not wait for the disk or for slaves. `timeout_s` bounds the wait for
+            the writer (default put_timeout_ms).
             """
 
         def put_async(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                      timeout_s: float | None = None, deliver_at: datetime | int | None = None,
+                      timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
                       sharding_key: str | None = None) -> PutFuture[PutResult]:
             """Like put(), but return a Future of the result at once; await it, or ask for its result: only so is a PutError seen.
 
@@ -271,7 +272,8 @@ class Producer(ProducerFront):
 
         def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                     wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
+                     delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
+                     deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutManyResult:
             """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
 
             Together up to 256 MiB; each body obeys max_message_size_bytes. The queue is chosen as in put(), once for all.
@@ -293,9 +295,10 @@ class Producer(ProducerFront):
     @_named("put_many", _PUT_MANY_KEYWORDS)
     def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                      wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
+                      delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
+                      deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
-        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
+        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, delay_level, None, deliver_at, sharding_key)
         return cast(PutManyResult, self._put(self._checked(self._many_entry, message, bodies, wait), timeout_s))
 
     def _put(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
@@ -304,27 +307,31 @@ class Producer(ProducerFront):
     @_named("put_many_async", _PUT_MANY_KEYWORDS)
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
-                       flag: int = 0, wait: bool = True, timeout_s: float | None = None,
+                       flag: int = 0, delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
+                       deliver_at: datetime | timedelta | int | None = None,
                        sharding_key: str | None = None) -> PutFuture[PutManyResult]:
         """Like put_many(), but return a Future; see put_async()."""
-        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
+        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, delay_level, None, deliver_at, sharding_key)
         return self._puts.submit(self._checked(self._many_entry, message, bodies, wait), timeout_s)
 
     @_named("put_batch", _PUT_BATCH_KEYWORDS)
     def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = None,
-                  properties: Mapping[str, str] | None = None, wait: bool = True,
-                  timeout_s: float | None = None, sharding_key: str | None = None) -> PutResult:
+                  properties: Mapping[str, str] | None = None, delay_level: int = 0, wait: bool = True,
+                  timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
+                  sharding_key: str | None = None) -> PutResult:
         """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
 
         `properties` are appended to those of each. Together they obey max_message_size_bytes. The result has the first one's offsets and
-        all ids.
+        all ids. They wait in one queue: all have the same delay level, or each one has a time.
         """
-        message = OutgoingMessage(topic, b"", queue_id, properties=properties, sharding_key=sharding_key)
+        message = OutgoingMessage(topic, b"", queue_id, properties=properties, delay_level=delay_level, deliver_at=deliver_at,
+                                  sharding_key=sharding_key)
         return cast(PutResult, self._put(self._checked(self._batch_entry, message, messages, wait), timeout_s))
 
     @_named("put_arrow", _PUT_ARROW_KEYWORDS)
     def put_arrow(self, topic: str, table: object, *, body: str = "body", keys: str | None = None, tags: str | None = None,
-                  properties: Sequence[str] = (), queue_id: int | None = None, wait: bool = True, timeout_s: float | None = None,
+                  properties: Sequence[str] = (), queue_id: int | None = None, delay_level: int = 0, wait: bool = True,
+                  timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
                   sharding_key: str | None = None) -> list[PutManyResult]:
         """Store each row of a table as a message, in order, in one queue; needs pyarrow.
 
@@ -337,12 +344,12 @@ class Producer(ProducerFront):
         results: list[PutManyResult] = []
         try:
             for piece in outgoing.pieces_of(table, columns, most_bytes):
-                message = OutgoingMessage(topic, b"", queue_id, sharding_key=sharding_key)
+                message = OutgoingMessage(topic, b"", queue_id, delay_level=delay_level, deliver_at=deliver_at, sharding_key=sharding_key)
                 make = self._many_entry if columns.are_plain else self._batch_entry
                 results.append(_of_many(self._put(self._checked(make, message, piece, wait), timeout_s)))
                 if not results[-1].ok:
                     break
-                queue_id = results[-1].queue_id if sharding_key is None else None
+                queue_id = message.queue_id if sharding_key is None else None
         except Exception as error:
             if results:
                 error.add_note(f"{sum(result.count for result in results)} rows of the table are stored, those of earlier pieces")
@@ -445,8 +452,9 @@ class Producer(ProducerFront):
                    for name, value in ({PROPERTY_TRANSACTION_PREPARED: "true"} | more).items()]
         body = outgoing.body_bytes(message.body)
         self._refuse_sizes(len(body), queue_id, message.flag)
+        delay = Delay.of(message.delay_level, message.deliver_at)
         return RawMessage(message.topic, body, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=message.flag,
-                          born_timestamp_ms=time.time_ns() // 1_000_000)
+                          born_timestamp_ms=time.time_ns() // 1_000_000, delay_level=delay.level, deliver_at_ms=delay.at_ms or 0)
 
     # ---- choice of the queue ------------------------------------------------------
 
@@ -491,8 +499,7 @@ class Producer(ProducerFront):
             body = outgoing.body_bytes(body)
         self._refuse_sizes(len(body), queue_id, message.flag)
         if message.delay_level or message.deliver_at is not None:
-            topic, queue_id, later = self._delay(topic, queue_id, text.decode(), message)
-            name, text = topic.encode(), outgoing.properties_bytes(later)
+            topic, name, queue_id, text = self._later(message, text)
         header = self._header(native.PUT, name, text)
         header.queue_id, header.flag, header.payload_bytes = queue_id, message.flag, len(body)
         context = PutContext(native.PUT, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
@@ -510,6 +517,9 @@ class Producer(ProducerFront):
         if not bodies:
             raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
         self._refuse_sizes(0, queue_id, message.flag)
+        topic = message.topic
+        if message.delay_level or message.deliver_at is not None:
+            topic, name, queue_id, text = self._later(message, text)
         try:
             lengths, joined = native.pack_many(bodies)
         except TypeError:
@@ -519,7 +529,7 @@ class Producer(ProducerFront):
         header = self._header(native.MANY, name, text)
         header.queue_id, header.flag, header.count = queue_id, message.flag, len(bodies)
         header.payload_bytes = len(lengths) + len(joined)
-        context = PutContext(native.MANY, message.topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        context = PutContext(native.MANY, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
         self._remember(message, name, text)
         return PutEntry(header, name, text, context, lengths, joined)
 
@@ -533,21 +543,29 @@ class Producer(ProducerFront):
     def _batch_entry(self, message: OutgoingMessage, messages: Iterable[BatchMessage | bytes], wait: bool) -> PutEntry:
         """Return put_batch's entry, or raise RefusedError."""
         queue_id = self._choose_queue(message)
-        name = self._topic_bytes(message.topic)
+        self._topic_bytes(message.topic)
         shared = self._properties(message)
-        members = []
+        delay = Delay.of(message.delay_level, message.deliver_at)
+        members: list[tuple[bytes, int]] = []
+        texts, delays = [], []
         for each in arguments.several(messages, "messages", "an iterable of BatchMessage or bytes"):
             each = each if isinstance(each, BatchMessage) else BatchMessage(outgoing.body_bytes(each))
             self._refuse_sizes(len(each.body), queue_id, each.flag)
-            text = outgoing.properties_text(each.tags, each.keys, each.properties)
-            outgoing.properties_bytes(text)
-            members.append(BatchMember(outgoing.body_bytes(each.body), each.flag, text))
+            has_own = each.delay_level or each.deliver_at is not None
+            texts.append(outgoing.properties_text(each.tags, each.keys, each.properties))
+            delays.append(Delay.of(each.delay_level, each.deliver_at) if has_own else delay)
+            members.append((outgoing.body_bytes(each.body), each.flag))
         if not members:
             raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
+        topic, queue_id, text, texts = outgoing.later_batch(message.topic, queue_id, shared.decode(), texts, delays, self._delays_ms)
+        for own_text in texts:
+            outgoing.properties_bytes(own_text)
+        name, shared = topic.encode(), outgoing.properties_bytes(text)
         header = self._header(native.BATCH, name, shared)
         header.queue_id = queue_id
-        context = PutContext(native.BATCH, message.topic, queue_id, self._store_host, self._puts.waits if wait else 0)
-        return self._with_members(PutEntry(header, name, shared, context), members)
+        context = PutContext(native.BATCH, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        return self._with_members(PutEntry(header, name, shared, context),
+                                  [BatchMember(body, flag, own_text) for (body, flag), own_text in zip(members, texts)])
 
     def _with_members(self, entry: PutEntry, members: Sequence[BatchMember]) -> PutEntry:
         """Add the members to a batch's entry; RefusedError if they are too large together."""
@@ -567,7 +585,7 @@ class Producer(ProducerFront):
 
     def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry:
         """Check and encode a raw batch, or raise RefusedError."""
-        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0:
+        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0 or message.deliver_at_ms:
             raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
         name = outgoing.topic_bytes(message.topic)
         shared = outgoing.properties_bytes(message.properties_text)
@@ -585,10 +603,11 @@ class Producer(ProducerFront):
             raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
                                   f"the topic has {len(topic)} characters, {TOPIC_BYTES_MAX} are possible: shorten it")
         transaction = message.sys_flag & SYS_FLAG_TRANSACTION_MASK
-        if message.delay_level > 0 and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT):
+        if ((message.delay_level > 0 or message.deliver_at_ms)
+                and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)):
             outgoing.properties_bytes(properties_text)
-            topic, queue_id, properties_text = outgoing.delayed(
-                topic, queue_id, properties_text, message.delay_level, len(self._delays_ms))
+            delay = Delay(message.delay_level, message.deliver_at_ms or None)
+            topic, queue_id, properties_text = outgoing.later(topic, queue_id, properties_text, delay, self._delays_ms)
         name = outgoing.topic_bytes(topic)
         text = outgoing.properties_bytes(properties_text)
         body = outgoing.body_bytes(message.body)
@@ -647,20 +666,12 @@ class Producer(ProducerFront):
             _remember(self._tags, message.tags, data)
         return data
 
-    def _delay(self, topic: str, queue_id: int, text: str, message: OutgoingMessage) -> tuple[str, int, str]:
-        level = message.delay_level
-        if message.deliver_at is not None:
-            if level:
-                raise UsageError("delay_level and deliver_at exclude each other")
-            now_ms = time.time_ns() // 1_000_000
-            deliver_at_ms = outgoing.deliver_at_ms(message.deliver_at, now_ms)
-            if deliver_at_ms <= now_ms:
-                return topic, queue_id, text
-            level = wait_level(deliver_at_ms - now_ms, self._delays_ms)
-            topic, queue_id, text = TIMER_TOPIC, 0, timed_properties(text, topic, queue_id, deliver_at_ms)
-        if arguments.integer(level, "delay_level") < 0:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {len(self._delays_ms)}, or 0")
-        return outgoing.delayed(topic, queue_id, text, level, len(self._delays_ms))
+    def _later(self, message: OutgoingMessage, text: bytes) -> tuple[str, bytes, int, bytes]:
+        """Return (topic, its bytes, queue id, property text) that a message is stored with, for the delay schedule if it waits."""
+        assert message.queue_id is not None
+        topic, queue_id, waiting = outgoing.later(
+            message.topic, message.queue_id, text.decode(), Delay.of(message.delay_level, message.deliver_at), self._delays_ms)
+        return topic, topic.encode(), queue_id, outgoing.properties_bytes(waiting)
 
 
 def _of_many(result: PutOutcome) -> PutManyResult:

@@ -39,8 +39,10 @@ from pyengine.formats.constants import (
     PROPERTY_WAIT,
     RESERVED_PROPERTY_NAMES,
     RETRY_PREFIX,
+    TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
+from pyengine.formats.delayed_message import timed_properties
 from pyengine.formats.record import Message, html_table
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import PutError, PutResult
@@ -81,31 +83,32 @@ class SentBack(NamedTuple):
 
 
 def sent_back(
-    message: Message, group: str, *, delay_level: int = 0, max_reconsume_times: int = MAX_RECONSUME_TIMES,
-    retry_queue_nums: int = RETRY_QUEUE_NUMS, topic_sys_flag: int = 0,
+    message: Message, group: str, *, delay_level: int = 0, deliver_at_ms: int | None = None,
+    max_reconsume_times: int = MAX_RECONSUME_TIMES, retry_queue_nums: int = RETRY_QUEUE_NUMS,
 ) -> SentBack:
     """Return what is stored for a message that `group` gives back.
 
-    `delay_level` 0 means level 3 + reconsume times, a negative one the dead letters at once. Topic and queue of the raw message
-    are those that it is delivered to; put_raw() sends it through the delay schedule. Its put waits for the disk in sync
-    mode, although its properties have WAIT=false as RocketMQ's do: the original counts as done once this one is stored.
-    A message that leaves no room for the properties of a retry is a dead letter.
+    `delay_level` 0 means level 3 + reconsume times, a negative one the dead letters at once; `deliver_at_ms` takes its place.
+    Topic and queue of the raw message are those that it is delivered to; put_raw() sends it through the delay schedule. Its put waits
+    for the disk in sync mode, although its properties have WAIT=false as RocketMQ's do: the original counts as done once this one is
+    stored. A message that leaves no room for the properties of a retry is a dead letter.
     """
     properties = dict(message.properties)
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
     properties[PROPERTY_WAIT] = "false"
     is_dead = delay_level < 0 or message.reconsume_times >= max_reconsume_times
-    level = 0 if is_dead else delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
+    level = 0 if is_dead or deliver_at_ms is not None else delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
     properties[PROPERTY_DELAY] = str(level)
     properties[PROPERTY_ORIGIN_MESSAGE_ID] = properties.get(PROPERTY_ORIGIN_MESSAGE_ID, "").strip() or message.msg_id
     note = ""
     if not is_dead:
-        topic = TopicConfig(retry_topic(group), retry_queue_nums, retry_queue_nums, topic_sys_flag=topic_sys_flag)
-        queue_id = random.randrange(topic.write_queue_nums)
-        raw = raw_of(message, properties)
-        if len(delayed(topic.topic, queue_id, raw.properties_text, level, level)[2].encode()) <= PROPERTIES_BYTES_MAX:
-            return SentBack(topic, replace(raw, topic=topic.topic, queue_id=queue_id, delay_level=level,
-                                           reconsume_times=message.reconsume_times + 1))
+        topic = TopicConfig(retry_topic(group), retry_queue_nums, retry_queue_nums)
+        raw = replace(raw_of(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
+                      delay_level=level, deliver_at_ms=deliver_at_ms or 0, reconsume_times=message.reconsume_times + 1)
+        waiting = (delayed(TIMER_TOPIC, 0, timed_properties(raw.properties_text, raw.topic, raw.queue_id, deliver_at_ms), 99, 99)
+                   if deliver_at_ms else delayed(raw.topic, raw.queue_id, raw.properties_text, level, level))
+        if len(waiting[2].encode()) <= PROPERTIES_BYTES_MAX:
+            return SentBack(topic, raw)
         note = f"{message.msg_id} is a dead letter of {group} at once, because its properties leave no room for those of a retry"
         properties[PROPERTY_DELAY] = "0"
     topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
@@ -167,13 +170,15 @@ class Retries:
         self._producer: Producer | None = None
         self._entered: set[str] = set()
 
-    def put(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
+    def put(self, message: Message, delay_level: int | None = None, *, deliver_at_ms: int | None = None, timeout_s: float | None = None
+            ) -> PutResult:
         """Store the retry or dead letter of a message. PutError if it was not stored, or EngineUnavailableError.
 
         If the status of the PutError is a lasting one, the message can neither be retried nor be a dead letter.
         """
         level = 0 if delay_level is None else arguments.integer(delay_level, "delay_level")
-        topic, raw, note = sent_back(message, self._group, delay_level=level, max_reconsume_times=self._max_reconsume_times)
+        topic, raw, note = sent_back(message, self._group, delay_level=level, deliver_at_ms=deliver_at_ms,
+                                     max_reconsume_times=self._max_reconsume_times)
         result = self.put_into(topic, raw, timeout_s=timeout_s)
         if note:
             _LOG.error("%s", note)

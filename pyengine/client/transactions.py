@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -84,15 +85,16 @@ class Transaction:
 
     def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-            unique_key: str | None = None, sharding_key: str | None = None, timeout_s: float | None = None) -> PutResult:
+            delay_level: int = 0, unique_key: str | None = None, timeout_s: float | None = None,
+            deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutResult:
         """Store one message that consumers do not see before the commit; arguments and PutError as of Producer.put.
 
-        The result has the offsets of the half message.
+        A `delay_level` begins with the commit. The result has the offsets of the half message.
         """
         if self._owner.is_of_parent:
             raise UsageError(_OF_PARENT)
         unique_key = unique_key or uuid.uuid4().hex.upper()
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, unique_key=unique_key, sharding_key=sharding_key)
+        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at, sharding_key)
         more = {PROPERTY_PRODUCER_GROUP: self._group}
         if self._check_after_s is not None:
             more[PROPERTY_CHECK_IMMUNITY_TIME] = str(self._check_after_s)

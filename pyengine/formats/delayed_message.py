@@ -49,6 +49,7 @@ _JAVA_LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 LATE_MS_MAX = 1000  # how late a message with a delivery time of its own may be, if a level fits
 _NO_TARGETS = frozenset(("", TIMER_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC))
 _OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
+OF_TIMED = (PROPERTY_DELIVER_AT, PROPERTY_TIMED_TOPIC, PROPERTY_TIMED_QUEUE_ID)
 _TIME_DIGITS_MAX = 19
 _QUEUE_DIGITS_MAX = 10
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -151,7 +152,7 @@ def _timed_delivery(properties: dict[str, str], now_ms: int, delays_ms: Sequence
     rest = {name: properties[name] for name in hash_map_order(properties) if name not in _OF_LEVEL}
     if deliver_at_ms > now_ms:
         return Delivery(TIMER_TOPIC, 0, encode_properties(rest), wait_level(deliver_at_ms - now_ms, delays_ms))
-    for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMED_TOPIC, PROPERTY_TIMED_QUEUE_ID):
+    for name in OF_TIMED:
         del rest[name]
     return Delivery(topic, queue_id, encode_properties(rest))
 

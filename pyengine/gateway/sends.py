@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
-from pyengine.client.outgoing import RawMessage, delayed, map_text, timed
+from pyengine.client.outgoing import RawMessage, delayed, map_text
 from pyengine.client.retries import fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
@@ -486,7 +486,7 @@ class Sends:
         if deliver_at_ms is None:
             return message
         noted = sent.properties | {"CLUSTER": self._address.cluster, PROPERTY_TIMER_OUT_MS: str(deliver_at_ms)}
-        return timed(replace(message, properties_text=map_text(noted)), deliver_at_ms, now_ms, self._reader.config.delay_levels_ms)
+        return replace(message, properties_text=map_text(noted), deliver_at_ms=deliver_at_ms)
 
     def _message(self, request: Request, sent: _Sent) -> RawMessage:
         """Return the message to store, with properties in the order of the broker's map."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime
 import os
 import signal
 import subprocess
@@ -29,6 +31,7 @@ from pyengine.storage.engine_id import raise_epoch
 from waiting import eventually, scaled_timeout_s
 
 HALF, OP, DISCARDED = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 GROUP = "CID_RMQ_SYS_TRANS"
 NO_TIME = {"transaction_timeout_ms": 0, "transaction_check_interval_ms": 86_400_000, "flush_interval_commit_log_ms": 10}
 
@@ -108,6 +111,18 @@ def test_a_half_message_is_the_message_in_another_topic():
         "TRAN_MSG": "true", "PGROUP": "g", "TAGS": "t", "REAL_TOPIC": "orders", "REAL_QID": "3"}
 
 
+def test_a_delay_is_in_the_half_message_and_begins_with_the_commit():
+    """A broker delivers the first as we do, and puts the second into the topic where pyengine finds it."""
+    raw = RawMessage("orders", b"x", queue_id=3, properties_text="TRAN_MSGtrue", sys_flag=5)
+    half = half_of(dataclasses.replace(raw, delay_level=3))
+    assert half.delay_level == 0 and decode_properties(half.properties_text) == {
+        "TRAN_MSG": "true", "REAL_TOPIC": "orders", "REAL_QID": "3", "DELAY": "3"}
+    half = half_of(dataclasses.replace(raw, deliver_at_ms=1_900_000_000_000))
+    assert half.deliver_at_ms == 0 and decode_properties(half.properties_text) == {
+        "TRAN_MSG": "true", "REAL_TOPIC": "RMQ_SYS_PYENGINE_TIMER", "REAL_QID": "0", "DELAY": "10", "__PYENGINE_TOPIC": "orders",
+        "__PYENGINE_QID": "3", "__PYENGINE_DELIVER_AT": "1900000000000"}
+
+
 def test_a_commit_and_an_op_message_are_the_brokers(engine, producer, halves):
     half = prepare(halves, queue_id=3, flag=7)
     commit = commit_of(half)
@@ -145,6 +160,43 @@ def test_a_block_commits_at_its_end(engine, producer):
     assert bodies(engine, OP) == [b"0", b"1"]
     entry = TopicConfigs(engine.path).read().rows[HALF]
     assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (1, 1, 6)
+
+
+def test_messages_of_a_block_are_delivered_later_if_they_ask_for_it(engine, producer):
+    with producer.transaction(group="shop") as transaction:
+        transaction.put("orders", b"level", delay_level=1, queue_id=2)
+        transaction.put("bills", b"time", deliver_at=datetime.timedelta(milliseconds=500))
+        transaction.put("notes", b"over", deliver_at=datetime.timedelta(-1))
+    with pytest.raises(ZeroDivisionError), producer.transaction() as other:
+        other.put("orders", b"never", delay_level=1, queue_id=2)
+        raise ZeroDivisionError
+    assert [result.topic for result in transaction.results] == [SCHEDULE, SCHEDULE, "notes"]
+    assert bodies(engine, "orders", 2) == bodies(engine, "bills") == [] and bodies(engine, "notes") == [b"over"]
+    eventually(lambda: bodies(engine, "bills"), "its time has come")
+    eventually(lambda: bodies(engine, "orders", 2), "its level is over")
+    (bill,), (order,), (note,) = messages(engine, "bills"), messages(engine, "orders", 2), messages(engine, "notes")
+    assert (order.body, order.properties["PGROUP"], order.sys_flag) == (b"level", "shop", 8)
+    for one in (bill, note):
+        assert not {"DELAY", "__PYENGINE_TOPIC", "__PYENGINE_QID", "__PYENGINE_DELIVER_AT"} & one.properties.keys()
+    for wrong in ({"delay_level": -1}, {"delay_level": 1, "deliver_at": 0}, {"deliver_at": datetime.timedelta(41)}):
+        with pytest.raises((PutError, UsageError)), producer.transaction() as transaction:
+            transaction.put("orders", b"x", **wrong)
+
+
+@pytest.mark.parametrize("delay", [{"delay_level": 1}, {"deliver_at_ms": 1}], ids=["level", "time"])
+def test_a_delayed_commit_is_found_where_it_waits_and_not_repeated(engine, halves, delay):
+    if "deliver_at_ms" in delay:
+        delay = {"deliver_at_ms": halves.now_ms() + 1500}
+    half = prepare(halves, **delay)
+    halves.ahead_ms = 10_000
+    (asked,) = rounds(engine, PreparedCheck(halves))
+    assert half_messages.real_queue(asked) == ("orders", 0)
+    messages(engine, HALF)
+    first = halves.end(half, "commit")
+    messages(engine, SCHEDULE)
+    assert first.topic == SCHEDULE and halves.end(asked, "commit").msg_id == first.msg_id
+    eventually(lambda: bodies(engine), "it is delivered")
+    assert halves.end(asked, "commit").topic == "orders" and bodies(engine) == [b"x"]
 
 
 def test_an_async_block_commits_or_takes_back_as_well(engine, producer):

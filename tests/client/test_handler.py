@@ -193,6 +193,51 @@ def test_a_base_exception_ends_the_call(engine, names, running, concurrency):
     assert isinstance(runs.error, SystemExit) and lag(engine, *names) == 1
 
 
+@pytest.fixture
+def waits(monkeypatch):
+    """After how many seconds each message was to come again; it comes at once."""
+    found, retry = [], pyengine.Consumer.retry
+
+    def record(consumer, message, delay_level=None, *, delay_s=None, at=None, timeout_s=None):
+        found.append(delay_s)
+        return retry(consumer, message, delay_level)
+
+    monkeypatch.setattr(pyengine.Consumer, "retry", record)
+    return found
+
+
+@pytest.mark.parametrize(("backoff", "expected"), [
+    (1.5, [1.5] * 4), ([1, 5, 60], [1, 5, 60, 60]), (lambda times: 2 ** times, [1, 2, 4, 8]), (lambda times: 1e9, [40 * 86_400] * 4),
+    (lambda times: -1 if times else "soon", [None] * 4),
+], ids=["number", "sequence", "function", "long", "wrong"])
+@pytest.mark.parametrize("form", ["threads", "tasks"])
+def test_backoff_says_when_a_failed_message_comes_again(engine, names, running, waits, caplog, form, backoff, expected):
+    put(engine, names[0], 1)
+
+    def fail(message):
+        if message.reconsume_times < 4:
+            raise ValueError("not now")
+
+    if form == "threads":
+        running(fail, backoff=backoff)
+        eventually(lambda: len(waits) == 4 and lag(engine, *names) == 0, "it is done")
+    else:
+        async def main():
+            stop = asyncio.Event()
+
+            async def handle(message):
+                if message.reconsume_times == 4:
+                    stop.set()
+                fail(message)
+
+            await asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, handle, backoff=backoff, stop=stop),
+                                   scaled_timeout_s(60))
+
+        asyncio.run(main())
+    assert waits == expected
+    assert caplog.text.count("comes again after the usual delay") == expected.count(None)
+
+
 def test_wrong_arguments_are_refused(engine):
     async def coroutine(message):
         pass
@@ -208,6 +253,14 @@ def test_wrong_arguments_are_refused(engine):
         run(concurrency=0)
     with pytest.raises(UsageError, match="auto_commit"):
         run(auto_commit=True)
+    for wrong, says in (((), "backoff is empty"), ([1, -1], "backoff is -1"), (-1, "backoff is -1")):
+        with pytest.raises(UsageError, match=says):
+            run(backoff=wrong)
+    for wrong in ("1", ["1"], object()):
+        with pytest.raises(TypeError, match="backoff"):
+            run(backoff=wrong)
+    with pytest.raises(UsageError, match="exclude each other"):
+        run(backoff=1, delay_level=1)
     with pytest.raises(UsageError, match="use run_consumer"):
         asyncio.run(pyengine.run_consumer_async(engine.path, "T", "G", lambda message: None))
 

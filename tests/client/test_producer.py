@@ -236,14 +236,67 @@ def test_a_put_with_a_time_of_its_own_waits_in_the_level_that_ends_then(make_par
         "__PYENGINE_QID": "3", "__PYENGINE_DELIVER_AT": str(round(at.timestamp() * 1000))}
 
 
+def test_messages_of_one_put_wait_together_in_one_queue(make_parts):
+    """Of put_many and put_batch, after a level, at a time or after a while; a past time is no delay."""
+    parts = make_parts()
+    with parts.producer() as producer:
+        many = producer.put_many("T", [b"a", b"b"], queue_id=3, tags="t", delay_level=5)
+        later = producer.put_many_async("T", [b"c"], queue_id=3, deliver_at=timedelta(minutes=1)).result(10)
+        batch = producer.put_batch("T", [BatchMessage(b"d", tags="x"), b"e"], queue_id=3, properties={"B": "b"}, delay_level=5)
+        at_once = producer.put_many("T", [b"f"], queue_id=3, deliver_at=timedelta(-1))
+    assert {(each.topic, each.queue_id) for each in (many, later, batch)} == {("SCHEDULE_TOPIC_XXXX", 4)}
+    assert [many.first_queue_offset, later.first_queue_offset, batch.queue_offset, at_once.topic] == [0, 2, 3, "T"]
+    stored = messages(parts)
+    level = {"DELAY": "5", "REAL_TOPIC": "T", "REAL_QID": "3"}
+    assert [(one.body, one.topic, one.queue_id, one.queue_offset) for one in stored] == [
+        *[(body, "SCHEDULE_TOPIC_XXXX", 4, offset) for offset, body in enumerate([b"a", b"b", b"c", b"d", b"e"])], (b"f", "T", 3, 0)]
+    assert [stored[number].properties for number in (0, 3, 4, 5)] == [
+        {"TAGS": "t", **level}, {"TAGS": "x", "B": "b", **level}, {"B": "b", **level}, {}]
+    assert 59_000 < int(stored[2].properties["__PYENGINE_DELIVER_AT"]) - stored[2].born_timestamp_ms <= 60_001
+
+
+def test_messages_of_a_batch_with_times_wait_for_the_earliest(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        result = producer.put_batch("T", [BatchMessage(b"a", deliver_at=timedelta(hours=1)), BatchMessage(b"b", deliver_at=0), b"c"],
+                                    queue_id=3, deliver_at=timedelta(seconds=30))
+        assert producer.put_batch("T", [BatchMessage(b"d", deliver_at=0)], deliver_at=timedelta(1)).topic == "T"
+    assert (result.count, result.topic, result.queue_id) == (3, "SCHEDULE_TOPIC_XXXX", 0)
+    waiting = messages(parts)[:3]
+    assert all(one.properties["__PYENGINE_TOPIC"] == "T" and one.properties["__PYENGINE_QID"] == "3" for one in waiting)
+    assert [round((int(one.properties["__PYENGINE_DELIVER_AT"]) - one.born_timestamp_ms) / 1000) for one in waiting[::2]] == [3600, 30]
+
+
+@pytest.mark.parametrize("members", [
+    [BatchMessage(b"", delay_level=1), BatchMessage(b"", delay_level=2)],
+    [BatchMessage(b"", delay_level=1), b""],
+    [BatchMessage(b"", deliver_at=timedelta(1)), b""],
+    [BatchMessage(b"", deliver_at=timedelta(1)), BatchMessage(b"", delay_level=1)],
+])
+def test_messages_of_a_batch_that_would_wait_in_several_queues_are_refused(shared_parts, members):
+    with shared_parts.producer() as producer:
+        result = producer.put_batch("T", members)
+    assert (result.status, result.count) == (PutStatus.MESSAGE_ILLEGAL, 0) and "each delay level is a queue of its own" in result.reason
+
+
+def test_a_raw_put_waits_for_its_time(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        result = producer.put_raw(RawMessage("T", b"x", queue_id=3, deliver_at_ms=now_ms() + 30_000, delay_level=7))
+        refused = producer.put_batch_raw(RawMessage("T", deliver_at_ms=now_ms() + 30_000), [BatchMember(b"m")])
+    assert (result.topic, result.queue_id) == ("SCHEDULE_TOPIC_XXXX", 3) and refused.status is PutStatus.MESSAGE_ILLEGAL
+    assert messages(parts)[0].properties["__PYENGINE_QID"] == "3"
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"deliver_at": datetime(2030, 1, 1)}, "has no time zone: give one"),
+        ({"deliver_at": timedelta(days=40, seconds=1)}, "more than 40 days ahead"),
         ({"deliver_at": datetime(2999, 1, 1, tzinfo=UTC)}, "more than 40 days ahead"),
         ({"deliver_at": 0, "delay_level": 1}, "exclude each other"),
     ],
-    ids=["naive", "far", "both"],
+    ids=["naive", "late", "far", "both"],
 )
 def test_a_time_that_cannot_be_is_refused(make_parts, options, problem):
     parts = make_parts()
@@ -251,6 +304,11 @@ def test_a_time_that_cannot_be_is_refused(make_parts, options, problem):
         for put in (producer.put, producer.put_async):
             with pytest.raises(UsageError, match=problem):
                 put("T", b"x", **options)
+        for put in (producer.put_many, producer.put_many_async, producer.put_batch):
+            with pytest.raises(UsageError, match=problem):
+                put("T", [b"x"], **options)
+        with pytest.raises(UsageError, match=problem):
+            producer.put_batch("T", [BatchMessage(b"x", **options)])
         with pytest.raises(TypeError, match="deliver_at"):
             producer.put("T", b"x", deliver_at="tomorrow")
     assert messages(parts) == []

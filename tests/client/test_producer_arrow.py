@@ -10,6 +10,8 @@ import pyengine
 from pyengine.client import outgoing
 from pyengine.errors import UsageError
 from pyengine.results import PutRefusedError, PutStatus
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from waiting import eventually
 
 pa = pytest.importorskip("pyarrow")
 
@@ -73,6 +75,16 @@ def test_a_large_table_is_put_in_pieces_in_order_in_one_queue(put, engine, names
         table = pa.table({"body": [b"x"] * 5000 + [bytes(300_000)], "k": ["key"] * 5001})
         results = producer.put_arrow(names[0], table, keys="k", queue_id=0)
     assert len(results) > 3 and sum(result.count for result in results) == 5001
+
+
+def test_all_pieces_of_a_table_wait_for_one_queue(engine, names, monkeypatch):
+    monkeypatch.setattr(outgoing, "PIECE_BYTES", 1)
+    TopicConfigs(engine.path).create(TopicConfig(names[0], 4, 4))
+    with engine.connect() as producer:
+        results = producer.put_arrow(names[0], pa.table({"body": ["a", "b", "c"]}), delay_level=2)
+    assert [(result.topic, result.queue_id) for result in results] == [("SCHEDULE_TOPIC_XXXX", 1)] * 3
+    messages = eventually(lambda: len(found := read(engine, names[0])) == 3 and found, "all are delivered")
+    assert [message.body for message in messages] == [b"a", b"b", b"c"] and len({message.queue_id for message in messages}) == 1
 
 
 @pytest.mark.parametrize("library", ["polars", "duckdb", "pandas"])

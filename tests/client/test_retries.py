@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import datetime
 import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 import pyengine
 from fix_cli import environment
+from fix_engine import SMALL
 from fix_store_builder import START_MS
 from pyengine.client.outgoing import delayed
 from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, fitting, retry_topic, sent_back
@@ -232,6 +236,51 @@ def test_what_was_finished_after_a_message_that_was_given_back_does_not_come_aga
     consumer.requeue(pull(consumer, 5)[1])
     consumer.close()
     assert [(one.body, one.delivery_count) for one in pull(consume(), 2)] == [(b"1", 2), (b"5", 1)]
+
+
+@pytest.fixture(scope="module")
+def seconds(tmp_path_factory):
+    """An engine whose delay levels take their time."""
+    with pyengine.Engine(tmp_path_factory.mktemp("seconds") / "store", **SMALL) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(("when", "wait_ms"), [
+    ({"delay_s": 1.2}, 1200), ({"at": datetime.timedelta(milliseconds=700)}, 700), ({"delay_s": 0}, 0), ({"at": 0}, 0)])
+def test_a_message_given_back_for_a_time_comes_then(seconds, names, when, wait_ms):
+    put(seconds, names[0], b"x", tags="t")
+    with pyengine.consume(seconds.path, *names[:1], group=names[1], auto_commit=False) as consumer:
+        (first,) = pull(consumer)
+        begun_ms = time.time_ns() // 1_000_000
+        result = asyncio.run(consumer.retry_async(first, **when)) if "at" in when else consumer.retry(first, **when)
+        assert result.topic == ("SCHEDULE_TOPIC_XXXX" if wait_ms else retry_topic(names[1]))
+        (again,) = pull(consumer)
+        assert (again.topic, again.body, again.tags, again.reconsume_times) == (names[0], b"x", "t", 1)
+        assert again.store_timestamp_ms - begun_ms >= wait_ms
+        assert not [name for name in again.properties if name.startswith("__PYENGINE")]
+        assert consumer.retry(again, **when).topic == result.topic
+
+
+def test_a_dead_letter_does_not_wait(seconds, names):
+    put(seconds, names[0], b"x")
+    with pyengine.consume(seconds.path, names[0], group=names[1], auto_commit=False, max_reconsume_times=0) as consumer:
+        assert consumer.retry(*pull(consumer), delay_s=60).topic == dlq_topic(names[1])
+
+
+@pytest.mark.parametrize(("when", "error", "says"), [
+    ({"delay_level": 1, "delay_s": 1}, UsageError, "delay_level and delay_s exclude each other"),
+    ({"delay_s": 1, "at": 0}, UsageError, "delay_s and at exclude each other"), ({"delay_s": -1}, UsageError, "delay_s is -1"),
+    ({"delay_s": float("nan")}, UsageError, "delay_s is nan"), ({"delay_s": float("inf")}, UsageError, "delay_s is more than 40 days"),
+    ({"delay_s": "1"}, TypeError, "delay_s must be a number"), ({"at": 1_800_000_000}, UsageError, "at is 1800000000: .*milliseconds"),
+    ({"at": datetime.datetime(2030, 1, 1)}, UsageError, "at 2030.* has no time zone"), ({"at": 1.5}, TypeError, "at must be a datetime"),
+])
+def test_a_time_that_cannot_be_leaves_the_message_open(engine, names, consume, when, error, says):
+    put(engine, names[0], b"x")
+    consumer = consume()
+    (message,) = pull(consumer)
+    with pytest.raises(error, match=f"^{says}"):
+        consumer.retry(message, **when)
+    assert consumer.commit(message) and consumer.total_lag() == 0  # it was still this consumer's
 
 
 def test_a_retried_message_can_be_given_back_too(engine, names, consume):
