@@ -32,6 +32,24 @@ int ms_arrivals_has(const struct ms_control *control, const struct ms_position *
     return ms_arrivals_limit(control, level) > looked_end && ms_load_relaxed(&control->arrivals.end[slot]) > looked_end;
 }
 
+void ms_arrivals_sleep_for(struct ms_sleeper *sleeper, uint32_t bits, uint32_t seen)
+{
+    sleeper->bits = bits != 0 ? bits : 1; /* without a queue only a stir ends it */
+    ms_store_release(&sleeper->seen, seen);
+}
+
+int ms_arrivals_sleep(const struct ms_control *control, struct ms_sleeper *sleeper, uint32_t seen, uint32_t arrivals,
+                      int64_t timeout_ns)
+{
+    ms_exchange(&sleeper->is_asleep, 1); /* before the look at `stirs`, as ms_arrivals_stir does it the other way round */
+    const int is_stirred = ms_load_acquire(&sleeper->stirs) != seen;
+    const int ended = is_stirred ? 0 : ms_futex_wait_for(&control->arrival_seq.value, arrivals, sleeper->bits, timeout_ns);
+    ms_store_release(&sleeper->is_asleep, 0);
+    if (is_stirred)
+        return MS_ARRIVALS_STIRRED;
+    return ended == -EINTR ? MS_ARRIVALS_SIGNAL : MS_ARRIVALS_ARRIVED;
+}
+
 int ms_arrivals_wait(const struct ms_control *control, struct ms_sleeper *sleeper, uint32_t seen,
                      const struct ms_awaited *queues, uint32_t count, int64_t timeout_ns)
 {
@@ -39,8 +57,7 @@ int ms_arrivals_wait(const struct ms_control *control, struct ms_sleeper *sleepe
     uint32_t bits = 0;
     for (uint32_t i = 0; i < count; i++)
         bits |= ms_arrivals_bit(queues[i].slot);
-    sleeper->bits = bits != 0 ? bits : 1; /* without a queue only a stir ends it */
-    ms_store_release(&sleeper->seen, seen);
+    ms_arrivals_sleep_for(sleeper, bits, seen);
     for (;;) {
         const uint32_t arrivals = ms_load_acquire(&control->arrival_seq.value);
         for (uint32_t i = 0; i < count; i++)
@@ -49,14 +66,9 @@ int ms_arrivals_wait(const struct ms_control *control, struct ms_sleeper *sleepe
         const int64_t left_ns = until_ns - ms_monotonic_ns();
         if (left_ns <= 0)
             return MS_ARRIVALS_SIGNAL;
-        ms_exchange(&sleeper->is_asleep, 1); /* before the look at `stirs`, as ms_arrivals_stir does it the other way round */
-        const int is_stirred = ms_load_acquire(&sleeper->stirs) != seen;
-        const int ended = is_stirred ? 0 : ms_futex_wait_for(&control->arrival_seq.value, arrivals, sleeper->bits, left_ns);
-        ms_store_release(&sleeper->is_asleep, 0);
-        if (is_stirred)
-            return MS_ARRIVALS_STIRRED;
-        if (ended == -EINTR)
-            return MS_ARRIVALS_SIGNAL;
+        const int slept = ms_arrivals_sleep(control, sleeper, seen, arrivals, left_ns);
+        if (slept != MS_ARRIVALS_ARRIVED)
+            return slept;
     }
 }
 

@@ -17,3 +17,9 @@ static inline void ms_arrivals_note(struct ms_arrivals *arrivals, uint32_t slot,
 {
     ms_store_relaxed(&arrivals->end[slot], end);
 }
+
+/* Before a thread looks and sleeps: what it sleeps for, and `stirs` as it has seen it. */
+void ms_arrivals_sleep_for(struct ms_sleeper *sleeper, uint32_t bits, uint32_t seen);
+/* Sleep until a message may have arrived after `arrivals` was loaded, or the timeout: ARRIVED; or SIGNAL or STIRRED. */
+int ms_arrivals_sleep(const struct ms_control *control, struct ms_sleeper *sleeper, uint32_t seen, uint32_t arrivals,
+                      int64_t timeout_ns);

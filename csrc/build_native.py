@@ -23,6 +23,7 @@ CONCEPTS = (
     "failpoint",
     "control",
     "arrivals",
+    "watch",
     "latch",
     "flush",
     "queue_table",

@@ -22,7 +22,6 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -47,7 +46,7 @@ from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.record import Message
-from pyengine.ipc.live_reader import LiveStoreReader, Look, open_store
+from pyengine.ipc.live_reader import LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native.waiting import Sleeper
@@ -212,7 +211,7 @@ class Consumer:
         self._retry_topic = None if group is None or outer is not None else retry_topic(group)
         self._empty: dict[int, tuple[int, Look]] = {}  # by queue: the position at which a look found no message
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
-        self._waiter = ThreadPoolExecutor(1, f"pyengine-wait-{topic}")  # for asyncio, whose own executor has the program's work
+        self._readiness: Readiness | None = None  # made once the program waits in an event loop
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
@@ -280,7 +279,11 @@ class Consumer:
         messages, has_moved = self._next(max_messages)
         left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
         if messages or not has_moved and left_s <= 0:
+            if not messages:
+                self._arm(stirs)
             return messages, 0.0, stirs
+        if not has_moved:
+            self._arm(stirs)
         return None, 0.0 if has_moved else left_s, stirs
 
     def __iter__(self) -> Iterator[Message]:
@@ -292,23 +295,47 @@ class Consumer:
         """Like pull(), for asyncio. A cancelled call loses no message."""
         deadline_s = _deadline_s(max_messages, timeout_s)
         loop = arguments.event_loop()
+        readiness = self._ready()
         while not self._closing.is_set():
-            found, left_s, stirs = self._try_pull(max_messages, deadline_s)
+            found, left_s, _ = self._try_pull(max_messages, deadline_s)
             if found is not None:
                 return found
             if left_s:
-                with self._state:
-                    self._require_open()
-                    waited = loop.run_in_executor(self._waiter, self._wait_alone, left_s, stirs)
-                try:
-                    await waited
-                except asyncio.CancelledError:
-                    self._stir()  # so that the thread is free for the next call
-                    raise
+                await _readable(loop, readiness, left_s)
             else:
                 await asyncio.sleep(0)
         self._require_open()
         return []
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when pull(timeout_s=0) may return something: for an event loop, select or Kombu.
+
+        It may be readable without cause, and stays so until a pull returns nothing: only pull() may read it. It is readable too when
+        a pull would raise an error, and after close(), before which a loop must remove it. It stays the same as long as the
+        consumer lives.
+        """
+        return self._ready().descriptor
+
+    def _ready(self) -> Readiness:
+        with self._state:
+            self._require_open()
+            if self._readiness is None:
+                self._readiness = self._sleeper.watched = Readiness()
+                self._readiness.raise_now()
+            return self._readiness
+
+    def _arm(self, stirs: int) -> None:
+        """After a look that found nothing: let what comes after it raise the descriptor."""
+        readiness = self._readiness
+        if readiness is None:
+            return
+        readiness.disarm()
+        looks, memory = self._all_looks(), self._reader._engine_memory()
+        with self._state:
+            self._require_open()  # with the reader that the looks are of
+            readiness.arm(memory, looks)
+        if self._sleeper.stirs != stirs:  # before it was cleared
+            readiness.raise_now()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""
@@ -370,7 +397,10 @@ class Consumer:
         with self._work:
             with self._state:
                 self._require_open()
+                waited = any(held.flight.exceeds(self._options.max_span) for held in self._held.values())
                 self._finish(messages)
+            if waited:
+                self._stir()
             self._commit_done()
             with self._state:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
@@ -568,10 +598,12 @@ class Consumer:
                 finally:
                     with self._state:
                         self._is_closed = True
-                        self._waiter.shutdown(wait=False)
                         self._held.clear()
                         if self._session is not None:
                             self._session.close()
+                        if self._readiness is not None:
+                            self._readiness.leave()
+                            self._readiness.raise_now()
                         if self._is_outer:
                             self._reader.close()
 
@@ -810,18 +842,16 @@ class Consumer:
 
     def _wait(self, timeout_s: float, stirs: int) -> None:
         """Sleep until a message arrives in a queue that is read, until _stir(), or until the timeout; a second at most."""
-        looks = self._looks()
-        if self._retried is not None and not self._is_retried_paused:
-            looks += self._retried._looks()
+        looks = self._all_looks()
         known = [look for look in looks if look is not None]
         if len(known) < len(looks):  # of one that could not be read just now
             timeout_s = min(timeout_s, POLL_INTERVAL_S)
         self._reader._wait_for_queues(known, timeout_s, self._sleeper, stirs)
 
-    def _wait_alone(self, timeout_s: float, stirs: int) -> None:
-        with self._pulling:
-            if not self._closing.is_set():
-                self._wait(timeout_s, stirs)
+    def _all_looks(self) -> list[Look | None]:
+        """Like _looks(), of the topic and the retry topic."""
+        inner = self._retried
+        return self._looks() + ([] if inner is None or self._is_retried_paused else inner._looks())
 
     def _looks(self) -> list[Look | None]:
         """Return the last look at each queue that is read, which found nothing; None for a queue that was not looked at."""
@@ -846,6 +876,8 @@ class Consumer:
 
     def _housekeep_once(self) -> None:
         try:
+            if self._readiness is not None and not self._readiness.is_armed_in(self._reader._engine_memory()):
+                self._readiness.raise_now()
             self._housekeep()
         except StoreBusyError as error:  # it is recovered, or a broker has it open: a later try may succeed
             self._note(str(error))
@@ -1089,6 +1121,27 @@ def _deadline_s(max_messages: int, timeout_s: float | None) -> float | None:
         raise UsageError(f"max_messages is {max_messages}; ask for at least one")
     return None if timeout_s is None else time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
 
+
+async def _readable(loop: asyncio.AbstractEventLoop, readiness: Readiness, timeout_s: float) -> None:
+    """Wait until the descriptor is readable, or until the timeout, by a copy of it that the program cannot have in this loop itself."""
+    woken = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    copy = readiness.copy()
+    try:
+        loop.add_reader(copy, wake)
+        timer = None if math.isinf(timeout_s) else loop.call_later(timeout_s, wake)
+        try:
+            await woken
+        finally:
+            loop.remove_reader(copy)
+            if timer is not None:
+                timer.cancel()
+    finally:
+        os.close(copy)
 
 
 def _unsaved(queues: Iterable[AssignedQueue]) -> dict[Claim, SavedQueue]:

@@ -194,6 +194,17 @@ class EngineMemory:
         """The store and the constants of this engine."""
         return Identity.read(self.control.identity)
 
+    @cached_property
+    def place(self) -> tuple[int, int]:
+        """Device and inode of the control block: two mappings of the same one have the same."""
+        status = os.fstat(self.control_object.descriptor)
+        return status.st_dev, status.st_ino
+
+    def again(self) -> EngineMemory:
+        """Map the same control block again, read-only and independent of this mapping, even if its name is gone."""
+        control = self.control_object
+        return EngineMemory(self.folder, SharedObject(control.name, os.dup(control.descriptor), writable=False))
+
     def change_run_settings(self, config: EngineConfig) -> int:
         """Replace the run settings by `config`, which differs from them in live settings only. For the supervisor.
 

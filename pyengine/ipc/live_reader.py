@@ -8,6 +8,7 @@ while an engine runs on it or stopped; `diff_now` compares two such stores.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import math
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 from pyengine import arguments
 from pyengine.engine_config import EngineSettings
@@ -39,7 +40,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native import control as native
 from pyengine.native import waiting
-from pyengine.native.waiting import Awaited, Sleeper
+from pyengine.native.waiting import Awaited, Sleeper, Watch, Watched
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
@@ -186,6 +187,112 @@ class Look(NamedTuple):
 
     memory: EngineMemory
     queue: Awaited
+
+
+class _SharedWatch:
+    """The thread of this process that watches one engine for all its waiting readers, with a mapping of its own."""
+
+    by_place: ClassVar[dict[tuple[int, int], _SharedWatch]] = {}
+    lock = threading.RLock()  # a signal handler in a thread that has it may pull
+
+    def __init__(self, memory: EngineMemory) -> None:
+        self._memory = memory.again()
+        self.place, self.users = memory.place, 0
+        try:
+            self.watch = Watch(self._memory.control)
+        except BaseException:
+            self._memory.close()
+            raise
+
+    @classmethod
+    def of(cls, memory: EngineMemory) -> _SharedWatch:
+        """Return the one of this engine, with one user more, who calls leave()."""
+        if memory.place not in cls.by_place:
+            cls.by_place[memory.place] = cls(memory)
+        shared = cls.by_place[memory.place]
+        shared.users += 1
+        return shared
+
+    def leave(self) -> None:
+        """End it with its last user."""
+        self.users -= 1
+        if not self.users:
+            self.by_place.pop(self.place, None)
+            self.watch.close()
+            self._memory.close()
+
+    @classmethod
+    def _at_exit(cls) -> None:
+        for shared in cls.by_place.values():
+            shared.watch.close()  # before the interpreter unmaps what it reads
+
+    @classmethod
+    def _after_fork_in_child(cls) -> None:
+        cls.by_place, cls.lock = {}, threading.RLock()  # the threads are the parent's
+
+
+atexit.register(_SharedWatch._at_exit)
+os.register_at_fork(after_in_child=_SharedWatch._after_fork_in_child)
+
+
+class Readiness(Watched):
+    """A descriptor that is readable once queues may have something to read; leave() when nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        try:
+            super().__init__()
+        except OSError as error:
+            raise _refused(error) from error
+        self._shared: _SharedWatch | None = None
+        self._armed_in: EngineMemory | None = None
+
+    def arm(self, memory: EngineMemory | None, looks: Sequence[Look | None]) -> None:
+        """Raise it once one of these queues may have something to read that it had not at the look; `memory`: of the engine now."""
+        known = [look.queue for look in looks if look is not None and look.memory is memory]
+        with _SharedWatch.lock:
+            self._armed_in = memory if len(known) == len(looks) else None
+            if memory is None:
+                return
+            if self._shared is not None and self._shared.place != memory.place:
+                self.leave()
+            if self._shared is None:
+                try:
+                    self._shared = _SharedWatch.of(memory)
+                except OSError as error:
+                    raise _refused(error) from error
+                self._shared.watch.add(self)
+            self._shared.watch.arm(self, memory.control, known)
+
+    def is_armed_in(self, memory: EngineMemory | None) -> bool:
+        """Whether it was armed for all that its reader waits for, and this engine still runs: otherwise look again after a while."""
+        return memory is not None and self._armed_in is memory
+
+    def disarm(self) -> None:
+        """Make it unreadable until it is armed again, or raised."""
+        with _SharedWatch.lock:
+            if self._shared is not None:
+                self._shared.watch.disarm(self)
+        self.clear()
+
+    def copy(self) -> int:
+        """Return another descriptor of the same, which the caller closes."""
+        try:
+            return os.dup(self.descriptor)
+        except OSError as error:
+            raise _refused(error) from error
+
+    def leave(self) -> None:
+        """Wait for nothing any more; the descriptor stays open as long as this object lives."""
+        with _SharedWatch.lock:
+            shared, self._shared = self._shared, None
+            if shared is not None:
+                shared.watch.remove(self)
+                shared.leave()
+
+
+def _refused(error: OSError) -> EngineError:
+    return EngineError(f"this process cannot wait for messages: {error.strerror}: raise its limits (ulimit -n, ulimit -u, ulimit -v), or "
+                       "end what uses them up")
 
 
 class LiveStoreReader(StoreReader):

@@ -14,12 +14,15 @@ sleep on until it moves:
     if not there_yet():
         wait_for_sequence(sequence, seen, timeout_s)
 
-A Sleeper is a thread that waits for messages of some queues, each of which it has looked at (csrc/arrivals.cdef.h).
+A Sleeper is a thread that waits for messages of some queues, each of which it has looked at (csrc/arrivals.cdef.h). A Watch is one
+thread, without the interpreter, that does so for many, and raises the descriptor of each (csrc/watch.cdef.h).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +31,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.native.control import raise_os_error
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_control, ms_latch, ms_position, ms_sequence
+    from pyengine._native import ms_awaited, ms_control, ms_latch, ms_position, ms_sequence
 
 
 class Latch:
@@ -127,6 +130,7 @@ class Sleeper:
 
     def __init__(self) -> None:
         self._struct = ffi.new("struct ms_sleeper *")
+        self.watched: Watched | None = None  # the descriptor of a program that waits in an event loop instead
 
     @property
     def stirs(self) -> int:
@@ -135,15 +139,84 @@ class Sleeper:
 
     def wait(self, control: ms_control, queues: Sequence[Awaited], timeout_s: float, stirs: int) -> None:
         """Sleep until a queue may have something to read, until stir() is called after `stirs`, a signal, or the timeout."""
-        rows = ffi.new("struct ms_awaited[]", max(1, len(queues)))
-        for number, queue in enumerate(queues):
-            row = rows[number]
-            row.level, row.looked_end, row.slot = ffi.addressof(queue.level), queue.end, queue.slot
-        lib.ms_arrivals_wait(control, self._struct, stirs, rows, len(queues), max(0, int(timeout_s * 1e9)))
+        lib.ms_arrivals_wait(control, self._struct, stirs, _rows(queues), len(queues), max(0, int(timeout_s * 1e9)))
 
     def stir(self, control: ms_control | None) -> None:
         """End the sleep, or the one that is about to begin; `control` is None if no engine runs."""
         lib.ms_arrivals_stir(ffi.NULL if control is None else control, self._struct)
+        if self.watched is not None:
+            self.watched.raise_now()
+
+
+def _rows(queues: Sequence[Awaited]) -> ms_awaited:
+    rows = ffi.new("struct ms_awaited[]", max(1, len(queues)))
+    for number, queue in enumerate(queues):
+        row = rows[number]
+        row.level, row.looked_end, row.slot = ffi.addressof(queue.level), queue.end, queue.slot
+    return rows
+
+
+class Watched:
+    """A descriptor that is readable once some queues may have something to read. It is open as long as this object lives."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._struct = ffi.new("struct ms_watched *", {"fd": self.descriptor})
+        self._kept: object = None  # the rows that it is armed with
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+
+    def raise_now(self) -> None:
+        """Make the descriptor readable."""
+        os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        """Make the descriptor unreadable until the next raise."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+
+
+class Watch:
+    """The thread of this process that raises the descriptors of all that wait for queues of one engine; close() ends it.
+
+    `control` must stay mapped until then. OSError if the system has no thread left. After close() the calls do nothing: one that
+    a signal handler interrupts may find that the handler has closed it.
+    """
+
+    def __init__(self, control: ms_control) -> None:
+        error_number = ffi.new("int *")
+        self._control = control
+        self._pointer = lib.ms_watch_start(control, error_number)
+        if self._pointer == ffi.NULL:
+            raise_os_error(-error_number[0])
+
+    def add(self, watched: Watched) -> None:
+        """Watch for this one too, once it is armed."""
+        if self._pointer:
+            lib.ms_watch_add(self._pointer, watched._struct)
+
+    def remove(self, watched: Watched) -> None:
+        """Forget this one, so that it is armed no more."""
+        if self._pointer:
+            lib.ms_watch_remove(self._pointer, watched._struct)
+        watched._kept = None
+
+    def arm(self, watched: Watched, theirs: ms_control, queues: Sequence[Awaited]) -> None:
+        """Raise it once one of `queues`, whose levels are in the mapping `theirs` of the same block, may have something to read."""
+        rows, count = _rows(queues), len(queues)
+        if self._pointer:
+            lib.ms_watch_arm(self._pointer, watched._struct, theirs, rows, count)
+            watched._kept = rows
+
+    def disarm(self, watched: Watched) -> None:
+        """Raise it no more until it is armed again."""
+        if self._pointer:
+            lib.ms_watch_disarm(self._pointer, watched._struct)
+
+    def close(self) -> None:
+        """End the thread."""
+        pointer, self._pointer = self._pointer, ffi.NULL
+        if pointer:
+            lib.ms_watch_stop(pointer)
 
 
 class Stream(NamedTuple):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -107,17 +111,25 @@ def test_a_wait_of_asyncio_takes_no_thread_of_the_loop(store):
     engine, producer = store
 
     async def waits(consumer) -> list[pyengine.Message]:
-        asyncio.get_running_loop().set_default_executor(Refusing())
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(Refusing())
+        called: list[int] = []
+        loop.add_reader(consumer.fileno(), called.append, 1)  # of the program itself, beside the waits
         asked = asyncio.create_task(consumer.pull_async(1, timeout_s=None))
-        while not consumer._sleeper._struct.is_asleep:
+        while not (called and is_quiet(consumer)):
             await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         again = asyncio.create_task(consumer.pull_async(1, timeout_s=scaled_timeout_s(60)))
         await asyncio.sleep(0)
+        del called[:]
         producer.put("quiet", b"mine", queue_id=3)
-        return await again
+        got = await again
+        while not called:
+            await asyncio.sleep(0)
+        assert loop.remove_reader(consumer.fileno()) and await consumer.pull_async(1, timeout_s=0.01) == []
+        return got
 
     with pyengine.consume(engine.root, "quiet", group="g") as consumer:
         read_all(consumer)
@@ -126,6 +138,208 @@ def test_a_wait_of_asyncio_takes_no_thread_of_the_loop(store):
             assert [message.body for message in loop.run_until_complete(waits(consumer))] == [b"mine"]
         finally:
             loop.close()
+
+
+def is_readable(consumer, timeout_s: float = 0.0) -> bool:
+    return bool(select.select([consumer], [], [], timeout_s)[0])
+
+
+def is_quiet(consumer) -> bool:
+    return not is_readable(consumer) and consumer._readiness._armed_in is not None
+
+
+def drain(consumer) -> list[bytes]:
+    """Pull, as a program does that waits for the descriptor, until it is no longer readable."""
+    got = []
+
+    def is_done() -> bool:
+        got.extend(message.body for message in consumer.pull(1, timeout_s=0))
+        return is_quiet(consumer)
+
+    eventually(is_done, "nothing more to read")
+    return got
+
+
+def take(consumer, count: int = 1) -> list[bytes]:
+    """Wait for the descriptor, pull, and so on until there are `count` messages and the descriptor is not readable."""
+    got: list[bytes] = []
+
+    def has_come() -> bool:
+        assert is_readable(consumer, scaled_timeout_s(30)), got
+        got.extend(message.body for message in consumer.pull(32, timeout_s=0))
+        return len(got) >= count
+
+    eventually(has_come, "messages after the descriptor became readable", timeout_s=60)
+    return got + drain(consumer)
+
+
+def test_a_descriptor_is_readable_as_long_as_there_are_messages(store):
+    engine, producer = store
+    with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+        assert is_readable(consumer), "before the first pull"
+        assert take(consumer, 4) == [b"first"] * 4
+        with pyengine.open_store(engine.root) as reader:
+            result = producer.put("busy", b"x", queue_id=0)
+            assert reader.wait_for_message("busy", 0, result.queue_offset, timeout_s=scaled_timeout_s(30))
+        assert not is_readable(consumer), "messages of others do not raise it"
+        for number in range(20):
+            for queue_id in range(4):
+                producer.put("quiet", b"%d" % number, queue_id=queue_id)
+            assert take(consumer, 4) == [b"%d" % number] * 4
+        consumer.pause()
+        producer.put("quiet", b"while it is paused", queue_id=0)
+        drain(consumer)
+        consumer.resume()
+        assert take(consumer) == [b"while it is paused"]
+
+
+def test_no_message_is_put_past_a_descriptor(store, rng):
+    """Puts race with the pulls that make it unreadable: each message is read without a look at the time."""
+    engine, producer = store
+    count = 400
+    pauses = [rng.choice((0, 0, 50, 300, 2000)) for _ in range(count)]
+
+    def put() -> None:
+        for number, turns in enumerate(pauses):
+            producer.put("quiet", b"%d" % number, queue_id=number % 4)
+            for _ in range(turns):
+                pass
+
+    with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+        take(consumer, 4)
+        thread = threading.Thread(target=put)
+        thread.start()
+        got: list[bytes] = []
+        while len(got) < count:
+            assert is_readable(consumer, scaled_timeout_s(30)), f"{len(got)} of {count}"
+            got += [message.body for message in consumer.pull(rng.randint(1, 9), timeout_s=0)]
+        thread.join()
+        assert sorted(got, key=int) == [b"%d" % number for number in range(count)]
+
+
+def test_a_descriptor_is_raised_by_what_other_threads_change(store, monkeypatch):
+    engine, _ = store
+    with pyengine.consume(engine.root, "quiet", group="g", auto_commit=False, max_span=1) as consumer:
+        monkeypatch.setattr(pyengine.client.consumer, "FETCH_MESSAGES", 1)
+        messages: list[pyengine.Message] = []
+        eventually(lambda: messages.extend(consumer.pull(32, timeout_s=0.2)) or len(messages) == 4, "the first messages")
+        for change in (lambda: consumer.requeue(messages[0]), lambda: consumer.seek(1, "first"),
+                       lambda: setattr(consumer, "_background_error", pyengine.EngineError("told")) or consumer._stir()):
+            drain(consumer)
+            thread = threading.Thread(target=change)
+            thread.start()
+            assert is_readable(consumer, scaled_timeout_s(30))
+            thread.join()
+            with suppress(pyengine.EngineError):
+                consumer.pull(1, timeout_s=0)
+        drain(consumer)
+        descriptor = consumer.fileno()
+        threading.Thread(target=consumer.close).start()
+        assert select.select([descriptor], [], [], scaled_timeout_s(30))[0], "a loop learns that it was closed"
+        eventually(lambda: consumer._is_closed, "it is closed")
+        assert select.select([descriptor], [], [], 0)[0]
+        with pytest.raises(pyengine.UsageError, match="closed"):
+            consumer.fileno()
+
+
+def test_a_descriptor_is_raised_by_a_commit_that_frees_a_queue(store):
+    engine, producer = store
+    for number in range(4):
+        producer.put("quiet", b"%d" % number, queue_id=0)
+    with pyengine.consume(engine.root, "quiet", group="g", auto_commit=False, max_span=2, queues=[0]) as consumer:
+        messages: list[pyengine.Message] = []
+        eventually(lambda: messages.extend(consumer.pull(1, timeout_s=0)) or len(messages) == 3, "as many as the span allows")
+        consumer.ack(messages[1:])
+        while more := consumer.pull(1, timeout_s=0):
+            messages += more
+        drain(consumer)
+        assert len(messages) < 5
+        consumer.commit(messages)
+        assert is_readable(consumer), "without a wait for the housekeeping"
+        assert consumer.pull(1, timeout_s=0)
+
+
+def test_a_descriptor_is_raised_for_what_another_member_leaves(store):
+    engine, producer = store
+    with pyengine.consume(engine.root, "quiet", group="g", auto_commit=False) as other:
+        with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+            eventually(lambda: len(consumer.assignment) == 2 == len(other.assignment), "two queues each")
+            got = drain(consumer)
+            for queue_id in range(4):
+                producer.put("quiet", b"second", queue_id=queue_id)
+            while got.count(b"second") < 2:
+                got += take(consumer)
+            other.close()
+            while got.count(b"second") < 4:
+                got += take(consumer)
+
+
+def test_a_descriptor_is_raised_for_a_redelivery(store):
+    engine, _ = store
+    with pyengine.consume(engine.root, "quiet", group="g", queues=[1], auto_commit=False) as consumer:
+        message, = consumer.pull(1, timeout_s=scaled_timeout_s(30))
+        drain(consumer)
+        consumer.retry(message, delay_level=1)
+        assert take(consumer) == [b"first"]
+
+
+def test_a_descriptor_goes_on_with_the_next_engine(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.consume(engine.root, "T", group="g") as consumer:
+        drain(consumer)
+        for number in range(3):
+            with pyengine.connect(engine.root) as producer:
+                producer.put("T", b"%d" % number)
+            assert take(consumer) == [b"%d" % number]
+            if number == 1:
+                engine.kill_all()
+            else:
+                assert engine.stop()
+            engine.start()
+
+
+def test_a_descriptor_of_a_parent_is_refused_in_a_child(store):
+    engine, producer = store
+    with pyengine.consume(engine.root, "quiet", group="g") as consumer:
+        take(consumer, 4)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                with pytest.raises(pyengine.UsageError, match="make a new one in the child"):
+                    consumer.fileno()
+                with pyengine.consume(engine.root, "quiet", group="of the child") as mine:
+                    os.write(writing, b"".join(take(mine, 4)))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as told:
+            assert told.read() == b"first" * 4
+        os.waitpid(child, 0)
+        producer.put("quiet", b"for the parent", queue_id=2)
+        assert take(consumer) == [b"for the parent"]
+
+
+def test_one_thread_waits_for_all_consumers(store):
+    engine, producer = store
+
+    def threads() -> int:  # of the system: this one is not Python's
+        return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+    before, open_before = threads(), len(os.listdir("/proc/self/fd"))
+    consumers = [pyengine.consume(engine.root, "quiet", group=f"g{number}") for number in range(8)]
+    for consumer in consumers:
+        take(consumer, 4)
+    assert threads() == before + 1
+    producer.put("quiet", b"for all", queue_id=1)
+    assert [take(consumer) for consumer in consumers] == [[b"for all"]] * 8
+    for consumer in consumers:
+        consumer.close()
+    assert threads() == before
+    del consumer, consumers
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= open_before
 
 
 def test_a_member_lists_the_queues_of_a_topic_again_only_after_new_messages(store, monkeypatch):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 
 import pytest
 
 from pyengine._native import ffi, lib
 from pyengine.native import waiting
-from pyengine.native.waiting import Awaited, Sleeper
+from pyengine.native.waiting import Awaited, Sleeper, Watch, Watched
 from waiting import eventually, scaled_timeout_s
 
 HOUR_S = 3600.0
@@ -98,3 +100,58 @@ def test_a_queue_has_news_only_if_a_message_of_it_became_readable(control):
 def test_queues_of_one_topic_share_a_bit_and_no_slot():
     slots = {waiting.arrival_slot("orders", queue_id) for queue_id in range(32)}
     assert len(slots) == 32 and len({slot // 32 for slot in slots}) == 1
+
+
+@pytest.fixture
+def watch(control):
+    watch = Watch(control)
+    yield watch
+    watch.close()
+
+
+def is_readable(watched, timeout_s: float) -> bool:
+    return bool(select.select([watched.descriptor], [], [], timeout_s)[0])
+
+
+def test_a_watch_raises_only_the_descriptors_of_queues_with_news(control, watch):
+    theirs = ffi.new("struct ms_control *")  # another mapping: only distances of it are used
+    topics = ("mine", other_topic("mine"))
+    readers = [Watched() for _ in topics]
+    for reader, topic in zip(readers, topics):
+        watch.add(reader)
+        watch.arm(reader, theirs, [Awaited(theirs.committed, 100, waiting.arrival_slot(topic, queue_id)) for queue_id in range(8)])
+    assert not any(is_readable(reader, 0) for reader in readers)
+    control.committed.value = 200
+    dispatch(control, waiting.arrival_slot("mine", 3), 200)
+    assert is_readable(readers[0], scaled_timeout_s(30)) and not is_readable(readers[1], 0)
+    readers[0].clear()
+    dispatch(control, waiting.arrival_slot("mine", 4), 200)
+    watch.arm(readers[1], theirs, [Awaited(theirs.committed, 100, waiting.arrival_slot("mine", 3))])
+    assert is_readable(readers[1], 0), "what had arrived before"
+    assert not is_readable(readers[0], 0), "one that is not armed"
+    for reader in readers:
+        watch.remove(reader)
+
+
+def test_a_watch_forgets_what_is_disarmed_or_removed(control, watch):
+    readers = [Watched() for _ in range(3)]
+    for reader in readers:
+        watch.add(reader)
+        watch.arm(reader, control, [Awaited(control.committed, 100, waiting.arrival_slot("mine", 0))])
+    watch.disarm(readers[0])
+    watch.remove(readers[1])
+    control.committed.value = 200
+    dispatch(control, waiting.arrival_slot("mine", 0), 200)
+    assert is_readable(readers[2], scaled_timeout_s(30)) and not any(is_readable(reader, 0) for reader in readers[:2])
+    watch.close()
+    watch.arm(readers[0], control, [])  # of a thread whose signal handler has closed it
+
+
+def test_the_descriptor_of_a_watched_reader_is_closed_with_it():
+    reader = Watched()
+    descriptor = reader.descriptor
+    reader.raise_now()
+    assert is_readable(reader, 0)
+    del reader
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
