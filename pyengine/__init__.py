@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyengine.client.producer import ConnectOptions, Producer, connect
     from pyengine.client.retries import DeadLetterQueue, DeadLetters
     from pyengine.client.tables import TablesReport, TopicsFailedError, write_tables
+    from pyengine.client.topics import Topics, TopicState
     from pyengine.client.transactions import Checker, Transaction
     from pyengine.engine.embedded import Engine
     from pyengine.engine_config import EngineSettings
@@ -61,13 +62,14 @@ if TYPE_CHECKING:
         ReadLevel,
     )
     from pyengine.storage.config import EngineConfig, load_config
-    from pyengine.storage.config_table import TopicConfig, TopicConfigs
+    from pyengine.storage.config_table import TopicConfig
     from pyengine.storage.store_reader import ScanChoice, StoreReader
 
 __version__ = "0.3.0.dev0"
 
 _MODULES = {
-    "pyengine.storage.config_table": ("TopicConfig", "TopicConfigs",),
+    "pyengine.storage.config_table": ("TopicConfig",),
+    "pyengine.client.topics": ("TopicState", "Topics"),
     "pyengine.client.backup": ("BackupReport", "RestoreReport", "backup_store", "restore_store"),
     "pyengine.client.half_messages": ("Outcome",),
     "pyengine.client.transactions": ("Checker", "Transaction",),
@@ -105,8 +107,8 @@ __all__ = [
     "FormatError", "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message", "NotAStoreError",
     "Outcome", "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult", "PutNotDurableError",
     "PutRefusedError", "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "RestoreReport", "ScanChoice",
-    "Start", "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicConfigs",
-    "TopicsFailedError", "Transaction", "UsageError", "__version__", "backup_store", "connect", "consume", "load_config",
+    "Start", "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicState",
+    "Topics", "TopicsFailedError", "Transaction", "UsageError", "__version__", "backup_store", "connect", "consume", "load_config",
     "open_store", "restore_store", "run_consumer", "run_consumer_async", "write_tables",
 ]
 

@@ -131,7 +131,7 @@ def assert_two_workers_run_each_task_once(workers: Rig, send_all: SendAll) -> No
     found = workers.noted(*names)
     assert set(Counter(each.what for each in found).values()) == {1} and {each.pid for each in found} == pids
     workers.wait_until_acknowledged()
-    assert pyengine.TopicConfigs(workers.store).read().rows[workers.topic].write_queue_nums == 4
+    assert {each.topic: each.config for each in pyengine.Topics(workers.store).list()}[workers.topic].write_queue_nums == 4
 
 
 def assert_kill_9_loses_no_task(own: Rig, send_all: SendAll, after_victim: Callable[[int, set[str]], None]) -> tuple[int, list[Note]]:

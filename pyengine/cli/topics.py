@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import Place, PlaceType, json_option, reading, set_option, store_argument, store_command
+from pyengine.cli.output import Place, PlaceType, json_option, set_option, store_argument, store_command
 from pyengine.client.consumer_groups import ConsumerGroups, GroupState
+from pyengine.client.topics import PERMS, Topics
 from pyengine.errors import UsageError
 from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
-    from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.storage.config_table import TopicConfig
-
-PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 
 @click.command()
@@ -52,44 +50,35 @@ def topics(
       pyengine topics create STORE orders --queues 4
       pyengine topics update STORE orders --write-queues 8 --perm r
     """
-    existing_store(store)
+    found = Topics(store, **settings)
     changes: dict[str, Any] = {
-        "read_queue_nums": read_queues or queues, "write_queue_nums": write_queues or queues,
-        "perm": None if perm is None else PERMS[perm], "order": order}
+        "queues": queues, "read_queue_nums": read_queues, "write_queue_nums": write_queues, "perm": perm, "order": order}
     changes = {name: value for name, value in changes.items() if value is not None}
     if action == "list":
         if topic is not None or changes:
             raise UsageError("list takes no topic and no options but --sizes: give create, update or delete before the topic")
-        _list(store, settings, as_json, sizes)
+        _list(found, as_json, sizes)
         return
     if sizes:
         raise UsageError("--sizes needs the action list")
     if topic is None:
         raise UsageError(f"{action} needs a topic: pyengine topics {action} STORE TOPIC")
-    _change(store, action, topic, changes, as_json)
+    _change(found, action, topic, changes, as_json)
 
 
-def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_json: bool) -> None:
-    from pyengine.client.outgoing import RefusedError, put_topic_bytes
-    from pyengine.storage.config_table import TopicConfig, TopicConfigs
-
-    configs = TopicConfigs(store)
-    _warn(configs.read().problem)
+def _change(found: Topics, action: str, topic: str, changes: dict[str, Any], as_json: bool) -> None:
+    _warn(found._configs.read().problem)
+    made = None
     if action == "delete":
         if changes:
             raise UsageError("delete takes no options")
-        configs.delete(topic)
-        made = None
+        found.delete(topic)
     elif action == "create":
-        try:
-            put_topic_bytes(topic)
-        except RefusedError as refused:
-            raise UsageError(refused.reason) from None
-        made = configs.create(TopicConfig(topic, **changes))
+        made = found.create(topic, **changes)
     else:
         if not changes:
             raise UsageError("update changes nothing: give --queues, --read-queues, --write-queues, --perm or --order")
-        made = configs.update(topic, **changes)
+        made = found.update(topic, **changes)
     if as_json:
         output.write_json({"topic": topic, "action": action} | (_topic_document(made) if made else {}))
     else:
@@ -97,35 +86,23 @@ def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_js
         print(f"{action}d {output.printable(topic)}{what}")
 
 
-def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> None:
-    from pyengine.storage.config_table import TopicConfigs
-
-    table = TopicConfigs(store).read()
+def _list(found: Topics, as_json: bool, sizes: bool) -> None:
+    states, table = found._list(sizes)
     _warn(table.problem)
-    rows: list[dict[str, Any]] = []
-    with reading(store, settings) as reader:
-        found = reader.topics()
-        for topic in sorted(found.keys() | table.rows.keys()):
-            ranges = {queue_id: reader.queue_range(topic, queue_id) for queue_id in found.get(topic, ())}
-            config = table.rows.get(topic)
-            size = {"bytes": sum(_record_bytes(reader, topic, queue_id, *span) for queue_id, span in ranges.items())} if sizes else {}
-            rows.append({"topic": topic, "queues": found.get(topic, []), "messages": sum(end - first for first, end in ranges.values()),
-                         **size, "configured": config is not None} | (_topic_document(config) if config else {}))
     if sizes:
-        rows.sort(key=lambda row: -row["bytes"])
+        states = sorted(states, key=lambda state: -(state.size_bytes or 0))
     if as_json:
+        rows = [{"topic": state.topic, "queues": list(state.queues), "messages": state.messages,
+                 **({"bytes": state.size_bytes} if sizes else {}), "configured": state.config is not None}
+                | (_topic_document(state.config) if state.config else {}) for state in states]
         output.write_json({"topics": rows, "data_version": {"counter": table.counter, "timestamp_ms": table.timestamp_ms},
                            "problem": table.problem})
         return
     output.write_table(
         ("topic", "queues", "messages", *(["bytes"] if sizes else []), "to read", "to write", "perm", "ordered"),
-        [(row["topic"], len(row["queues"]), row["messages"], *([row["bytes"]] if sizes else []), row.get("read_queue_nums"),
-          row.get("write_queue_nums"), row.get("perm_text"), row.get("order")) for row in rows])
-
-
-def _record_bytes(reader: LiveStoreReader, topic: str, queue_id: int, first: int, end: int) -> int:
-    queue = reader._queue(topic, queue_id)
-    return 0 if queue is None else queue.record_bytes(first, end)
+        [(state.topic, len(state.queues), state.messages, *([state.size_bytes] if sizes else []),
+          *((config.read_queue_nums, config.write_queue_nums, config.perm_text, config.order) if (config := state.config) else (None,) * 4))
+         for state in states])
 
 
 def _topic_document(config: TopicConfig) -> dict[str, Any]:
