@@ -218,6 +218,13 @@ class EngineConfig:
         "broker-a", "Name of the gateway's broker in routes.", key="brokerName", group="gateway")
     broker_cluster_name: str = setting(
         "DefaultCluster", "Name of its cluster.", key="brokerClusterName", group="gateway")
+    broker_id: int = setting(
+        0, "A slave's number in routes; 0: 1. A master's is 0.", key="brokerId", low=0, high=INT32_MAX, group="gateway")
+    namesrv_addr: str = setting(
+        "", "Name servers of a cluster, `host:port;host:port`: it registers there, and has none itself. Empty: `$NAMESRV_ADDR`.",
+        key="namesrvAddr", group="gateway")
+    gateway_namesrv_ca_file: str = setting(
+        "", "CAs of those name servers, as PEM; empty: no TLS.", group="gateway")
     auto_create_topic_enable: bool = setting(
         True, "A client's first message to an unknown topic creates it.", key="autoCreateTopicEnable", group="gateway")
     auto_create_subscription_group: bool = setting(
@@ -368,6 +375,7 @@ class EngineConfig:
         _check_host(self.store_host)
         self._check_replication()
         self._check_tls()
+        self._check_cluster()
         parse_delay_levels(self.message_delay_level)
         delete_hours(self.delete_when)
 
@@ -400,6 +408,19 @@ class EngineConfig:
         if self.gateway_tls_client_auth != "none" and not self.gateway_tls_client_ca_file:
             raise ConfigError(f"gateway_tls_client_auth = {self.gateway_tls_client_auth} needs the CAs of clients: set "
                               "gateway_tls_client_ca_file")
+
+    @property
+    def name_servers(self) -> list[str]:
+        """The addresses of `namesrv_addr`, each once."""
+        return list(dict.fromkeys(text.strip() for text in self.namesrv_addr.split(";") if text.strip()))
+
+    def _check_cluster(self) -> None:
+        for address in self.name_servers:
+            if not _has_port(address):
+                raise ConfigError(f"namesrv_addr: {address} is not an address: give host:port, as in 10.0.0.1:9876;10.0.0.2:9876")
+        is_anywhere = not self.gateway_advertised_host and self.gateway_listen_host in ("", "0.0.0.0", "::")
+        if self.name_servers and self.gateway_enable and is_anywhere:
+            raise ConfigError("namesrv_addr needs the address by which clients of the cluster reach this host: set gateway_advertised_host")
 
     @property
     def ha_port(self) -> int:
@@ -570,6 +591,9 @@ class EngineSettings(TypedDict, total=False):
     gateway_advertised_host: str
     broker_name: str
     broker_cluster_name: str
+    broker_id: int | str
+    namesrv_addr: str
+    gateway_namesrv_ca_file: str
     auto_create_topic_enable: bool | str
     auto_create_subscription_group: bool | str
     gateway_connections_max: int | str

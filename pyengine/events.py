@@ -100,6 +100,8 @@ class Event(Enum):
     # ---- the gateway ----
     GATEWAY_LISTENS = (INFO, "The gateway takes clients at these addresses.", NOTHING)
     GATEWAY_ACCESS = (INFO, "The gateway has read its access list or its certificate, and uses it from now on.", NOTHING)
+    NAME_SERVER_JOINED = (INFO, "The gateway is registered with a name server.", NOTHING)
+    NAME_SERVER_LOST = (WARNING, "The gateway is not registered with a name server; it tries again.", "Look at that host and the network.")
     CLIENT_FAILED = (INFO, "A request or a connection of one client failed; the others are served.",
                      "See the client's own log.")
 

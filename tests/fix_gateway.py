@@ -21,7 +21,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.wire import Frame, decode_frame, encode_frame
 from waiting import eventually, scaled_timeout_s
 
-_PORTS = re.compile(r"name server at 127\.0\.0\.1:(\d+), broker \S+ at 127\.0\.0\.1:(\d+)")
+_PORTS = re.compile(r"(?:name server at 127\.0\.0\.1:(\d+)|no name server of its own), broker \S+ at 127\.0\.0\.1:(\d+)")
 _numbers = itertools.count(1)
 
 
@@ -136,8 +136,8 @@ class ServedStore:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """(name server, broker) of the last gateway that said that it listens."""
-        return tuple(map(int, _PORTS.findall(self.engine.log())[-1]))
+        """(name server, broker) of the last gateway that said that it listens; 0 if it has no name server."""
+        return tuple(int(port or 0) for port in _PORTS.findall(self.engine.log())[-1])
 
     def broker(self) -> Client:
         self._clients.append(Client(self.ports[1]))
@@ -158,7 +158,7 @@ def start_served(root: Path, **settings: object) -> ServedStore:
     served = ServedStore(RunningEngine(root, {**SMALL, "gateway_enable": True, "gateway_namesrv_port": 0, "gateway_broker_port": 0,
                                               **settings}))
     served.engine.start()
-    eventually(lambda: "name server at" in served.engine.log(), "the gateway listens")
+    eventually(lambda: _PORTS.search(served.engine.log()), "the gateway listens")
     return served
 
 

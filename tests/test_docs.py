@@ -152,6 +152,8 @@ LEFT_OUT = {
         "takes RocketMQ's own ports; tests/gateway and tests/interop have free ones",
     ("docs/gateway.md", "pyengine start my-store --set gateway_enable=true --set gateway_tls_mode=permissive \\"):
         "as above; its settings are tried in tests/gateway/test_access.py",
+    ("docs/gateway.md", "pyengine start my-store --set gateway_enable=true --set namesrvAddr='10.0.0.1:9876;10.0.0.2:9876' \\"):
+        "needs name servers at other hosts; tests/gateway/test_registration.py has small ones",
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
     ("CONTRIBUTING.md", "python setup.py -q build_ext --inplace --force"): "builds the module that runs the tests",
 }

@@ -30,7 +30,8 @@ def serve(attached: worker.Worker) -> None:
     raise_descriptors(attached.config.gateway_connections_max * each + OWN_DESCRIPTORS)
     with LiveStoreReader(attached.root, attached.config) as reader:
         gateway = Gateway(reader, attached.config,
-                          lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report)
+                          lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report,
+                          memory=attached.memory)
         try:
             asyncio.run(serve_clients(
                 gateway, must_listen=attached.incarnation == 1, must_stop=lambda: attached.stopping, heartbeat=attached.heartbeat,

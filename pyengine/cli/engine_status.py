@@ -32,6 +32,7 @@ from pyengine.ipc.control_block import (
     EngineMemory,
     difference_from_file,
     now_ms,
+    read_name_servers,
     read_run_settings,
 )
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
@@ -171,6 +172,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "statistics": _statistics(store, identity.created_ms, figures) if figures is not None else None,
         "schedule_message_offset": schedule_offsets(store, memory),
         "replication": replication,
+        "name_servers": _name_servers(memory, workers[native.GATEWAY]["state"] == "ready"),
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
@@ -195,6 +197,11 @@ def _disk(memory: EngineMemory) -> dict[str, Any]:
                 "reason": native_cleaning.reason(block)}
     except EngineUnavailableError:
         return {}
+
+
+def _name_servers(memory: EngineMemory, is_served: bool) -> list[dict[str, Any]]:
+    """Return each name server of `namesrv_addr` and whether the gateway is registered there; without a gateway it is with none."""
+    return [row if is_served else row | {"registered": False, "problem": "no gateway runs"} for row in read_name_servers(memory.folder)]
 
 
 def _blocked_reasons(memory: EngineMemory) -> list[str]:
@@ -268,6 +275,7 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
         "undrained_bytes": undrained_bytes, "unclean": files.abort_exists,
         "statistics": None,
         "replication": noted,
+        "name_servers": [],
         "durable_watermark": watermark.flushed if watermark else None,
     }
     return conclude_unseen(document) | document

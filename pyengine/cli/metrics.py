@@ -184,6 +184,8 @@ class Exposition:
         yield from _workers(document["workers"])
         if document["replication"] is not None:
             yield from _replication(document["replication"])
+        yield _by("address", "pyengine_name_server_registered", "1 while the gateway's broker is registered with the name server.",
+                  ((one["address"], int(one["registered"])) for one in document["name_servers"]))
         if figures is not None:
             yield from _figures(figures)
             yield from _topics(figures)

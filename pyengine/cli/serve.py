@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -69,7 +69,8 @@ def serve(
     settings, notes = with_broker_conf(broker_conf, store, settings)
     config = load_config(store, settings)
     if "gateway_enable" not in config.origins:  # clients outside of the container cannot use shared memory
-        settings, config = {**settings, "gateway_enable": "true"}, replace(config, gateway_enable=True)
+        settings = {**settings, "gateway_enable": "true"}
+        config = load_config(store, settings)
     directory, of_memory = shm_directory(store, config)
     notes += of_memory
     if as_json:

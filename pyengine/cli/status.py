@@ -81,6 +81,11 @@ def _print(document: dict[str, Any]) -> None:
     if links:
         print()
         output.write_table(LINK_COLUMNS, [link_row(one) for one in links])
+    if document["name_servers"]:
+        print()
+        output.write_table(("name server", "registered", "since", "problem"), [
+            (one["address"], "yes" if one["registered"] else "no", output.time_text(one["since_ms"]), one["problem"])
+            for one in document["name_servers"]])
     if document["session_list"]:
         print()
         output.write_table(("session", "pid", "state", "ring"), [

@@ -71,7 +71,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
           document: dict[str, Any]) -> list[Finding]:
     """Return all problems of a running engine.
 
-    `lost` says that no process can attach to it any more. `document`: its positions, workers, disk, replication and times.
+    `lost` says that no process can attach to it any more. `document`: its positions, workers, disk, replication, name servers and times.
     """
     control, identity, workers = memory.control, memory.identity, document["workers"]
     refused = native.load(control.state, "refuse_puts")
@@ -89,6 +89,8 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.STUCK, "; ".join(still)),
         *_blocked_reasons(blocked_reasons),
         *_replication(identity, document["replication"]),
+        *(Finding(Verdict.WARNING, f"the gateway is not registered with the name server {one['address']}: {one['problem']}")
+          for one in document["name_servers"] if not one["registered"]),
         Finding(Verdict.WARNING, reason),
         Finding(Verdict.WARNING, _why_clock(identity, document["last_store_timestamp_ms"])),
         Finding(Verdict.WARNING, _why_mixed(workers)),

@@ -36,6 +36,7 @@ from pyengine.gateway.names import (
     Names,
     group_fault,
     topic_fault,
+    topics_document,
 )
 from pyengine.gateway.positions import LEVEL, OFFSETS_MAX, GroupOffsets
 from pyengine.gateway.wire import IntKeys, ObjectKeys, WireError, read_object, write_json
@@ -220,11 +221,7 @@ class Admin:
 
     def all_topics(self, request: Request) -> Answer:
         """Return every topic of topics.json and RocketMQ's system topics."""
-        return Answer(body=self._names.of_topics("rows", lambda topics, version: write_json(
-            {"dataVersion": version, "topicConfigTable": {topic.topic: {
-                "order": topic.order, "perm": topic.perm, "readQueueNums": topic.read_queue_nums,
-                "topicFilterType": topic.topic_filter_type, "topicName": topic.topic, "topicSysFlag": topic.topic_sys_flag,
-                "writeQueueNums": topic.write_queue_nums} for topic in topics.values()}})))
+        return Answer(body=self._names.of_topics("rows", lambda topics, version: write_json(topics_document(topics, version))))
 
     def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""

@@ -28,9 +28,10 @@ from pyengine.gateway.members import Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
+from pyengine.gateway.registration import CHECK_S, Registration
 from pyengine.gateway.sends import NOT_AVAILABLE, NOT_RESUMED, REGION, Ends, Puts, Sends
 from pyengine.gateway.tls import TlsHandler
-from pyengine.ipc.control_block import read_run_settings
+from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
@@ -47,6 +48,8 @@ VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus
 
 @dataclass(frozen=True, slots=True)
 class Ports:
+    """Where the gateway listens; `name_server` is 0 without one."""
+
     name_server: int
     broker: int
 
@@ -63,12 +66,13 @@ class _AsyncioLog(logging.Handler):
 
 
 class Gateway:
-    """A name server and a broker on one store. Everything but the constructor is called in an event loop."""
+    """A broker on one store, and a name server unless it registers with others. All but the constructor is called in an event loop."""
 
     def __init__(self, reader: LiveStoreReader, config: EngineConfig, connect: Callable[[], Producer], *,
-                 report: Report, limits: Limits | None = None) -> None:
-        """`connect` opens a producer; `report` takes an event and its sentence for the log. The caller closes the reader."""
+                 report: Report, memory: EngineMemory, limits: Limits | None = None) -> None:
+        """`connect` opens a producer; `report` takes an event and its sentence for the log. The caller closes the reader and `memory`."""
         self._reader = reader
+        self._memory = memory
         self._config = config
         self._report = report
         self._executor = TurnExecutor(THREADS, "gateway")
@@ -86,6 +90,7 @@ class Gateway:
         self.pulls: Pulls | None = None
         self.members: Members | None = None
         self._ends: Ends | None = None
+        self._registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Ports:
@@ -110,7 +115,7 @@ class Gateway:
             broker_port = await self.connections.listen(host, config.gateway_broker_port, broker, take_first)
             if config.gateway_broker_port > VIP_DISTANCE:
                 await self.connections.listen(host, config.gateway_broker_port - VIP_DISTANCE, broker, take_first)
-            name_port = await self.connections.listen(host, config.gateway_namesrv_port, name_server)
+            name_port = 0 if config.name_servers else await self.connections.listen(host, config.gateway_namesrv_port, name_server)
         except OSError:
             self.connections.give_back()
             raise
@@ -148,14 +153,19 @@ class Gateway:
         pulls.start()
         await self.connections.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (
+        if config.name_servers:
+            joined = self._registration = Registration(config, names, address, self._memory, self.connections, executor, self._report)
+            joined.start()
+            self._tasks = [loop.create_task(repeat(CHECK_S, joined.check, self._report, joined.FAILURE))]
+        self._tasks += [loop.create_task(work) for work in (
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
             repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
             *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE) for watched in self._watched))]
-        self._report(Event.GATEWAY_LISTENS, f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
+        own = f"name server at {host}:{name_port}" if name_port else "no name server of its own"
+        self._report(Event.GATEWAY_LISTENS, f"{own}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
                      f"access list {'off' if access is None else 'on'}")
         return Ports(name_port, broker_port)
@@ -179,10 +189,12 @@ class Gateway:
             self._report(Event.GATEWAY_ACCESS, sentence)
 
     async def close(self) -> None:
-        """End in order: take no more requests, then write the committed offsets."""
+        """End in order: leave the routes, take no more requests, then write the committed offsets."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._registration is not None:
+            await self._registration.close()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._puts.close)  # its answers still go out
         await asyncio.sleep(0)

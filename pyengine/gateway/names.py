@@ -46,6 +46,7 @@ from pyengine.storage.config_table import (
     TopicConfigs,
 )
 from pyengine.storage.durable_file import ConfigFile, exclusive
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic must be a valid topic
@@ -141,6 +142,14 @@ class _CachedFile(Generic[Table]):
         return known[1]
 
 
+def topics_document(topics: Mapping[str, TopicConfig], version: Mapping[str, int], perm_mask: int = -1) -> dict[str, object]:
+    """Return topics as brokers tell them to tools, slaves and name servers, each with the rights that are in `perm_mask`."""
+    return {"dataVersion": version, "topicConfigTable": {topic.topic: {
+        "order": topic.order, "perm": topic.perm & perm_mask, "readQueueNums": topic.read_queue_nums,
+        "topicFilterType": topic.topic_filter_type, "topicName": topic.topic, "topicSysFlag": topic.topic_sys_flag,
+        "writeQueueNums": topic.write_queue_nums} for topic in topics.values()}}
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The gateway's address for clients: host:port of its broker, the names of broker and cluster."""
@@ -154,6 +163,7 @@ class Names:
     """The topics and groups of one store. Used in the loop's thread; it writes files in the executor."""
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig, executor: TurnExecutor) -> None:
+        self.root = root
         self._config = config
         self._executor = executor
         self.is_of_slave = config.broker_role == SLAVE  # whose tables are its master's
@@ -165,6 +175,8 @@ class Names:
         self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
         self._name_server_file = ConfigFile(StorePaths(root).config / "namesrvConfig.json", decode_settings)
         self._name_server = _CachedFile(self._name_server_file.path, lambda: self._name_server_file.read().value or {})
+        state_file = ReplicationStateFile(root)
+        self._replication = _CachedFile(state_file.path, lambda: state_file.read().state)
         self._listed: NamedRows[TopicConfig] | None = None
         self._lists: dict[str, bytes] = {}  # by their names, of `_listed`
         self._making: dict[str, asyncio.Future[Any]] = {}
@@ -199,13 +211,25 @@ class Names:
     def topic_table(self) -> dict[str, TopicConfig]:
         return self._system | self._topics.table().rows
 
+    def file_of_topics(self) -> NamedRows[TopicConfig]:
+        """Return the content of topics.json now; the same object while the file is the same."""
+        return self._topics.table()
+
+    def with_system_topics(self, table: NamedRows[TopicConfig]) -> dict[str, TopicConfig]:
+        """Return these topics and the system topics; threads may call it."""
+        return self._system | table.rows
+
+    def replication_state(self) -> ReplicationState | None:
+        """Return the store's role and term as its replicator has noted them; None if it never replicated."""
+        return self._replication.table()
+
     def of_topics(self, name: str, make: Callable[[dict[str, TopicConfig], dict[str, int]], bytes]) -> bytes:
         """Return what `make` makes of all topics and their dataVersion, once for each content of topics.json: it may be long."""
         table = self._topics.table()
         if table is not self._listed:
             self._listed, self._lists = table, {}
         if name not in self._lists:
-            self._lists[name] = make(self._system | table.rows, table.data_version)
+            self._lists[name] = make(self.with_system_topics(table), table.data_version)
         return self._lists[name]
 
     def is_system(self, topic: str) -> bool:

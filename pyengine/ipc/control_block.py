@@ -19,6 +19,7 @@ identity, raises `settings_seq` and wakes the workers, which read the object aga
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from mmap import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyengine._native import ffi
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, OtherLayoutError, StoreBusyError, command
@@ -211,10 +212,7 @@ class EngineMemory:
         Returns the sequence number that each worker's line shows once the worker uses the new settings. If the supervisor is
         killed meanwhile, its successor repeats the call.
         """
-        new = f"{shared_objects.SETTINGS}.new"
-        self.folder.unlink(new)
-        write_run_settings(self.folder, config, new)
-        os.rename(self.folder.path / new, self.folder.path / shared_objects.SETTINGS)
+        write_run_settings(self.folder, config)
         failpoint("settings_renamed")
         for field, name in LIMITS.items():
             native.store(self.control.identity, field, getattr(config, name))
@@ -431,12 +429,10 @@ def boot_ns() -> int:
 # ---- the run settings ------------------------------------------------------------
 
 
-def write_run_settings(folder: SharedFolder, config: EngineConfig, name: str = shared_objects.SETTINGS) -> None:
-    """Write every setting with its origin into a new object. For the store's owner."""
+def write_run_settings(folder: SharedFolder, config: EngineConfig) -> None:
+    """Write every setting with its origin. For the store's owner."""
     document = {row.name: [row.show(getattr(config, row.name)), config.origins.get(row.name, DEFAULT)] for row in SETTINGS.values()}
-    text = json.dumps(document).encode()
-    with folder.create(name, len(text)) as shared:
-        shared.memory[:] = text
+    folder.put(shared_objects.SETTINGS, json.dumps(document).encode())
 
 
 def read_run_settings(folder: SharedFolder) -> EngineConfig:
@@ -452,6 +448,19 @@ def read_run_settings(folder: SharedFolder) -> EngineConfig:
         except (ConfigError, *PARSE_ERRORS) as error:
             path = folder.path / shared_objects.SETTINGS
             raise EngineUnavailableError(f"{path} is damaged ({error}): stop the engine, then start it") from None
+
+
+def write_name_servers(folder: SharedFolder, rows: list[dict[str, Any]]) -> None:
+    """Write with which name servers the gateway is registered. For the gateway."""
+    folder.put(shared_objects.NAME_SERVERS, json.dumps(rows).encode())
+
+
+def read_name_servers(folder: SharedFolder) -> list[dict[str, Any]]:
+    """Return what the gateway wrote last; empty without name servers."""
+    with contextlib.suppress(EngineError, *PARSE_ERRORS), folder.attach(shared_objects.NAME_SERVERS, writable=False) as shared:
+        rows: list[dict[str, Any]] = json.loads(shared.memory[:])
+        return rows
+    return []
 
 
 def restart_differences(asked: EngineConfig, running: EngineConfig) -> list[str]:

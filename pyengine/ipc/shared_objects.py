@@ -10,6 +10,7 @@
 | `settings` | the run settings (ipc/control_block.py) | supervisor, before `control` is published |
 | `blocked-reasons` | the blocked reason of each worker | each worker its line |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
+| `name-servers` | with which name servers the gateway's broker is registered, as JSON; absent without any | gateway |
 | `recorder` | the stalls of each worker; a new engine of the same boot takes it over | each worker its ring |
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
 | `replication` | links to slaves or to the master | replicator |
@@ -59,6 +60,7 @@ BLOCKED_REASONS = "blocked-reasons"
 SETTINGS = "settings"
 CLEANING = "cleaning"
 REPLICATION = "replication"
+NAME_SERVERS = "name-servers"  # not in LASTING: without it only `status` and the metrics have no data
 RECORDER = "recorder"  # not in LASTING: without its name only `pyengine why` has no data
 SOCKET = "socket"
 SESSION_PREFIX = "session-"
@@ -195,6 +197,17 @@ class SharedFolder:
                     "free some, set shm_directory, or use smaller rings and a smaller pool",
                     errno=error.errno, path=str(path)) from error
             raise disk_error(error, "make", path) from error
+
+    def put(self, name: str, content: bytes) -> None:
+        """Put an object with this content in the place of the one of that name: others read the old content or the new one.
+
+        Only one process may put a name. A crash may leave another file, NAME.new, which the next call removes.
+        """
+        new = f"{name}.new"
+        self.unlink(new)
+        with self.create(new, len(content)) as shared:
+            shared.memory[:] = content
+        os.rename(self.path / new, self.path / name)
 
     def attach(self, name: str, *, writable: bool = True) -> SharedObject:
         """Map an existing object, read-only unless `writable`.

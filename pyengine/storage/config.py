@@ -32,6 +32,7 @@ __all__ = [
 
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 ENV_PREFIX = "PYENGINE_"
+NAME_SERVERS_VARIABLE = "NAMESRV_ADDR"  # of RocketMQ, which its tools and clients read too: it counts for a gateway without namesrv_addr
 _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)$")
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
@@ -45,7 +46,6 @@ REFUSED_KEYS = {
     "storePathRootDir": ("", "the store is the directory that the command names"),
     "duplicationEnable": ("false", "this engine has no duplication mode"),
     "enableDLegerCommitLog": ("false", "this engine does not speak the raft protocol"),
-    "brokerId": ("0", "the gateway's broker has the number 0"),
     "brokerPermission": ("6", "give topics their rights (mqadmin updateTopicPerm), or use wipeWritePerm"),
     "disableConsumeIfConsumerReadSlowly": ("false", "a slow consumer is served like the others"),
     "enablePropertyFilter": ("true", "conditions in SQL92 always work"),
@@ -55,7 +55,7 @@ REFUSED_KEYS = {
     "messageStorePlugIn": ("", "the engine has no plug-ins"),
     "notifyConsumerIdsChangedEnable": ("true", "it is a setting of each group: mqadmin updateSubGroup"),
     "rejectTransactionMessage": ("false", "transactions are always taken"),
-    "slaveReadEnable": ("false", "clients find the gateway's own broker only"),
+    "slaveReadEnable": ("false", "clients read from a slave while its master is away"),
     "storeReplyMessageEnable": ("true", "replies are always stored"),
     "traceOn": ("true", "clients decide whether they send traces"),
     "traceTopicEnable": ("false", "the topic of traces is a topic like others"),
@@ -95,9 +95,10 @@ _UNUSED = {
     "the gateway's limits of clients count: gateway_idle_timeout_ms, gateway_connection_max_bytes and the like":
         "serverChannelMaxIdleTimeSeconds serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize writeBufferHighWaterMark "
         "writeBufferLowWaterMark",
-    "the gateway opens no connections to other brokers or name servers":
-        "brokerIP2 namesrvAddr fetchNamesrvAddrByAddressServer compressedRegister forceRegister registerBrokerTimeoutMills "
-        "registerNameServerPeriod channelNotActiveInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads "
+    "the gateway registers each 30 s and after each change, in full, with the name servers of namesrvAddr":
+        "brokerIP2 fetchNamesrvAddrByAddressServer compressedRegister forceRegister registerBrokerTimeoutMills registerNameServerPeriod",
+    "the gateway opens no connections to other brokers, and one to each name server":
+        "channelNotActiveInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads "
         "clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientOnewaySemaphoreValue clientPooledByteBufAllocatorEnable "
         "clientSocketRcvBufSize clientSocketSndBufSize clientWorkerThreads connectTimeoutMillis",
     "conditions in SQL92 are evaluated on the messages, without filter servers and Bloom filters":
@@ -278,6 +279,9 @@ def load_config(
             raise ConfigError(
                 f"{name} = {value} ({where}) does not fit this store: it is fixed at creation and {says} {there}; "
                 f"leave it out, or make a new store")
+    from_rocketmq = (os.environ if environ is None else environ).get(NAME_SERVERS_VARIABLE, "")
+    if from_rocketmq and "namesrv_addr" not in values and values.get("gateway_enable", (False,))[0]:
+        values["namesrv_addr"] = from_rocketmq, ENVIRONMENT
     given_values: dict[str, Any] = {name: value for name, (value, _) in values.items()}  # EngineConfig checks each value
     return EngineConfig(**given_values, origins={name: where for name, (_, where) in values.items()})
 

@@ -1,0 +1,128 @@
+"""A small name server for tests: it takes registrations of brokers as RocketMQ's does, keeps each frame, and can be away or hostile.
+
+Its routes end with the broker's connection. tests/interop has the same cases with RocketMQ's own name servers.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyengine.gateway import codes
+from pyengine.gateway.wire import ANSWER, Frame, decode_frame, encode_frame
+from waiting import eventually
+
+
+class NameServer:
+    """Listens at 127.0.0.1 until close(). `brokers`: (name, id) to the last registration of a connection that is open."""
+
+    def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
+        self.frames: list[Frame] = []
+        self.brokers: dict[tuple[str, int], dict[str, Any]] = {}
+        self.answer: Callable[[Frame], Frame | bytes | None] = lambda frame: Frame(codes.SUCCESS, opaque=frame.opaque, flag=ANSWER)
+        self._context = context
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def registrations(self) -> list[Frame]:
+        with self._lock:
+            return [frame for frame in self.frames if frame.code == codes.REGISTER_BROKER]
+
+    def codes(self) -> list[int]:
+        with self._lock:
+            return [frame.code for frame in self.frames]
+
+    def topics(self, name: str = "broker-a", number: int = 0) -> dict[str, Any]:
+        """The topics that a broker has registered; none if it is not in the routes."""
+        return self.brokers.get((name, number), {}).get("topicConfigTable", {})
+
+    def version(self, name: str = "broker-a", number: int = 0) -> dict[str, int]:
+        return self.brokers[name, number]["dataVersion"]
+
+    def wait_for(self, name: str = "broker-a", number: int = 0) -> dict[str, Any]:
+        """The registration of a broker, once it is there."""
+        eventually(lambda: (name, number) in self.brokers, f"{name} registers as {number}")
+        return self.brokers[name, number]
+
+    def wait_until_gone(self, name: str = "broker-a", number: int = 0) -> None:
+        eventually(lambda: (name, number) not in self.brokers, f"{name} is out of the routes")
+
+    def drop(self) -> None:
+        """End all connections."""
+        with self._lock:
+            for one in self._open:
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self.drop()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                one, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(one,), daemon=True).start()
+
+    def _serve(self, one: socket.socket) -> None:
+        registered: set[tuple[str, int]] = set()
+        try:
+            if self._context is not None:
+                one = self._context.wrap_socket(one, server_side=True)
+            with self._lock:
+                self._open.add(one)
+            file = one.makefile("rb")
+            while len(head := file.read(4)) == 4:
+                frame = decode_frame(file.read(struct.unpack(">i", head)[0]))
+                answer = self.answer(frame)
+                with self._lock:
+                    self.frames.append(frame)
+                    if isinstance(answer, Frame) and answer.code == codes.SUCCESS:
+                        self._take(frame, registered)
+                if answer is not None:
+                    one.sendall(answer if isinstance(answer, bytes) else encode_frame(answer))
+        except OSError:
+            pass
+        finally:
+            with self._lock:
+                self._open.discard(one)
+                for key in registered:
+                    self.brokers.pop(key, None)
+            one.close()
+
+    def _take(self, frame: Frame, registered: set[tuple[str, int]]) -> None:
+        if frame.code not in (codes.REGISTER_BROKER, codes.UNREGISTER_BROKER):
+            return
+        key = frame.fields["brokerName"], int(frame.fields["brokerId"])
+        if frame.code == codes.REGISTER_BROKER:
+            assert int(frame.fields["bodyCrc32"]) == zlib.crc32(frame.body) & 0x7FFFFFFF and frame.fields["compressed"] == "false"
+            self.brokers[key] = json.loads(frame.body)["topicConfigSerializeWrapper"] | {"fields": dict(frame.fields)}
+            registered.add(key)
+        else:
+            self.brokers.pop(key, None)
+            registered.discard(key)
+
+
+@pytest.fixture
+def name_server():
+    """A NameServer at a free port."""
+    server = NameServer()
+    yield server
+    server.close()

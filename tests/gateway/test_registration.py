@@ -1,0 +1,293 @@
+"""A gateway among several: what name servers are told and when, and what happens when they, the gateway or the right to put go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import trustme
+
+from crash.replicas import free_port
+from fix_cli import run
+from fix_gateway import send_fields, start_served
+from fix_name_server import NameServer
+from pyengine.errors import ConfigError
+from pyengine.gateway import codes, registration
+from pyengine.gateway.connections import Connections, Limits, TurnExecutor
+from pyengine.gateway.gateway import repeat
+from pyengine.gateway.names import Address, Names
+from pyengine.gateway.registration import Registration
+from pyengine.gateway.wire import ANSWER, Frame
+from pyengine.native import control as native
+from pyengine.storage.config import load_config
+from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigs
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from reported import Reported
+from waiting import eventually
+
+BOTH = PERM_READ | PERM_WRITE
+
+
+@pytest.fixture(scope="module")
+def servers():
+    pair = [NameServer(), NameServer()]
+    yield pair
+    for server in pair:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory, servers):
+    """A ServedStore that is registered with two name servers, for the tests that end neither."""
+    store = start_served(tmp_path_factory.mktemp("joined") / "store", namesrvAddr=f" {servers[0].address};{servers[1].address} ; ",
+                         brokerName="broker-j", brokerClusterName="shops")
+    for server in servers:
+        server.wait_for("broker-j")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a store that registers with one name server."""
+    started = []
+
+    def begin(server: NameServer, **settings):
+        started.append(start_served(tmp_path / "store", namesrv_addr=server.address, **settings))
+        return started[-1]
+
+    yield begin
+    for store in started:
+        store.close()
+
+
+def test_a_broker_registers_all_of_its_topics_with_each_name_server(joined, servers):
+    broker = joined.broker()
+    assert broker.ask(codes.SEND_MESSAGE_V2, send_fields("first", d=3), b"x").code == codes.SUCCESS
+    for server in servers:
+        eventually(lambda server=server: "first" in server.topics("broker-j"), "the topic is there")
+        found, version = server.brokers["broker-j", 0], TopicConfigs(joined.root).read().data_version
+        assert found["topicConfigTable"] == json.loads(broker.ask(codes.GET_ALL_TOPIC_CONFIG).body)["topicConfigTable"]
+        assert found["dataVersion"] == version | {"stateVersion": 0}
+        address = f"127.0.0.1:{joined.ports[1]}"
+        assert found["fields"].items() >= {"brokerAddr": address, "clusterName": "shops", "brokerId": "0",
+                                           "haServerAddr": "127.0.0.1:0"}.items()
+
+
+def test_a_gateway_that_registers_has_no_name_server_of_its_own(joined):
+    assert joined.ports[0] == 0 and "no name server of its own, broker broker-j" in joined.engine.log()
+
+
+def test_what_changes_is_registered_at_once_whoever_changes_it(joined, servers):
+    topics, client = TopicConfigs(joined.root), joined.broker()
+    topics.create(TopicConfig("by_a_program", 2, 2))
+    for server in servers:
+        eventually(lambda server=server: "by_a_program" in server.topics("broker-j"), "it is registered", 10)
+    before = servers[0].version("broker-j")
+    fields = {"topic": "by_a_program", "readQueueNums": 5, "writeQueueNums": 2, "perm": PERM_READ, "topicFilterType": "SINGLE_TAG"}
+    assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, fields).code == codes.SUCCESS
+    for server in servers:
+        row = eventually(lambda server=server: (found := server.topics("broker-j")["by_a_program"])["perm"] == PERM_READ and found,
+                         "its rights have changed", 10)
+        assert row["readQueueNums"] == 5
+    assert servers[0].version("broker-j") != before
+    topics.delete("by_a_program")
+    eventually(lambda: "by_a_program" not in servers[0].topics("broker-j"), "it is gone", 10)
+
+
+def test_status_and_metrics_say_with_which_name_servers_it_is_registered(joined, servers):
+    rows = run("status", joined.root, "--json").document["name_servers"]
+    assert [(row["address"], row["registered"], row["problem"]) for row in rows] == [(one.address, True, "") for one in servers]
+    assert servers[1].address in run("status", joined.root).stdout
+    text = run("metrics", joined.root, "--once").stdout
+    assert f'pyengine_name_server_registered{{address="{servers[0].address}"}} 1.0' in text
+    assert f"registered with the name server {servers[0].address} as broker-j, number 0" in joined.engine.log()
+
+
+def test_a_fenced_master_leaves_the_routes_without_a_request_that_would_remove_its_successor(joined, servers):
+    with joined.engine.memory(writable=True) as memory:
+        native.refuse_puts(memory.control, native.REFUSE_FENCED)
+        servers[0].wait_until_gone("broker-j")
+        assert codes.UNREGISTER_BROKER not in servers[0].codes()
+        eventually(lambda: "a master of a higher term has taken" in joined.engine.log(), "the log says why")
+        native.refuse_puts(memory.control, native.REFUSE_FENCED, on=False)
+    servers[0].wait_for("broker-j")
+
+
+def test_a_name_server_that_ends_a_connection_is_asked_again(joined, servers):
+    number = len(servers[1].registrations())
+    servers[1].drop()
+    eventually(lambda: len(servers[1].registrations()) > number, "it is registered again")
+    servers[1].wait_for("broker-j")
+
+
+def test_a_gateway_that_dies_is_out_of_the_routes_until_it_is_back(joined, servers):
+    incarnation, number = joined.engine.incarnation("gateway"), len(servers[0].registrations())
+    joined.engine.kill("gateway")
+    eventually(lambda: len(servers[0].registrations()) > number, "it is back")
+    joined.engine.wait_back("gateway", incarnation)
+    servers[0].wait_for("broker-j")
+
+
+def test_an_orderly_stop_unregisters(start, name_server):
+    store = start(name_server)
+    name_server.wait_for()
+    store.engine.stop()
+    assert name_server.codes()[-1] == codes.UNREGISTER_BROKER and not name_server.brokers
+    assert {"brokerName", "brokerAddr", "clusterName", "brokerId"} == name_server.frames[-1].fields.keys()
+
+
+def test_a_name_server_that_is_away_harms_nothing_and_is_found_when_it_comes(start, name_server):
+    away = free_port()
+    store = start(name_server, namesrvAddr=f"127.0.0.1:{away};{name_server.address}")
+    name_server.wait_for()
+    assert store.broker().ask(codes.SEND_MESSAGE_V2, send_fields("sent"), b"x").code == codes.SUCCESS
+    eventually(lambda: f"not registered with the name server 127.0.0.1:{away}" in store.engine.log(), "the log says it")
+    document = run("status", store.root, "--json").document
+    assert document["verdict"] == "warning" and f"127.0.0.1:{away}" in document["summary"]
+    assert f'pyengine_name_server_registered{{address="127.0.0.1:{away}"}} 0.0' in run("metrics", store.root, "--once").stdout
+    late = NameServer(away)
+    late.wait_for()
+    eventually(lambda: run("status", store.root, "--json").document["verdict"] == "ok", "all is well")
+    late.close()
+
+
+@pytest.mark.parametrize(("answer", "why"), [
+    (lambda frame: Frame(codes.SYSTEM_ERROR, opaque=frame.opaque, flag=ANSWER, remark="crc32 not match"), "1 crc32 not match"),
+    (lambda frame: b"\x7f\xff\xff\xff", "has ended"), (lambda frame: b"\x00\x00\x00\x04\xff\xff\xff\xff", "has ended"),
+    (lambda frame: b"HTTP/1.1 400 Bad Request\r\n\r\n", "has ended")], ids=["refusal", "long", "garbage", "http"])
+def test_a_strange_name_server_is_left_and_asked_again(start, name_server, answer, why):
+    name_server.answer, usual = answer, name_server.answer
+    store = start(name_server)
+    eventually(lambda: f"not registered with the name server {name_server.address}" in store.engine.log(), "the log says it")
+    assert why in store.engine.log() and store.broker().ask(codes.GET_BROKER_CONFIG).code == codes.SUCCESS
+    name_server.answer = usual
+    name_server.wait_for()
+
+
+def test_a_slave_registers_with_a_number_above_0(start, name_server):
+    store = start(name_server, brokerId=3)  # a master's is 0
+    name_server.wait_for("broker-a", 0)
+    assert store.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"x").code == codes.SUCCESS
+    store.engine.stop()
+    slave = {"broker_role": "SLAVE", "ha_master_address": f"127.0.0.1:{free_port()}"}
+    for given, number in ((0, 1), (3, 3)):
+        name_server.frames.clear()
+        store.engine.start(**slave, brokerId=given)
+        name_server.wait_for("broker-a", number)
+        store.engine.stop()
+        assert {frame.fields["brokerId"] for frame in name_server.frames} == {str(number)}
+
+
+def test_the_term_of_a_master_is_the_state_version(start, name_server, tmp_path):
+    (tmp_path / "store" / "config").mkdir(parents=True)
+    ReplicationStateFile(tmp_path / "store").write(ReplicationState("ASYNC_MASTER", 0, term=7))
+    start(name_server, brokerId=5)
+    assert name_server.wait_for()["dataVersion"]["stateVersion"] == 7
+
+
+def test_a_fenced_master_does_not_register_at_its_start(start, name_server, tmp_path):
+    (tmp_path / "store" / "config").mkdir(parents=True)
+    ReplicationStateFile(tmp_path / "store").write(ReplicationState("ASYNC_MASTER", 0, term=1, fenced_by=2))
+    store = start(name_server)
+    eventually(lambda: "a master of a higher term has taken" in store.engine.log(), "the log says why")
+    assert name_server.frames == []
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_it_speaks_tls_to_name_servers_of_a_known_authority(start, tmp_path, name):
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    server = NameServer(context=context)
+    store = start(server, namesrvAddr=f"{name}:{server.port}", gateway_namesrv_ca_file=str(tmp_path / "ca.pem"))
+    if name == "127.0.0.1":
+        server.wait_for()
+    else:  # the certificate does not name it
+        eventually(lambda: f"not registered with the name server localhost:{server.port}: " in store.engine.log(), "the log says it")
+        assert "certificate" in store.engine.log() and not server.brokers
+    server.close()
+
+
+# ---- without an engine ----------------------------------------------------------------
+
+
+def while_registered(owner, server: NameServer, script: Callable[[], object]) -> Reported:
+    """Keep the broker of a store without workers registered while `script()` runs; return what was reported."""
+    reported, config = Reported(), load_config(owner.root, {"namesrv_addr": server.address})
+
+    async def work() -> None:
+        executor = TurnExecutor(1, "test")
+        kept = Registration(config, Names(owner.root, config, executor), Address("127.0.0.1:1", "broker-a", "DefaultCluster"),
+                            owner.memory, Connections(Limits(), lambda host, text: None), executor, reported)
+        kept.start()
+        checks = asyncio.create_task(repeat(0.005, kept.check, reported, kept.FAILURE))
+        await asyncio.to_thread(script)
+        checks.cancel()
+        await kept.close()
+        executor.shutdown()
+
+    asyncio.run(work())
+    return reported
+
+
+@pytest.mark.parametrize("line", ["full", "unwritable", "lost", "frozen"])
+def test_producers_leave_a_broker_that_takes_no_puts_and_come_back(make_owner, name_server, line):
+    owner, bits = make_owner(), {"full": native.REFUSE_DISK_FULL, "unwritable": native.REFUSE_UNWRITABLE, "lost": native.REFUSE_LOST}
+    owner.publish()
+    TopicConfigs(owner.root).create(TopicConfig("left"))
+
+    def refuse(on: bool) -> None:
+        if line == "frozen":
+            native.store(owner.control.state, "frozen", int(on))
+        else:
+            native.refuse_puts(owner.control, bits[line], on)
+
+    def script() -> None:
+        eventually(lambda: "left" in name_server.topics(), "it is registered")
+        version = name_server.version()
+        refuse(True)
+        eventually(lambda: {row["perm"] & BOTH for row in name_server.topics().values()} == {PERM_READ}, "nobody may write")
+        assert name_server.version() != version, "otherwise a name server takes no topics"
+        refuse(False)
+        eventually(lambda: name_server.topics()["left"]["perm"] == BOTH, "all may")
+        assert name_server.version() == version
+
+    assert len(while_registered(owner, name_server, script)) == 1
+
+
+def test_it_registers_again_after_each_interval(make_owner, name_server, monkeypatch):
+    monkeypatch.setattr(registration, "INTERVAL_S", 0.05)
+    script = partial(eventually, lambda: len(name_server.registrations()) >= 3, "three registrations")
+    assert len(while_registered(make_owner(), name_server, script)) == 1
+    assert len({frame.body for frame in name_server.registrations()}) == 1, "nothing has changed"
+    assert name_server.codes()[-1] == codes.UNREGISTER_BROKER
+
+
+def test_a_name_server_that_does_not_answer_is_left(make_owner, name_server, monkeypatch):
+    monkeypatch.setattr(registration, "LIMIT_S", 0.05)
+    name_server.answer = lambda frame: None
+    script = partial(eventually, lambda: len(name_server.registrations()) >= 2, "it is asked again")
+    assert while_registered(make_owner(), name_server, script) == [
+        f"not registered with the name server {name_server.address}: it did not answer within 0.05 s"]
+
+
+# ---- settings -------------------------------------------------------------------------
+
+
+def test_rocketmqs_variable_counts_for_a_gateway_without_the_setting(tmp_path):
+    environment = {"NAMESRV_ADDR": "10.0.0.1:9876;10.0.0.2:9876;10.0.0.1:9876"}
+    assert load_config(tmp_path, {"gateway_enable": True}, environment).name_servers == ["10.0.0.1:9876", "10.0.0.2:9876"]
+    assert load_config(tmp_path, {}, environment).name_servers == []
+    assert load_config(tmp_path, {"gateway_enable": True, "namesrvAddr": "10.0.0.3:9876"}, environment).name_servers == ["10.0.0.3:9876"]
+
+
+@pytest.mark.parametrize("settings", [{"namesrv_addr": "10.0.0.1"}, {"namesrv_addr": "a:1;b:0"}, {"namesrv_addr": "a:99999"},
+                                      {"namesrv_addr": "a:1", "gateway_enable": True, "gateway_listen_host": "0.0.0.0"}])
+def test_an_address_that_cannot_be_used_is_refused_at_the_start(tmp_path, settings):
+    with pytest.raises(ConfigError, match="namesrv_addr"):
+        load_config(tmp_path, settings, {})
