@@ -308,12 +308,7 @@ class Consumer:
         return []
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when pull(timeout_s=0) may return something: for an event loop, select or Kombu.
-
-        It may be readable without cause, and stays so until a pull returns nothing: only pull() may read it. It is readable too when
-        a pull would raise an error, and after close(), before which a loop must remove it. It stays the same as long as the
-        consumer lives.
-        """
+        """Return a descriptor that is readable when pull(timeout_s=0) may return something, or after close(); only pull() reads it."""
         return self._ready().descriptor
 
     def _ready(self) -> Readiness:
@@ -406,7 +401,7 @@ class Consumer:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
-        """Say that these messages are done, in any order, from any thread; stored every commit_interval_s.
+        """Say that these messages are done, in any order; stored every commit_interval_s.
 
         UsageError without a group. With auto_commit it does nothing but warn.
         """
@@ -429,7 +424,7 @@ class Consumer:
 
     def retry(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
               at: datetime | timedelta | int | None = None, timeout_s: float | None = None) -> PutResult:
-        """Give a message back: the group gets it again after a delay, and this consumer counts it as done. From any thread.
+        """Give a message back: the group gets it again after a delay, and this consumer counts it as done.
 
         By default the delay is level 3 (10 s) the first time and one level more each time; or it comes after `delay_s` seconds, or `at` a
         time (as `deliver_at` of a put). After max_reconsume_times, or with a negative level, or without room for its properties, it
@@ -449,7 +444,7 @@ class Consumer:
         return result
 
     def requeue(self, messages: Message | Iterable[Message]) -> None:
-        """Give messages back without a delay: the group gets them again next. From any thread.
+        """Give messages back without a delay: the group gets them again next.
 
         `delivery_count` counts it; after max_deliveries the message is a dead letter. Nothing happens to one that is done. UsageError
         without a group.
