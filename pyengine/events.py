@@ -20,7 +20,7 @@ class Event(Enum):
     """Each kind of line: (level, what happened, what to do)."""
 
     # ---- the engine ----
-    ENGINE_RECOVERED = (INFO, "The engine starts; the line says what recovery found and how long it took.",
+    ENGINE_RECOVERED = (INFO, "The engine starts; the line says what recovery found.",
                         "Nothing after `the normal path`. After `the abnormal path`: read what was cut, if anything was.")
     RECOVERY_NOTE = (INFO, "Recovery did or left something; the engine continues with it.",
                      "Read it. Removed bytes are in `STORE/quarantine`: `pyengine quarantine STORE`.")
@@ -38,75 +38,75 @@ class Event(Enum):
     ENGINE_RESTARTS = (WARNING, "The engine cannot continue as it is: it stops in order and starts again by itself.",
                        "Changed settings: nothing. Removed files: find out what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
     STORE_LOST = (ERROR, "The store's folder was moved, removed or replaced while the engine ran: puts are refused, and the engine ends.",
-                  "Start the engine where the store is now, or restore it there; then connect the programs to that path.")
+                  "Start the engine where the store is now; then connect the programs to that path.")
     MEMORY_OVERWRITTEN = (ERROR, "Another program has overwritten the engine's shared memory: the workers are killed.",
                           "Start the engine again. Look for a program that writes to files of /dev/shm.")
     START_FAILED = (ERROR, "The engine or one worker could not start.",
-                    "Do what the line says: a setting, a right, room on the disk, a store that is in use.")
-    SETTINGS_READ = (INFO, "The settings were read again: the line says what changed, and what needs a restart.", NOTHING)
+                    "Do what the line says.")
+    SETTINGS_READ = (INFO, "The settings were read again; some may need a restart.", NOTHING)
     SETTINGS_REFUSED = (WARNING, "The settings could not be read again: all stay as they are.",
                         "Correct engine.toml, then send SIGHUP again: `pyengine config explain STORE`.")
     # ---- its workers ----
     WORKER_ENDED = (WARNING, "A worker has ended by itself or was killed; it is started again, unless the engine stops.",
                     "`SIGKILL`: the OOM killer (`dmesg`) or an operator. `exit 1`: its trace is above this line; report it.")
     WORKER_FAILED = (ERROR, "A worker ends with an error; the line is its own message. It is started again.",
-                     "Out of room, descriptors or memory: give it more.")
+                     "Free disk space, descriptors or memory if it lacks them.")
     WORKER_STUCK = (WARNING, "A worker has made no progress for too long: it is aborted and started again.",
-                    "`pyengine why STORE`; a disk that does not answer is the usual cause (`dmesg`, `iostat -x`).")
+                    "`pyengine why STORE`; usually a disk that does not answer (`dmesg`, `iostat -x`).")
     WORKER_STOPPED = (WARNING, "A worker was stopped by a signal (SIGSTOP, a debugger); it is resumed.",
                       "Find out which program stops it: puts wait until it is resumed.")
     WORKER_NOT_STARTED = (WARNING, "The system could not create a process for a worker; the supervisor tries again.",
-                          "Look at the memory and at the limit of processes (`TasksMax=`, `ulimit -u`).")
+                          "Raise the limit of processes (`TasksMax=`, `ulimit -u`), or free memory.")
     WORKER_RENEWED = (INFO, "A worker of another build is restarted, as part of an upgrade.", NOTHING)
-    NAMES_REMOVED = (WARNING, "The engine's files in shared memory are gone, and no supervisor runs: the workers finish and end.",
+    NAMES_REMOVED = (WARNING, "The engine's files in shared memory are gone, and no supervisor runs: the workers end.",
                      "Start the engine. Find out what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
     MEMORY_NOT_LOCKED = (WARNING, "Memory could not be locked: a put may wait until a page is loaded.",
                          "Raise the memlock limit to what the line says (`LimitMEMLOCK=`, `ulimit -l`).")
     POOL_SMALLER = (WARNING, "The pool has fewer buffers than the setting asks for.",
                     "Make room in shared memory, or lower `transient_store_pool_size`.")
     # ---- their work ----
-    WORK_BLOCKED = (WARNING, "A worker cannot do its work. The line says why, and the worker tries again by itself.",
-                    "Remove the cause: room, rights, a port. `pyengine status STORE` shows it while it lasts.")
+    WORK_BLOCKED = (WARNING, "A worker cannot do its work, and tries again by itself.",
+                    "Remove the cause that the line names: room, rights, a port.")
     WORK_RESUMED = (INFO, "A worker that was blocked works again.", NOTHING)
     PUTS_REFUSED = (WARNING, "The disk is too full: puts are refused until there is room.",
                     "Make room, or shorten `file_reserved_time_hours` ([cleaning.md](cleaning.md)).")
     PUTS_TAKEN = (INFO, "There is room again: puts are taken.", NOTHING)
     SEGMENT_HELD = (INFO, "A segment is due to be deleted, but a reader or a log hold keeps it.",
-                    "Nothing, unless the line repeats for hours: then end the holder that it names, or wait until it has caught up.")
+                    "If the line repeats for hours, end the holder that it names.")
     SEGMENT_FORCED = (WARNING, "A segment was deleted although a reader held it for too long.",
                       "The line names the reader: restart it from the log's new start.")
-    OLD_LOG_READ = (INFO, "The log that existed before this engine is read and whole: it counts as durable from now on.", NOTHING)
-    LOG_DAMAGED = (ERROR, "Recovery, or reading the log that existed before this engine, found damage below the durable end.",
+    OLD_LOG_READ = (INFO, "The log from before this engine is read and whole: it counts as durable.", NOTHING)
+    LOG_DAMAGED = (ERROR, "There is damage below the durable end.",
                    "Restore that segment from a backup or a replica, or `pyengine salvage STORE DEST` ([recovery.md](recovery.md)).")
-    TABLE_UNUSABLE = (WARNING, "A table in `STORE/config` cannot be read; the line says what the engine does without it.",
-                      "Repair or restore the file; the last good one is beside it, with `.bak`.")
+    TABLE_UNUSABLE = (WARNING, "A table in `STORE/config` cannot be read.",
+                      "Repair or restore the file, from its `.bak`.")
     DELAY_OFFSET_MOVED = (WARNING, "A delay level's noted offset is outside its queue; delivery continues at the nearest offset inside.",
-                          "Messages between the two may come twice or not at all: find out what changed delayOffset.json.")
+                          "Messages between the two may come twice or not at all.")
     DELAYED_NOT_DELIVERED = (WARNING, "A delayed message can never be delivered; those after it are delivered.",
-                             "The line says why and where the message is; `pyengine get` reads it.")
+                             "The line says why; `pyengine get` reads it.")
     # ---- replication ----
     SLAVE_FOLLOWS = (INFO, "A slave is connected and follows.", NOTHING)
     SLAVE_GONE = (WARNING, "A slave's connection has ended.",
-                  "If it does not come back: look at that host, and at the network in between.")
+                  "Look at that host and the network if it does not come back.")
     SLAVE_REFUSED = (WARNING, "A peer was refused as a slave, or the settings allow no slave.",
-                     "If it is your slave: give both the same `ha_secret_file` ([replication.md](replication.md)). If not: close the port.")
+                     "Give both the same `ha_secret_file` ([replication.md](replication.md)), or close the port.")
     MASTER_FOLLOWED = (INFO, "This slave is connected to its master and follows.", NOTHING)
-    MASTER_LOST = (WARNING, "This slave cannot follow its master now; the line says why, and it tries again.",
-                   "Look at that host and the network; `pyengine status STORE` shows how far the slave lags.")
+    MASTER_LOST = (WARNING, "This slave cannot follow its master now, and tries again.",
+                   "Look at that host and the network.")
     FENCED = (ERROR, "There is a master of a higher term: this one refuses puts from now on.",
               "Start this store as a slave of that master ([replication.md](replication.md)).")
     SECOND_MASTER = (ERROR, "Another master has the same term as this one: their logs diverge.",
                      "Stop one of the two at once, and start it as the other's slave.")
     # ---- the gateway ----
     GATEWAY_LISTENS = (INFO, "The gateway takes clients at these addresses.", NOTHING)
-    GATEWAY_ACCESS = (INFO, "The gateway has read its access list or its certificate, and uses it from now on.", NOTHING)
+    GATEWAY_ACCESS = (INFO, "The gateway has read its access list or its certificate.", NOTHING)
     NAME_SERVER_JOINED = (INFO, "The gateway is registered with a name server.", NOTHING)
     NAME_SERVER_LOST = (WARNING, "The gateway is not registered with a name server; it tries again.", "Look at that host and the network.")
     CLIENT_FAILED = (INFO, "A request or a connection of one client failed; the others are served.",
                      "See the client's own log.")
 
     CLIENT_REFUSED = (INFO, "The access list of the gateway refuses a client's request.",
-                      "A client that should be served: its key, its secret and its rights in the access list ([gateway.md](gateway.md)).")
+                      "Mend the client's key or rights ([gateway.md](gateway.md)).")
 
     def __init__(self, level: int, meaning: str, action: str) -> None:
         self.level = level

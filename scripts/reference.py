@@ -18,7 +18,7 @@ import click
 from pyengine import engine_config
 from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
 from pyengine.engine_config import AT_ONCE, DAY_MS, INT32_MAX, KEPT_NAMES, SETTINGS
-from pyengine.events import ERROR, INFO, WARNING, Event
+from pyengine.events import ERROR, INFO, NOTHING, WARNING, Event
 from pyengine.settings import Setting
 from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, INERT_KEYS, REFUSED_KEYS
 
@@ -184,19 +184,14 @@ def events_page() -> str:
     levels = {ERROR: "error", WARNING: "warning", INFO: "info"}
     lines = [
         "# Events", "",
-        "Made from the table in `pyengine/events.py`: each kind of line in an engine's log, and what to do about it.", "",
+        "Made from the table in `pyengine/events.py`: each kind of line in an engine's log, and *what to do about it*.", "",
         "In `STORE/engine.log` the event follows its process:", "",
         "```", "2026-11-24T09:30:00Z supervisor[4711] WORKER_ENDED writer (pid 4712) ended with SIGKILL; starting it again", "```", "",
-        "Under systemd each line is a record of the journal, with the fields `EVENT`, `WORKER` (the process that wrote it) and "
-        "`STORE`, and the\npriority below:", "",
-        "* `journalctl STORE=/var/lib/pyengine/demo EVENT=WORKER_ENDED` shows the deaths of one store's workers;",
-        "* `journalctl -p warning STORE=/var/lib/pyengine/demo` shows its warnings and errors.", "",
-        "journalctl joins two fields by *and*, and the same field twice by *or*.", "",
-        "When a process is killed or crashes, the supervisor writes the line. Python's own trace of a crash has no event. For what "
-        "lasts, see\n`pyengine status STORE` and the alerts ([statistics.md](statistics.md)); for what was slow, `pyengine why "
-        "STORE`.", "",
-        "What happened, then *what to do*:", ""]
-    lines += [f"- `{event.name}` ({levels[event.level]}): {event.meaning} *{event.action}*" for event in Event]
+        "Under systemd each line is a record of the journal, with the fields `EVENT`, `WORKER`, `STORE` and a priority: `journalctl -p "
+        "warning\nSTORE=/var/lib/pyengine/demo`. For what lasts, see `pyengine status STORE` and the alerts "
+        "([statistics.md](statistics.md)).", ""]
+    lines += [f"- `{event.name}` ({levels[event.level]}): {event.meaning}{f' *{event.action}*' if event.action != NOTHING else ''}"
+              for event in Event]
     return "\n".join(lines) + "\n"
 
 

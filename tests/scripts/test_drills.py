@@ -50,12 +50,12 @@ def test_the_drill_of_a_hung_disk_does_what_its_page_says(tmp_path):
     took(tmp_path, "hung-disk")
 
 
-def test_each_drill_is_listed_and_has_its_row_and_its_time_on_the_page(tmp_path):
+def test_each_drill_is_listed_and_has_its_row_on_the_page(tmp_path):
     listed = [line.split("\t")[0] for line in run(tmp_path, "--list").stdout.splitlines()]
     assert sorted(listed) == sorted((*FOR_USERS, *FOR_ROOT))
     page = (CHECKOUT / "docs" / "drills.md").read_text(encoding="utf-8")
     for name in listed:
-        assert f"| `{name}` |" in page and re.search(rf"^\| {name} \| \d+\.\d s \|$", page, re.MULTILINE), name
+        assert f"| `{name}` |" in page, name
 
 
 def test_a_drill_that_does_not_go_as_its_page_says_is_named_with_what_it_printed(tmp_path):
