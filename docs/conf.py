@@ -61,8 +61,9 @@ def add_tree(app: Sphinx, name: str, content: list[str]) -> None:
 
 def copy_pictures(app: Sphinx, error: Exception | None) -> None:
     """Pages show pictures by <picture>, which Sphinx does not follow."""
-    if error is None and (ROOT / "docs" / "pictures").is_dir():
-        shutil.copytree(ROOT / "docs" / "pictures", Path(app.outdir) / "docs" / "pictures", dirs_exist_ok=True)
+    if error is None:
+        shutil.copytree(ROOT / "docs" / "pictures", Path(app.outdir) / "docs" / "pictures", dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns("*.py", "__pycache__", "*.json"))
 
 
 def setup(app: Sphinx) -> None:
