@@ -42,7 +42,8 @@ def configuration_page() -> str:
         "Made from the table in `pyengine/engine_config.py`. `pyengine config explain STORE` shows a store's values and their sources.",
         "A later source wins: `STORE/config/engine.toml` (lines `name = value`), the environment "
         f"(`{ENV_PREFIX}<NAME>`), a broker's file (`--broker-conf`), `--set name=value`.", "",
-        "Names are RocketMQ's with the unit appended; RocketMQ's own keys, in brackets, are accepted too. Case, `_`, `-` and `.` do not "
+        "Each setting has its default beside it. Names are RocketMQ's with the unit appended; RocketMQ's own keys, in brackets, are "
+        "accepted too. Case, `_`, `-` and `.` do not "
         "matter.\nA size may end in K, M, G, KiB, MiB or GiB (powers of 1024), a time in ms, s, m, h or d. Without bounds a time is at "
         "most a day,\na number 2,147,483,647.", "",
         "**Fixed at creation:** " + ", ".join(f"`{name}`" for name in FIXED_NAMES) + ".\nAny other value is refused. For a store of "
@@ -55,7 +56,7 @@ def configuration_page() -> str:
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]
         lines += [f"## {title}", ""]
-        lines += [f"- `{row.name}`{f' (`{row.key}`)' if row.key else ''}: {row.meaning} {_value(row)}" for row in rows]
+        lines += [f"- `{row.name}={row.show(row.default)}`{_notes(row)}: {row.meaning}" for row in rows]
         lines.append("")
     lines += ["## Known to RocketMQ, accepted, without effect here", "", ", ".join(f"`{key}`" for key in INERT_KEYS) + ".", "",
               "## Without a setting", "",
@@ -64,16 +65,16 @@ def configuration_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _value(row: Setting) -> str:
-    """Return the default, the range where it is not that of all such settings, and whether a change is live."""
-    shown = f"`{row.show(row.default)}`" if row.show(row.default) else "empty"
+def _notes(row: Setting) -> str:
+    """Return in brackets RocketMQ's key, the range where it is not that of all such settings, and whether a change is live."""
     bounds = row.allowed().removesuffix(f" to {DAY_MS:,} ms").removesuffix(f" to {INT32_MAX:,} bytes").removesuffix(f" to {INT32_MAX:,}")
-    if bounds in ("text", "true or false"):
+    if bounds in ("text", "true or false", "0", "1"):
         bounds = ""
     elif bounds != row.allowed():
-        bounds = "" if bounds in ("0", "1") else f"from {bounds}"
+        bounds = f"from {bounds}"
     live = {"": "", AT_ONCE: "*live*"}.get(row.live, f"*live {row.live.removesuffix(' afterwards')}*")
-    return f"Default {'; '.join(each for each in (shown, bounds, live) if each)}."
+    notes = ", ".join(each for each in (f"`{row.key}`" if row.key else "", bounds, live) if each)
+    return f" ({notes})" if notes else ""
 
 
 def commands_page() -> str:
