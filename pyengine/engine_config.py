@@ -220,6 +220,8 @@ class EngineConfig:
         "DefaultCluster", "Name of its cluster.", key="brokerClusterName", group="gateway")
     broker_id: int = setting(
         0, "A slave's number in routes; 0: 1. A master's is 0.", key="brokerId", low=0, high=INT32_MAX, group="gateway")
+    slave_read_enable: bool = setting(
+        False, "Groups far behind read from slaves.", key="slaveReadEnable", group="gateway")
     namesrv_addr: str = setting(
         "", "Name servers of a cluster, `host:port;host:port`: it registers there, and has none itself. Empty: `$NAMESRV_ADDR`.",
         key="namesrvAddr", group="gateway")
@@ -592,6 +594,7 @@ class EngineSettings(TypedDict, total=False):
     broker_name: str
     broker_cluster_name: str
     broker_id: int | str
+    slave_read_enable: bool | str
     namesrv_addr: str
     gateway_namesrv_ca_file: str
     auto_create_topic_enable: bool | str

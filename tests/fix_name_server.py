@@ -27,6 +27,7 @@ class NameServer:
     def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
         self.frames: list[Frame] = []
         self.brokers: dict[tuple[str, int], dict[str, Any]] = {}
+        self.routes = b""  # the answer to a question for the cluster's brokers
         self.answer: Callable[[Frame], Frame | bytes | None] = lambda frame: Frame(codes.SUCCESS, opaque=frame.opaque, flag=ANSWER)
         self._context = context
         self._open: set[socket.socket] = set()
@@ -92,6 +93,8 @@ class NameServer:
             while len(head := file.read(4)) == 4:
                 frame = decode_frame(file.read(struct.unpack(">i", head)[0]))
                 answer = self.answer(frame)
+                if frame.code == codes.GET_BROKER_CLUSTER_INFO:
+                    answer = Frame(codes.SUCCESS, body=self.routes, opaque=frame.opaque, flag=ANSWER)
                 with self._lock:
                     self.frames.append(frame)
                     if isinstance(answer, Frame) and answer.code == codes.SUCCESS:

@@ -36,6 +36,7 @@ from pyengine.gateway.names import (
     Names,
     group_fault,
     topic_fault,
+    topic_fields,
     topics_document,
 )
 from pyengine.gateway.positions import LEVEL, OFFSETS_MAX, GroupOffsets
@@ -161,6 +162,8 @@ class Admin:
             codes.UPDATE_AND_CREATE_TOPIC: executor.serving(self.update_topic),
             codes.DELETE_TOPIC_IN_BROKER: executor.serving(self.delete_topic),
             codes.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            codes.GET_TOPIC_CONFIG: self.topic_config,
+            codes.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
             codes.GET_TOPIC_STATS_INFO: executor.serving(self.topic_stats),
             codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: executor.serving(self.update_group),
             codes.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
@@ -223,6 +226,14 @@ class Admin:
         """Return every topic of topics.json and RocketMQ's system topics."""
         return Answer(body=self._names.of_topics("rows", lambda topics, version: write_json(topics_document(topics, version))))
 
+    def topic_config(self, request: Request) -> Answer:
+        """Return one topic as RocketMQ 5 does; without a type of messages its proxy lets nobody send."""
+        name = request.text("topic")
+        topic = self._names.topic(name)
+        if topic is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+        return Answer(body=write_json(topic_fields(topic) | {"attributes": topic.more.get("attributes") or {"message.type": "NORMAL"}}))
+
     def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""
         name = request.text("topic")
@@ -277,6 +288,13 @@ class Admin:
     async def all_groups(self, request: Request) -> Answer:
         rows = {name: GROUPS_FORMAT.fields_of(group) for name, group in self._names.groups().items()}
         return Answer(body=write_json({"dataVersion": self._names.groups_version, "subscriptionGroupTable": rows}))
+
+    def group_config(self, request: Request) -> Answer:
+        name = request.text("group")
+        group = self._names.group(name)
+        if group is None:
+            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name}")
+        return Answer(body=write_json(GROUPS_FORMAT.fields_of(group)))
 
     async def consume_stats(self, request: Request) -> Answer:
         """Return a group's progress in each queue of one topic or of all: those that it subscribes to, or, while it is not

@@ -85,7 +85,11 @@ PUSH_REPLY_MESSAGE_TO_CLIENT = 326
 ADD_WRITE_PERM_OF_BROKER = 327
 GET_ALL_PRODUCER_INFO = 328
 DELETE_EXPIRED_COMMITLOG = 329
-LITE_PULL_MESSAGE = 361  # of RocketMQ 5: PULL_MESSAGE of a lite pull consumer, with the same fields
+
+# Requests of RocketMQ 5.
+GET_TOPIC_CONFIG = 351
+GET_SUBSCRIPTIONGROUP_CONFIG = 352
+LITE_PULL_MESSAGE = 361  # PULL_MESSAGE of a lite pull consumer, with the same fields
 
 # Answers.
 SUCCESS = 0

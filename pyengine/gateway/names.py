@@ -144,10 +144,13 @@ class _CachedFile(Generic[Table]):
 
 def topics_document(topics: Mapping[str, TopicConfig], version: Mapping[str, int], perm_mask: int = -1) -> dict[str, object]:
     """Return topics as brokers tell them to tools, slaves and name servers, each with the rights that are in `perm_mask`."""
-    return {"dataVersion": version, "topicConfigTable": {topic.topic: {
-        "order": topic.order, "perm": topic.perm & perm_mask, "readQueueNums": topic.read_queue_nums,
-        "topicFilterType": topic.topic_filter_type, "topicName": topic.topic, "topicSysFlag": topic.topic_sys_flag,
-        "writeQueueNums": topic.write_queue_nums} for topic in topics.values()}}
+    return {"dataVersion": version, "topicConfigTable": {name: topic_fields(topic, perm_mask) for name, topic in topics.items()}}
+
+
+def topic_fields(topic: TopicConfig, perm_mask: int = -1) -> dict[str, object]:
+    return {"order": topic.order, "perm": topic.perm & perm_mask, "readQueueNums": topic.read_queue_nums,
+            "topicFilterType": topic.topic_filter_type, "topicName": topic.topic, "topicSysFlag": topic.topic_sys_flag,
+            "writeQueueNums": topic.write_queue_nums}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ class Names:
         self._config = config
         self._executor = executor
         self.is_of_slave = config.broker_role == SLAVE  # whose tables are its master's
+        self.suggests_slaves = config.slave_read_enable  # to groups that are far behind
         self.topic_configs = TopicConfigs(root)
         self.group_configs = SubscriptionGroups(root)
         self._topics = _CachedFile(self.topic_configs.path, self.topic_configs.read)

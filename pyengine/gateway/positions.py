@@ -220,8 +220,12 @@ class Positions:
         if not high:
             return True
         first = self._reader.get_message(topic, queue_id, 0, 1, level=LEVEL).messages
+        return not first or self.is_near_log_end(first[0].physical_offset)
+
+    def is_near_log_end(self, physical_offset: int) -> bool:
+        """Return whether a message counts as in memory (accessMessageInMemoryMaxRatio)."""
         near_bytes = self._memory_bytes * self._reader.config.access_message_in_memory_max_ratio // 100
-        return not first or self._reader.max_physical_offset(LEVEL) - first[0].physical_offset <= near_bytes
+        return self._reader.max_physical_offset(LEVEL) - physical_offset <= near_bytes
 
     # ---- queues -------------------------------------------------------------------
 

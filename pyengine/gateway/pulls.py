@@ -16,6 +16,7 @@ from typing import Any
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
+from pyengine.formats.record import PHYSICAL_OFFSET_AT
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
 from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
@@ -187,16 +188,24 @@ class Pulls:
             code = codes.PULL_NOT_FOUND if pull.offset == 0 else codes.PULL_OFFSET_MOVED
         if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
             code = codes.PULL_RETRY_IMMEDIATELY  # it skipped messages of other tags: its client must continue after them
-        broker_id = 0
-        if code == codes.PULL_OFFSET_MOVED and self._names.is_of_slave:  # the master may have that offset: a consumer must not go back
+        is_moved = code == codes.PULL_OFFSET_MOVED and self._names.is_of_slave
+        if is_moved:  # the master may have that offset: a consumer must not go back
             code, result = codes.PULL_RETRY_IMMEDIATELY, result._replace(next_begin_offset=pull.offset)
-            config = self._names.group(pull.request.text("consumerGroup"))
-            broker_id = config.broker_id if config is not None else 0
+        broker_id = self._suggested_broker(pull, result) if is_moved or self._names.suggests_slaves else 0
         if result.message_count:
             self._count_gets(pull.topic, pull.request.text("consumerGroup"), result.message_count)
         return Answer(code, result.status.name, {
             "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset), "suggestWhichBrokerId": str(broker_id)}, result.records)
+
+    def _suggested_broker(self, pull: Pull, result: GetRecords) -> int:
+        """Return the number of the broker that the group reads from next, by its settings: another one while it is far behind."""
+        config = self._names.group(pull.request.text("consumerGroup"))
+        if config is None:
+            return 0
+        is_slow = bool(result.records) and not self._positions.is_near_log_end(
+            int.from_bytes(result.records[PHYSICAL_OFFSET_AT:PHYSICAL_OFFSET_AT + 8], "big"))
+        return config.which_broker_when_consume_slowly if is_slow else config.broker_id
 
     # ---- held pulls ---------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from pyengine.storage.config_table import PERM_WRITE, NamedRows, TopicConfig
 
 INTERVAL_S = 30.0           # between two registrations without a change; name servers forget a silent broker after 120 s
 LIMIT_S = 6.0               # for a connection, and for an answer (RocketMQ: registerBrokerTimeoutMills)
+ROUTES_LIMIT_S = 0.3        # for the routes, before the broker unregisters
 UNREGISTER_LIMIT_S = 1.0    # an orderly stop waits no longer for name servers
 CHECK_S = 0.1               # between two looks for changes
 CHECK_SHARE = 5             # of the time without a look after a change, in times that it took: many topics take long
@@ -203,11 +204,19 @@ class Registration:
                     await asyncio.wait_for(server.changed.wait(), INTERVAL_S)
                 if connection.is_closed:
                     raise OSError("it has ended the connection")
-            if self._is_leaving and server.is_registered:
+            if self._is_leaving and server.is_registered and not await self._is_replaced(connection):
                 await connection.invoke(codes.UNREGISTER_BROKER, self._identity)
         finally:
             server.connection = None
             connection.close()
+
+    async def _is_replaced(self, connection: Connection) -> bool:
+        """Return whether another broker has this one's name and number there: name servers of 4.9 would unregister that one."""
+        with contextlib.suppress(OSError):
+            answer = await connection.invoke(codes.GET_BROKER_CLUSTER_INFO, {}, timeout_s=ROUTES_LIMIT_S)
+            name, address = (write_json(self._identity[key]) for key in ("brokerName", "brokerAddr"))
+            return answer.code == codes.SUCCESS and name in answer.body and address not in answer.body
+        return False
 
     async def _connect(self, address: str) -> Connection:
         host, port = split_address(address)

@@ -55,7 +55,6 @@ REFUSED_KEYS = {
     "messageStorePlugIn": ("", "the engine has no plug-ins"),
     "notifyConsumerIdsChangedEnable": ("true", "it is a setting of each group: mqadmin updateSubGroup"),
     "rejectTransactionMessage": ("false", "transactions are always taken"),
-    "slaveReadEnable": ("false", "clients read from a slave while its master is away"),
     "storeReplyMessageEnable": ("true", "replies are always stored"),
     "traceOn": ("true", "clients decide whether they send traces"),
     "traceTopicEnable": ("false", "the topic of traces is a topic like others"),

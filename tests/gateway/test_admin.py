@@ -49,6 +49,17 @@ def test_a_topic_is_made_changed_and_deleted(served):
     assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": "made"}).code == codes.SUCCESS
 
 
+def test_a_tool_of_rocketmq_5_asks_for_one_topic_or_group(served, topic):
+    client = served.broker()
+    told = json.loads(client.ask(codes.GET_TOPIC_CONFIG, {"topic": topic}).body)
+    rows = json.loads(client.ask(codes.GET_ALL_TOPIC_CONFIG).body)["topicConfigTable"]
+    assert told == rows[topic] | {"attributes": {"message.type": "NORMAL"}}
+    assert client.ask(codes.GET_TOPIC_CONFIG, {"topic": "gone"}).code == codes.TOPIC_NOT_EXIST
+    told = json.loads(client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "TOOLS_CONSUMER"}).body)
+    assert told["groupName"] == "TOOLS_CONSUMER" and told["retryMaxTimes"] == 16
+    assert client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "gone"}).code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
 def test_the_data_version_changes_with_the_tables_whoever_changes_them(served, topic):
     client, group = served.broker(), "versioned"
 

@@ -17,6 +17,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.gateway import repeat
 from pyengine.gateway.wire import Frame, encode_frame
 from reported import Reported
+from waiting import eventually
 
 
 def test_it_listens_for_this_machine_alone_by_default(served):
@@ -121,6 +122,23 @@ def test_a_slave_serves_pulls_and_commits_no_offset_of_them(slave):
         ahead = client.ask(codes.PULL_MESSAGE, pull_fields("T", offset, group="fresh"))
         assert (ahead.code, ahead.fields["nextBeginOffset"]) == (codes.PULL_RETRY_IMMEDIATELY, str(offset)), "its consumer stays there"
     assert client.ask(codes.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 1}).code == codes.SUCCESS, "as by RocketMQ's slave"
+
+
+@pytest.mark.parametrize(("settings", "far", "near"), [
+    ({"slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}, "3", "2"), ({"slaveReadEnable": True}, "2", "2"),
+    ({"accessMessageInMemoryMaxRatio": 0}, "0", "0")], ids=["far behind", "near", "off"])
+def test_a_group_that_is_far_behind_is_sent_to_the_broker_that_its_settings_name(tmp_path, settings, far, near):
+    served = start_served(tmp_path / "store", **settings)
+    client = served.broker()
+    group = {"groupName": "readers", "retryMaxTimes": 7, "retryQueueNums": 1, "brokerId": 2, "whichBrokerWhenConsumeSlowly": 3}
+    assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group).code == codes.SUCCESS
+    for body in (b"old", b"new"):
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields("T"), body).code == codes.SUCCESS
+    eventually(lambda: client.ask(codes.PULL_MESSAGE, pull_fields("T", 1)).code == codes.SUCCESS, "both are dispatched")
+    found = [client.ask(codes.PULL_MESSAGE, pull_fields("T", offset)) for offset in (0, 2)]
+    assert [(answer.code, answer.fields["suggestWhichBrokerId"]) for answer in found] == [
+        (codes.SUCCESS, far), (codes.PULL_NOT_FOUND, near)]
+    served.close()
 
 
 def test_a_repeated_step_continues_after_failures_and_reports_equal_ones_in_a_row_once():

@@ -24,6 +24,8 @@ from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
+OF_MASTER = SimpleNamespace(is_of_slave=False, suggests_slaves=False)  # what a pull asks of Names
+
 
 def put(client, topic, *bodies, queue_id=1, properties=""):
     for body in bodies:
@@ -223,7 +225,7 @@ def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
     answers = {topic: [] for topic in ("queue", "read", "busy", "good")}
 
     async def whole():
-        pulls = Pulls(reader, SimpleNamespace(is_of_slave=False), None, None, None, lambda host, text: said.append(text))
+        pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: said.append(text))
         pulls.start()
         try:
             for topic, found in answers.items():
@@ -250,7 +252,7 @@ def test_a_pull_at_an_offset_that_slaves_have_not_confirmed_is_not_moved(builder
     ends = [0, *(message.physical_offset + message.size_bytes for message in (builder.put("T", b"x") for _ in range(3)))]
     ReplicationStateFile(builder.root).write(ReplicationState("SYNC_MASTER", ends[confirmed], "replicated"))
     with pyengine.open_store(builder.root, **asdict(builder.geometry)) as reader:
-        pulls = Pulls(reader, SimpleNamespace(is_of_slave=False), None, None, None, lambda host, text: None)
+        pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: None)
 
         def asked(offset):
             pull = Pull(Asked([]), "T", 0, offset, 32, subscription_of("T", "*", 0, None), offset)
@@ -271,7 +273,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
 
     async def whole(executor):
         reader = Reader()
-        pulls = Pulls(reader, SimpleNamespace(is_of_slave=False), None, None, executor, lambda host, text: None)
+        pulls = Pulls(reader, OF_MASTER, None, None, executor, lambda host, text: None)
         reader.has_messages = True
         asked = [Asked(answers), Asked([])]
         for request in asked:
@@ -301,7 +303,7 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
 
     async def whole():
         reader = FailingReader()
-        pulls = Pulls(reader, SimpleNamespace(is_of_slave=False), None, None, None, lambda host, text: None)
+        pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: None)
         for queue_id in range(10):
             pulls._hold(Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0), 100_000.0)
         reader.has_messages = True
