@@ -484,13 +484,13 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
 }
 
 #define OPTIONS "queue_id=None, tags=None, keys=None, properties=None, flag=0"
-#define MORE ", delay_level=0, unique_key=None, wait=True, timeout_s=None, deliver_at=None, sharding_key=None)\n--\n\n"
+#define MORE ", delay_level=0, unique_key=None, wait=True, timeout_s=None, deliver_at=None, sharding_key=None"
 static PyMethodDef methods[] = {
     {"put", (PyCFunction)(void (*)(void))front_put, METH_FASTCALL | METH_KEYWORDS,
-     "put($self, /, topic, body, *, " OPTIONS MORE "Store one message and return where it is, once it is as durable as the flush "
+     "put($self, /, topic, body, *, " OPTIONS MORE ", once=False)\n--\n\nStore one message and return where it is, once it is as durable as the flush "
      "mode promises."},
     {"put_async", (PyCFunction)(void (*)(void))front_put_async, METH_FASTCALL | METH_KEYWORDS,
-     "put_async($self, /, topic, body, *, " OPTIONS MORE "Like put(), but return a Future of the PutResult at once. It can be awaited."},
+     "put_async($self, /, topic, body, *, " OPTIONS MORE ")\n--\n\nLike put(), but return a Future of the PutResult at once. It can be awaited."},
     {"put_many", (PyCFunction)(void (*)(void))front_put_many, METH_FASTCALL | METH_KEYWORDS,
      "put_many($self, /, topic, bodies, *, " OPTIONS ", delay_level=0, wait=True, timeout_s=None, deliver_at=None, sharding_key=None)\n--\n\n"
      "Store many messages in one queue, all or none, with contiguous queue offsets and one answer."},

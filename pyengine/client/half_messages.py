@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal
 
-from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of
+from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of, result_of
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -51,7 +51,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_properties
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.results import PutError, PutResult, PutStatus, ReadLevel
+from pyengine.results import PutError, PutResult, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import open_shared_file
@@ -279,8 +279,7 @@ class HalfMessages:
         topics = (topic, SCHEDULE_TOPIC, TIMER_TOPIC) if PROPERTY_DELAY in half.properties else (topic,)
         for found in chain.from_iterable(self._copies_of(each, half) for each in topics):
             if found.transaction_type == SYS_FLAG_TRANSACTION_COMMIT:
-                return PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset, found.size_bytes,
-                                 found.store_timestamp_ms, found.topic, found.queue_id)
+                return result_of(found)
         return None
 
     def _copies_of(self, topic: str, half: Message) -> list[Message]:
@@ -366,17 +365,10 @@ class PreparedCheck:
     def _wait_for_dispatch(self) -> bool:
         """Wait until the log is dispatched up to its current end; False if it is not in time.
 
-        Otherwise a transaction that has ended would be checked and committed again: with dispatch_at=replicated its commit is not
-        dispatched while no slave confirms it.
+        Otherwise a transaction that has ended would be checked and committed again.
         """
         reader = self._halves.reader()
-        end, deadline_s = reader.max_physical_offset(ReadLevel.COMMITTED), time.monotonic() + DISPATCH_S
-        while time.monotonic() < deadline_s:
-            seen = reader._arrivals()
-            if reader.dispatched_offset(ReadLevel.COMMITTED) >= end:
-                return True
-            reader._wait_for_arrival(0.1, seen)
-        return False
+        return reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)
 
     def _check_queue(self, queue_id: int, can_ask: Callable[[str], bool], asked: list[Message]) -> None:
         reader, start_ms = self._halves.reader(), self._halves.now_ms()

@@ -12,10 +12,13 @@ the checkpointer enters for it after its first message.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,7 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine import arguments
 from pyengine._front import Turn
-from pyengine.errors import DiskError, StoreBusyError, UsageError, did_you_mean, require_extra
+from pyengine.arguments import INT32_MAX
+from pyengine.errors import DiskError, EngineError, StoreBusyError, UsageError, did_you_mean, require_extra
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
     MULTI_DISPATCH_SEPARATOR,
@@ -36,18 +40,24 @@ from pyengine.formats.constants import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_SEPARATOR,
     PROPERTY_TAGS,
+    PROPERTY_TIMED_TOPIC,
     PROPERTY_UNIQ_KEY,
     RESERVED_PROPERTY_NAMES,
     SCHEDULE_TOPIC,
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_NONE,
     TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, timed_properties, wait_level
+from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, encode_host, encode_properties, hash_map_order, string_hash
-from pyengine.results import PutStatus
+from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import SEPARATOR
+from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.file_system import HeldStore
+from pyengine.storage.ofd_lock import try_lock, unlock
 
 if TYPE_CHECKING:
     import pyarrow
@@ -141,6 +151,12 @@ def _host(text: str) -> str:
     except UsageError:
         return "127.0.0.1:0"
     return text
+
+
+def result_of(message: Message, status: PutStatus = PutStatus.PUT_OK, reason: str = "") -> PutResult:
+    """Return the result of the put that has stored this message."""
+    return PutResult(status, message.msg_id, message.queue_offset, message.physical_offset, message.size_bytes,
+                     message.store_timestamp_ms, message.topic, message.queue_id, reason=reason)
 
 
 def map_text(properties: Mapping[str, str]) -> str:
@@ -529,3 +545,93 @@ class QueueChoice:
         with suppress(DiskError, StoreBusyError):  # the topic cannot be entered now, but the put works without an entry
             return max(1, self._topics.ensure(TopicConfig(topic, self._queue_nums, self._queue_nums)).write_queue_nums)
         return self._queue_nums
+
+
+ONCE_LOCK = "once.lock"  # whose bytes stand for unique keys
+ONCE_PAUSES_S = 0.0005, 0.02  # between two tries to lock a key: at first, and at most
+INDEX_S = 5.0  # longest wait until the index has what was put
+
+
+class FirstPuts:
+    """Finds the first message of a unique key, for puts with `once`. Thread-safe.
+
+    The kernel frees a key when its holder dies. An entry of the dead one that the writer has not taken by then is stored after the
+    next put has looked: then there are two messages.
+    """
+
+    def __init__(self, root: Path) -> None:
+        from pyengine.ipc.live_reader import LiveStoreReader  # which a producer does not need otherwise
+
+        self._reader = LiveStoreReader(root)
+        self._reading = threading.RLock()
+        self._has_index = False  # once a key was found
+
+    @contextmanager
+    def locked(self, topic: str, unique_key: str, timeout_s: float) -> Iterator[None]:
+        """Keep all others from putting the key with `once` during the block. RefusedError while one does for too long."""
+        path = StorePaths(self._reader.root).config / ONCE_LOCK
+        byte = int.from_bytes(hashlib.blake2b(f"{topic}\0{unique_key}".encode(), digest_size=7).digest(), "big")
+        deadline_s, (pause_s, most_s) = time.monotonic() + timeout_s, ONCE_PAUSES_S
+        descriptor = open_shared_file(path)
+        try:
+            while not try_lock(descriptor, byte, path):
+                if time.monotonic() >= deadline_s:
+                    raise RefusedError(PutStatus.SERVICE_NOT_AVAILABLE, f"another put of the unique key {unique_key!r} takes longer than "
+                                                                        f"{timeout_s:g} s: put it again later")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, most_s)
+            try:
+                yield
+            finally:
+                unlock(descriptor)  # not by close() alone: a child that was forked meanwhile has the descriptor too
+        finally:
+            os.close(descriptor)
+
+    def find(self, topic: str, unique_key: str) -> Message | None:
+        """Return the oldest message of the key, as it was put; RefusedError if the index does not have all messages in time."""
+        with self._reading:
+            if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
+                raise RefusedError(PutStatus.SERVICE_NOT_AVAILABLE, f"the index does not have the newest messages within {INDEX_S:g} s, so "
+                                                                    "the unique key cannot be looked up: put it again later")
+            hits = [found for where in (topic, SCHEDULE_TOPIC, TIMER_TOPIC)
+                    for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
+                    if found.uniq_key == unique_key and _real_topic(found) == topic
+                    and found.transaction_type in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)]
+        return min(hits, key=lambda found: found.physical_offset, default=None)
+
+    def wait_for(self, topic: str, unique_key: str, result: PutResult) -> None:
+        """Wait until the index has what was put, or cannot have it in time; UsageError if the engine keeps no index."""
+        is_indexed = False
+        with suppress(EngineError), self._reading:
+            is_indexed = result.stored and self._is_indexed(result.physical_offset + result.size_bytes)
+        if is_indexed and not self._has_index:
+            self._has_index = self.find(topic, unique_key) is not None
+            if not self._has_index:
+                raise UsageError(f"{result.msg_id} is stored, but once cannot find it: the engine runs with message_index_enable=false")
+
+    def result(self, first: Message, level: ReadLevel, timeout_s: float) -> PutResult:
+        """Return the result of the first put, once the message is as durable as this put is to be, or a status that says it is not."""
+        end, deadline_s = first.physical_offset + first.size_bytes, time.monotonic() + timeout_s
+        with self._reading:
+            while self._reader.max_physical_offset(level) < end:
+                if time.monotonic() >= deadline_s:
+                    status = PutStatus.FLUSH_DISK_TIMEOUT if level is ReadLevel.FLUSHED else PutStatus.FLUSH_SLAVE_TIMEOUT
+                    return result_of(first, status, f"stored before, but not {level.value} within {timeout_s:g} s")
+                time.sleep(ONCE_PAUSES_S[0])
+        return result_of(first)
+
+    def _is_indexed(self, end: int) -> bool:
+        return self._reader._wait_for_dispatch(end, INDEX_S)
+
+    def close(self) -> None:
+        """Close the store's files."""
+        self._reader.close()
+
+
+def _real_topic(message: Message) -> str:
+    """Return the topic to which a message is delivered."""
+    properties = message.properties
+    if message.topic not in (SCHEDULE_TOPIC, TIMER_TOPIC):
+        return message.topic
+    topic = properties.get(PROPERTY_REAL_TOPIC, "")
+    return properties.get(PROPERTY_TIMED_TOPIC, "") if topic == TIMER_TOPIC else topic

@@ -36,6 +36,7 @@ from pyengine.client.outgoing import (
     TRANSACTION_DEFAULTS,
     BatchMessage,
     Delay,
+    FirstPuts,
     OutgoingMessage,
     QueueChoice,
     RawMessage,
@@ -70,7 +71,7 @@ from pyengine.formats.record import (
     record_size,
 )
 from pyengine.native import session as native
-from pyengine.results import PutManyResult, PutResult, PutStatus
+from pyengine.results import PutManyResult, PutResult, PutStatus, ReadLevel
 from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywords, load_config
 from pyengine.storage.engine_id import read_engine_id
 
@@ -188,7 +189,7 @@ class Producer(ProducerFront):
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
-                 "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "__weakref__")
+                 "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "_first_puts", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, refusals: Refusals = "raise",
                  store_host: str = "127.0.0.1:10911",
@@ -207,12 +208,13 @@ class Producer(ProducerFront):
         self._enters_topics = enters_topics
         self._transaction_limits = transaction_limits
         self._group_transactions: GroupTransactions | None = None
+        self._first_puts: FirstPuts | None = None
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
         _living.add(self)
 
     def _forked(self) -> None:
         """In a forked child: drop what belongs to the parent; its threads may hold the locks of these objects for ever."""
-        self._group_transactions = None
+        self._group_transactions = self._first_puts = None
         self._puts.forked()
 
     def close(self) -> None:
@@ -220,8 +222,9 @@ class Producer(ProducerFront):
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()
-        if self._choice is not None:
-            self._choice.close()
+        for each in (self._choice, self._first_puts):
+            if each is not None:
+                each.close()
 
     def __enter__(self) -> Producer:
         """Return self; UsageError if the producer is closed."""
@@ -248,14 +251,15 @@ class Producer(ProducerFront):
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                 timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
-                sharding_key: str | None = None) -> PutResult:
+                sharding_key: str | None = None, once: bool = False) -> PutResult:
             """Store one message and return where it is, once it is as durable as the flush mode promises.
 
             It goes to the topic's queues in turn, to `queue_id`, or to the queue of `sharding_key`, whose messages keep their order. A
             topic that a put makes has one queue (docs/topics.md). `keys` are words for query_message, `unique_key` is UNIQ_KEY, by which a
-            consumer knows duplicates. `delay_level` 1..n or `deliver_at` (a datetime with a zone, a timedelta from now, or ms since 1970,
-            up to 40 days ahead) delivers it later. `wait=False` does not wait for the disk or for slaves. `timeout_s` bounds the wait for
-            the writer (default put_timeout_ms).
+            consumer knows duplicates; with `once` a key's later puts, of any process, return the first result (docs/promises.md, 9).
+            `delay_level` 1..n or `deliver_at` (a datetime with a zone, a timedelta from now, or ms since 1970, up to 40 days ahead)
+            delivers it later. `wait=False` does not wait for the disk or for slaves. `timeout_s` bounds the wait for the writer (default
+            put_timeout_ms).
             """
 
         def put_async(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
@@ -280,10 +284,37 @@ class Producer(ProducerFront):
             """
 
     @_named("put")
-    def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, **options: Any) -> PutResult:
+    def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, once: bool = False,
+                 **options: Any) -> PutResult:
         """Handle a put() with any combination of arguments."""
-        arguments.known_keywords("put", options, _PUT_KEYWORDS)
-        return cast(PutResult, self._put(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s))
+        arguments.known_keywords("put", options, (*_PUT_KEYWORDS, "once"))
+        message = OutgoingMessage(topic, body, **options)
+        entry = self._checked(self._entry, message, wait)
+        if arguments.truth(once, "once"):
+            if not message.unique_key:
+                raise UsageError("once recognises a message by its unique_key: give one")
+            if isinstance(entry, PutEntry):
+                entry = self._checked(self._put_once, message, entry, timeout_s)
+            return cast(PutResult, self._puts.give(entry))
+        return cast(PutResult, self._put(entry, timeout_s))
+
+    def _put_once(self, message: OutgoingMessage, entry: PutEntry, timeout_s: float | None) -> PutResult:
+        """Return the result of the first put of the message's key, which is this one if there was none. RefusedError."""
+        if self._first_puts is None:
+            made = FirstPuts(self._puts.root)
+            if self._first_puts is None:
+                self._first_puts = made
+            else:  # another thread was faster
+                made.close()
+        firsts, unique_key, limit_s, waits = self._first_puts, message.unique_key or "", self._puts._limit_s(timeout_s), entry.context.waits
+        with firsts.locked(message.topic, unique_key, limit_s):
+            first = firsts.find(message.topic, unique_key)
+            if first is None:
+                result = cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+                firsts.wait_for(message.topic, unique_key, result)
+                return result
+        level = ReadLevel.REPLICATED if waits & native.CONFIRMED else ReadLevel.FLUSHED if waits else ReadLevel.COMMITTED
+        return firsts.result(first, level, limit_s)
 
     @_named("put_async")
     def _put_async_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None,

@@ -400,6 +400,20 @@ class LiveStoreReader(StoreReader):
         with self._memory_lock:
             sleeper.stir(None if self._memory is None else self._memory.control)
 
+    def _wait_for_dispatch(self, end: int, timeout_s: float) -> bool:
+        """Wait until the queues and the index have all messages below this offset of the log; return whether they have in time.
+
+        With dispatch_at=replicated they do not while no slave confirms them.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            seen = self._arrivals()
+            if self.dispatched_offset(ReadLevel.COMMITTED) >= end:
+                return True
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                return False
+            self._wait_for_arrival(min(0.1, left_s), seen)
+
     def _arrivals(self) -> int:
         """Return a number that changes when messages are dispatched: take it before a read, then pass it to _wait_for_arrival()."""
         memory = self._engine_memory()
