@@ -187,12 +187,6 @@ void ms_producer_finish(struct ms_producer *producer, uint64_t sequence)
     ms_store_release(&producer->finishing, 0u);
 }
 
-void ms_producer_claim(struct ms_producer *producer, uint64_t *sequence)
-{
-    *sequence = producer->unclaimed;
-    producer->unclaimed = 0;
-}
-
 /* Advance the tail over a complete entry. */
 static void note_submitted(struct ms_producer *producer, uint64_t bytes)
 {
@@ -218,7 +212,7 @@ static int fill(struct ms_producer *producer, struct ms_entry *header, const uin
     return 0;
 }
 
-/* Publish the entries before the tail to the writer. `unclaimed`: the one that ms_producer_claim can claim; 0 none. */
+/* Publish the entries before the tail to the writer. `unclaimed`: the one that a future may claim; 0 none. */
 static void publish(struct ms_producer *producer, uint64_t unclaimed)
 {
     if (producer->unclaimed != 0) /* an exception occurred between its submission and its claim */
@@ -395,41 +389,48 @@ int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms)
 /* Sleep on the flush sequence, which serves for answer and sync: in sync mode a put is answered long before its sync is
  * over, and the writer raises the sequence after an answer without a sync. If woken without an answer, or too late to
  * sleep, the caller waits for the answer. */
-static void sleep_until_flush(const struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns)
+static void sleep_until_flush(const struct ms_producer *producer, uint64_t sequence, int64_t target_before, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
     if (control->identity.mode != MS_MODE_SYNC)
         return;
     uint32_t seen = ms_load_acquire(&control->flush_seq.value);
     int64_t sync_target = ms_load_acquire(&control->flusher.sync_target);
-    if (sync_target != producer->target_before && sync_target <= ms_load_acquire(&control->flushed.value))
+    if (sync_target != target_before && sync_target <= ms_load_acquire(&control->flushed.value))
         return; /* the sync of this entry may be over already: no raise would follow */
     int64_t left = deadline_ns - ms_monotonic_ns();
     if (left > 0 && ms_load_acquire(&producer->session->acked) < sequence)
-        ms_control_wait_synced(control, seen, sync_target, sync_target == producer->target_before, earlier(left, POLL_NS));
+        ms_control_wait_synced(control, seen, sync_target, sync_target == target_before, earlier(left, POLL_NS));
 }
 
 /* Sleep once on `confirm`, for a put that waits for slaves only: its answer comes first, and waking for it would be useless.
  * If the put is refused or not confirmed by then, it waits like any other. */
-static void sleep_until_confirmed(const struct ms_producer *producer, int64_t deadline_ns)
+static void sleep_until_confirmed(const struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
     const int64_t left_ns = deadline_ns - ms_monotonic_ns();
     const uint32_t seen = ms_load_acquire(&control->confirm_seq.value);
     if (left_ns > 0 && slaves_may_confirm(control, ms_load_acquire(&control->wrote.value)) &&
-        ms_load_acquire(&producer->session->acked) < producer->sequence)
+        ms_load_acquire(&producer->session->acked) < sequence)
         ms_futex_wait(&control->confirm_seq.value, seen, earlier(UNANSWERED_NS, left_ns));
+}
+
+int ms_producer_wait_answer(struct ms_producer *producer, uint64_t sequence, int64_t target_before, int how, int64_t deadline_ns,
+                            struct ms_completion *answer)
+{
+    if (how & MS_PUT_DURABLE)
+        sleep_until_flush(producer, sequence, target_before, deadline_ns);
+    else if (how & MS_PUT_CONFIRMED)
+        sleep_until_confirmed(producer, sequence, deadline_ns);
+    return ms_producer_wait_acked(producer, sequence, deadline_ns, answer);
 }
 
 /* Wait for the answer, then for durability and confirmation as `how` says. */
 static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int64_t deadline_ns, int how)
 {
     producer->stage = MS_STAGE_SUBMITTED;
-    if (how & MS_PUT_DURABLE)
-        sleep_until_flush(producer, producer->sequence, earlier(slice_end_ns, deadline_ns));
-    else if (how & MS_PUT_CONFIRMED)
-        sleep_until_confirmed(producer, earlier(slice_end_ns, deadline_ns));
-    int code = ms_producer_wait_acked(producer, producer->sequence, earlier(slice_end_ns, deadline_ns), &producer->answer);
+    int code = ms_producer_wait_answer(producer, producer->sequence, producer->target_before, how, earlier(slice_end_ns, deadline_ns),
+                                       &producer->answer);
     if (code == MS_PRODUCER_AGAIN && slice_end_ns < deadline_ns)
         return MS_PRODUCER_UNFINISHED;
     if (code == 0) {
@@ -451,19 +452,6 @@ static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int6
     ms_producer_finish(producer, producer->sequence); /* also without an answer: it will not be read any more */
     producer->unclaimed = 0;
     return code;
-}
-
-int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
-                          const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                          const uint8_t *second, uint64_t second_bytes, int how, int64_t deadline_ns)
-{
-    header->submitted_ns = ms_monotonic_ns();
-    int64_t slice_end_ns = header->submitted_ns + MS_PUT_SLICE_NS;
-    producer->submitted_ns = header->submitted_ns;
-    producer->stage = MS_STAGE_NOT_SUBMITTED;
-    int code = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes,
-                                  earlier(slice_end_ns, deadline_ns));
-    return code != 0 ? code : wait_for_put(producer, slice_end_ns, deadline_ns, how);
 }
 
 uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
@@ -543,7 +531,7 @@ const struct ms_producer_calls *ms_producer_calls(void)
         ms_producer_publish,
         ms_producer_is_answered,
         ms_producer_await,
-        ms_producer_wait_acked,
+        ms_producer_wait_answer,
         ms_producer_stored_ns,
         ms_producer_wait_persisted,
         ms_producer_finish,

@@ -11,7 +11,7 @@
 #define MS_PRODUCER_NO_SLAVE -107 /* -ENOTCONN: stored, but too few slaves are connected and close enough to confirm it */
 #define MS_PRODUCER_UNCONFIRMED -110 /* -ETIMEDOUT: stored, but slaves did not confirm it by the deadline */
 #define MS_PRODUCER_BUSY -16      /* -EBUSY: the writer's pass lasts too long; nothing was submitted */
-#define MS_PRODUCER_UNFINISHED -115 /* -EINPROGRESS: the slice is over, the put continues: claim it and wait elsewhere */
+#define MS_PRODUCER_UNFINISHED -115 /* -EINPROGRESS: the slice is over, the put continues: wait for its sequence elsewhere */
 
 /* Longest wait of a put in one call, so that signal handlers and other threads' puts can run. */
 #define MS_PUT_SLICE_NS 50000000
@@ -32,7 +32,7 @@ struct ms_producer {
     uint64_t tail;
     uint64_t sequence;           /* of the last entry submitted */
     uint64_t oldest_unread;      /* answers from here on must not be overwritten */
-    uint64_t unclaimed;          /* sequence of the last entry, while no call has claimed its answer; 0 none */
+    uint64_t unclaimed;          /* sequence of the last entry, while it belongs to no future: its slot is kept until the next submission */
     int64_t engine_seen_ns;            /* when a process of the engine was last found alive */
     int32_t lock_fd;             /* the store's `lock`; -1: not available, then only the control block shows the engine's death */
     int32_t lock_byte;           /* the first byte that a worker locks there */
@@ -82,6 +82,10 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
                    const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes);
 /* Wait until `sequence` is answered: 0 and *answer, or AGAIN, CLOSED. */
 int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
+/* As ms_producer_wait_acked, for a put that then waits for what `how` says: it sleeps once on that where it comes last. `target_before`:
+ * flusher.sync_target before the entry was published. */
+int ms_producer_wait_answer(struct ms_producer *producer, uint64_t sequence, int64_t target_before, int how, int64_t deadline_ns,
+                            struct ms_completion *answer);
 #define MS_PUT_DURABLE 1         /* wait for `flushed` too */
 #define MS_PUT_CONFIRMED 4       /* wait for `confirm` too */
 /* Return on the monotonic clock when the writer stored the answered records, for a caller that sees the answer late. The
@@ -110,7 +114,7 @@ int ms_producer_is_answered(const struct ms_producer *producer, int spins);
  * MS_PUT_SLICE_NS. */
 int ms_producer_await(struct ms_producer *producer, int how);
 /* Raise it with every change of struct ms_producer or ms_producer_calls, also of a signature (tests/native/test_layout.py). */
-#define MS_PRODUCER_CALLS_VERSION 2
+#define MS_PRODUCER_CALLS_VERSION 3
 /* The functions for pyengine._front, which is not linked with this module. */
 struct ms_producer_calls {
     uint64_t version;            /* MS_PRODUCER_CALLS_BUILD; another one shows a different build */
@@ -119,7 +123,8 @@ struct ms_producer_calls {
     void (*publish)(struct ms_producer *producer);
     int (*is_answered)(const struct ms_producer *producer, int spins);
     int (*await)(struct ms_producer *producer, int how);
-    int (*wait_acked)(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
+    int (*wait_answer)(struct ms_producer *producer, uint64_t sequence, int64_t target_before, int how, int64_t deadline_ns,
+                       struct ms_completion *answer);
     int64_t (*stored_ns)(int64_t submitted_ns, int64_t store_timestamp_ms);
     int (*wait_persisted)(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
                           int64_t slave_deadline_ns);
@@ -127,13 +132,5 @@ struct ms_producer_calls {
     int (*is_closed)(const struct ms_producer *producer);
 };
 const struct ms_producer_calls *ms_producer_calls(void);
-/* Submit an entry of any kind, with a header that lacks only entry_bytes and sequence, and wait until a deadline: outcome as
- * for ms_producer_await, or AGAIN, BUSY, CLOSED if nothing is submitted. */
-int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
-                          const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                          const uint8_t *second, uint64_t second_bytes, int how, int64_t deadline_ns);
-/* Claim the answer of the last entry: *sequence, 0 if another call has claimed it. Its slot is kept until
- * ms_producer_finish; that of an unclaimed entry until the next submission. */
-void ms_producer_claim(struct ms_producer *producer, uint64_t *sequence);
 /* Free an answer's slot: the answer was read, or will not be. Any thread, in any order, also twice. */
 void ms_producer_finish(struct ms_producer *producer, uint64_t sequence);

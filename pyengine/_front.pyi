@@ -53,30 +53,46 @@ class Lock:
     def locked(self) -> bool: ...
 
 class PendingPut:
-    """The methods of a concurrent.futures.Future for one put_async, until _become_future() makes it a full one."""
+    """The methods of a concurrent.futures.Future for one put."""
 
-    def _become_future(self) -> None: ...
+    def _watch(self) -> None:
+        """Give it the fields of a Future, for callbacks and wait()."""
     def _wait(self, slice_ns: int, /) -> bool:
-        """Wait for at most a slice; return whether there is a result, or a full future that will have it."""
+        """Wait for at most a slice; return whether the result is there."""
+    def _await(self, deadline_ns: int, /) -> Any:
+        """Return the result, whatever its status; an indeterminate one if the writer has not answered by then."""
+    def _resolve(self, result: object, /) -> None:
+        """End a put that was not submitted with this result; ValueError if it was."""
 
     _raises: bool
     @property
     def _has_answer(self) -> bool: ...
     @property
+    def _is_watched(self) -> bool: ...
+    @property
+    def _waits(self) -> int: ...
+    @property
+    def _given(self) -> object:
+        """The result, whatever its status; None until it is there."""
+    @property
     def _owner(self) -> Any:
-        """What was given to its SessionFront; None once there is a result or a full future."""
+        """What was given to its SessionFront; None before it is submitted and once the result is there."""
 
 class SessionFront:
     """One session, and the futures that wait for its answers."""
 
+    give_up_ns: int
     def __new__(cls, producer: int, calls: int, producer_owner: object, owner: object, result_type: type[Result], store_host: bytes,
                 /) -> Self: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def has_open(self) -> bool: ...
     def end(self) -> None: ...
     def take_answers(self) -> None: ...
-    def assign(self, future: PendingPut, topic: str, queue_id: int, how: int, submitted_ns: int, /) -> None:
-        """Give the last submitted entry, an ordinary put, to a future that is not begun; it then takes its answer itself."""
+    def assign(self, future: PendingPut, sequence: int, kind: int, topic: str, queue_id: int, how: int, submitted_ns: int,
+               context: object, /) -> None:
+        """Give a submitted entry to a future. `context`: what the owner needs beside these to make the result, or None."""
     def forget(self) -> None: ...
 
 class Turn:

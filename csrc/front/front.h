@@ -58,43 +58,60 @@ struct session_object {
     struct pending_object *answered;          /* borrowed, a list: answered, but not yet known to be durable and confirmed */
     struct pending_object **answered_end;     /* where to append the next one */
     Py_ssize_t waiting;                       /* entries in slots */
+    long long give_up_ns;                     /* when its end waits no longer, on the monotonic clock; 0: it does not end yet */
+    int64_t look_ns;                          /* when to look next whether the engine was replaced */
     int users;                                /* threads that read its memory without the GIL */
 };
 extern PyTypeObject *session_type;
 int session_init(PyObject *module);
 
-/* ---- pending.c: the answers of a session, and the future of one put_async. */
-enum pending_state { PENDING_WAITS,
-                     PENDING_ANSWERED,
-                     PENDING_RESOLVED,
-                     PENDING_HANDED };
+/* ---- pending.c: the answers of a session, and the future of one put. */
+enum pending_state { PENDING_QUEUED,          /* not submitted yet */
+                     PENDING_WAITS,
+                     PENDING_ANSWERED,        /* it may wait for the disk and for slaves */
+                     PENDING_RESOLVED };
+/* What the result of a put says beside the answer. */
+struct put {
+    PyObject *topic;
+    PyObject *context;                        /* Python's PutContext, if it is not as plain as these; otherwise NULL or None */
+    long long queue_id;
+    int64_t submitted_ns;
+    int kind;                                 /* MS_ENTRY_* */
+    int how;                                  /* what it waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
+};
 struct pending_object {
     PyObject_HEAD
-    struct session_object *session;           /* until it is resolved */
-    PyObject *topic;
-    PyObject *result;                         /* RESOLVED: the put's result; HANDED: the Future that will have it */
+    struct session_object *session;           /* while it waits or is answered */
+    PyObject *topic, *context;
+    PyObject *result;                         /* RESOLVED */
     long long queue_id;
     uint64_t sequence;
     struct ms_completion answer;
-    int64_t submitted_ns, flush_deadline_ns, slave_deadline_ns;
+    int64_t submitted_ns, target_before, flush_deadline_ns, slave_deadline_ns;
     struct pending_object *next, **link;      /* in session->answered */
-    int how;
+    int kind, how;
     char raises;                              /* result() of a put that is not PUT_OK raises PutError */
     char is_refused;                          /* RESOLVED, and not PUT_OK */
+    char is_watched;                          /* it has the fields of a Future, which the thread of answers ends */
+    char has_left;                            /* the session, when it was deleted; it may come back to life */
     enum pending_state state;
 };
-extern PyTypeObject *pending_type;
+extern PyTypeObject *pending_type, *future_class;
 int pending_init(PyObject *module);
 struct pending_object *pending_new(void);
-/* Assign the last submitted entry to this future. */
-void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how,
-                       int64_t submitted_ns);
+/* Assign a submitted entry to this future. The producer's lock is held. */
+void pending_submitted(struct pending_object *pending, struct session_object *session, const struct put *put, uint64_t sequence);
+/* Return Python's result of a put that ended with `code`; `answer` NULL: without an answer. */
+PyObject *outcome_of(struct session_object *session, int code, const struct ms_completion *answer, const struct put *put);
+/* Wait for the result of a put, for its answer until the deadline; then an indeterminate one. */
+PyObject *pending_await(struct pending_object *pending, int64_t deadline_ns);
+/* Wait for the result, while the session is open; -1 with an exception. */
+int pending_finish(struct pending_object *pending);
 /* Give the futures of the session the answers that have arrived, and free the answers' slots. */
 void take_answers(struct session_object *session);
-/* Wait without the GIL until `sequence` is answered or the slice is over; -1 with an exception of a signal handler. */
-int wait_acked(struct session_object *session, uint64_t sequence, int64_t slice_ns);
-/* Let Python's thread of answers resolve it from now on; -1 with an exception. */
-int pending_hand_over(struct pending_object *pending);
+/* Wait without the GIL until `sequence` is answered or the slice is over; `target_before` and `how` as ms_producer_wait_answer. -1
+ * with an exception of a signal handler. */
+int wait_acked(struct session_object *session, uint64_t sequence, int64_t target_before, int how, int64_t slice_ns, int *code);
 
 /* ---- turn.c: the queues of a topic in turn, for puts that name none. */
 struct turn_object {

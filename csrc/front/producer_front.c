@@ -30,7 +30,7 @@ struct submitter_object {
     long long body_bytes_max;    /* of one message on the fast path */
     long long payload_bytes_max; /* of an entry with many */
     int how;                     /* what a put waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
-    char raises;                 /* a put that is not PUT_OK raises PutError; settle_put and settle_many do it here */
+    char raises;                 /* a put that is not PUT_OK raises PutError */
 };
 
 struct front_object {
@@ -257,14 +257,41 @@ static int wait_for_answer(struct session_object *session, int how)
     return code;
 }
 
-/* Return the result of settle_put or settle_many, after a wait if it is a tuple. Steals the reference. */
-static PyObject *waited_for(struct submitter_object *puts, PyObject *settled)
+/* Wait for the last submitted put and return its result; its future if the answer, the disk or slaves take long. The lock is held. */
+static PyObject *last_result(struct session_object *session, const struct put *put)
 {
-    if (settled == NULL || !PyTuple_CheckExact(settled))
-        return settled;
-    PyObject *result = PyObject_CallMethod((PyObject *)puts, "wait_settled", "(O)", settled);
-    Py_DECREF(settled);
+    struct ms_producer *producer = session->producer;
+    const struct ms_completion *answer = &producer->answer;
+    const int code = wait_for_answer(session, put->how);
+    if (code == MS_PRODUCER_UNFINISHED) {
+        struct pending_object *pending = pending_new();
+        if (pending != NULL)
+            pending_submitted(pending, session, put, producer->sequence);
+        return (PyObject *)pending;
+    }
+    if (code == 0 && answer->status == 0 && put->kind == MS_ENTRY_PUT)
+        return result_of(session->result_type, answer, put->topic, put->queue_id, session->store_host);
+    return outcome_of(session, code, producer->stage == MS_STAGE_ANSWERED ? answer : NULL, put);
+}
+
+/* Return what last_result() found to the program, after a wait if it is a future; a put that is not PUT_OK may raise. Steals the
+ * reference. The lock is not held. */
+static PyObject *given(struct submitter_object *puts, PyObject *result, int64_t deadline_ns)
+{
+    if (result != NULL && Py_TYPE(result) == future_class)
+        replace(&result, pending_await((struct pending_object *)result, deadline_ns));
+    const int is_ok = result == NULL ? -1 : puts->raises ? PyObject_IsTrue(result)
+                                                         : 1;
+    if (is_ok == 0) /* it raises */
+        replace(&result, PyObject_CallMethod(result, "raise_for_status", NULL));
+    else if (is_ok < 0)
+        Py_CLEAR(result);
     return result;
+}
+
+static struct put put_of(const struct submitter_object *puts, const struct session_object *session, const struct request *request, int kind)
+{
+    return (struct put){request->topic, NULL, request->queue_id, session->producer->submitted_ns, kind, puts->how};
 }
 
 /* Submit a put, if there is room; 0, or why nothing is submitted. The lock is held; session NULL: it has ended. */
@@ -295,22 +322,19 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
         release_request(&request);
         return NULL;
     }
-    int how = puts->how, is_submitted = submit_put(puts, session, &request) == 0;
+    const int is_submitted = submit_put(puts, session, &request) == 0;
+    int64_t deadline_ns = 0;
     if (is_submitted) {
-        const struct ms_completion *answer = &session->producer->answer;
-        int code = wait_for_answer(session, how);
-        if (code == 0 && answer->status == 0)
-            result = result_of(session->result_type, answer, request.topic, request.queue_id, session->store_host);
-        else /* under the lock, because the next put overwrites the session's last answer */
-            result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", code, request.topic, request.queue_id, how);
+        const struct put put = put_of(puts, session, &request, MS_ENTRY_PUT);
+        deadline_ns = put.submitted_ns + session->producer->timeout_ns;
+        result = last_result(session, &put);
     }
     release_session(lock, session);
-    if (is_submitted && result != Py_None) {
+    if (is_submitted) {
         release_request(&request);
-        return waited_for(puts, result);
+        return given(puts, result, deadline_ns);
     }
     leave_request(&request);
-    Py_XDECREF(result);
     return slow_path(object, name_put_any, arguments, count, names); /* nothing was submitted: it waits for room or a session */
 }
 
@@ -334,7 +358,8 @@ static int wait_for_room(struct submitter_object *puts, struct session_object *s
         return FAILED;
     }
     const uint64_t until = (session->first > acked ? session->first : acked + 1) + ROOM_BATCH;
-    return wait_acked(session, until < last ? until : last, ROOM_SLICE_NS) != 0 ? FAILED : MS_PRODUCER_AGAIN;
+    int code;
+    return wait_acked(session, until < last ? until : last, 0, 0, ROOM_SLICE_NS, &code) != 0 ? FAILED : MS_PRODUCER_AGAIN;
 }
 
 static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
@@ -362,8 +387,9 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
         code = taken < 0 ? FAILED : MS_PRODUCER_CLOSED;
         if (taken > 0) {
             code = submit_put(puts, session, &request);
+            const struct put put = code == 0 ? put_of(puts, session, &request, MS_ENTRY_PUT) : (struct put){0};
             if (code == 0)
-                pending_submitted(pending, session, request.topic, request.queue_id, puts->how, session->producer->submitted_ns);
+                pending_submitted(pending, session, &put, session->producer->sequence);
             else if (code == MS_PRODUCER_AGAIN)
                 code = wait_for_room(puts, session, &request, &deadline_ns, &refused);
             release_session(lock, session);
@@ -424,18 +450,17 @@ static void fill_bodies(uint8_t *to, uint64_t lengths_bytes, const struct piece 
     }
 }
 
-/* Submit the bodies as one entry and return its result; None if nothing is submitted. The lock is held; session NULL: it has
- * ended. */
-static PyObject *submit_many(struct submitter_object *puts, struct session_object *session, const struct request *request,
-                             const struct piece *pieces, Py_ssize_t bodies, uint64_t sum)
+/* Submit the bodies as one entry, if there is room; return whether it is. The lock is held; session NULL: it has ended. */
+static int submit_many(const struct submitter_object *puts, struct session_object *session, const struct request *request,
+                       const struct piece *pieces, Py_ssize_t bodies, uint64_t sum)
 {
     const uint64_t lengths_bytes = ((uint64_t)bodies * 4 + 7) & ~(uint64_t)7;
-    int code, how = puts->how;
+    int code;
     uint8_t *to = NULL;
     if (session != NULL && (long long)(lengths_bytes + sum) <= puts->payload_bytes_max)
         to = reserve(session, request->prefix, MS_ENTRY_MANY, (uint32_t)bodies, lengths_bytes + sum, &code);
     if (to == NULL)
-        return Py_NewRef(Py_None);
+        return 0;
     if (sum >= LARGE_COPY_BYTES) {
         Py_BEGIN_ALLOW_THREADS
         fill_bodies(to, lengths_bytes, pieces, bodies);
@@ -444,8 +469,7 @@ static PyObject *submit_many(struct submitter_object *puts, struct session_objec
         fill_bodies(to, lengths_bytes, pieces, bodies);
     }
     session->calls->publish(session->producer);
-    code = wait_for_answer(session, how);
-    return PyObject_CallMethod((PyObject *)puts, "settle_many", "iOLi", code, request->topic, request->queue_id, how);
+    return 1;
 }
 
 static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
@@ -467,19 +491,25 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
     }
     PyObject *lock, *result = NULL;
     struct session_object *session;
-    if (take_session(puts, 1, &lock, &session) > 0) {
-        result = submit_many(puts, session, &request, pieces, bodies, sum);
+    int64_t deadline_ns = 0;
+    int is_submitted = take_session(puts, 1, &lock, &session);
+    if (is_submitted > 0) {
+        is_submitted = submit_many(puts, session, &request, pieces, bodies, sum);
+        if (is_submitted) {
+            const struct put put = put_of(puts, session, &request, MS_ENTRY_MANY);
+            deadline_ns = put.submitted_ns + session->producer->timeout_ns;
+            result = last_result(session, &put);
+        }
         release_session(lock, session);
     }
     for (Py_ssize_t i = 0; i < bodies; i++)
         Py_DECREF(pieces[i].owner);
     free(pieces);
-    if (result != Py_None) {
+    if (is_submitted != 0) {
         release_request(&request);
-        return waited_for(puts, result);
+        return is_submitted < 0 ? NULL : given(puts, result, deadline_ns);
     }
     leave_request(&request);
-    Py_DECREF(result);
     return slow_path(object, name_many_any, arguments, count, names);
 }
 

@@ -1,6 +1,7 @@
 /* One session of a producer: its beginning and its end (see front.h). */
 #include "front.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -73,32 +74,26 @@ static void session_dealloc(PyObject *object)
     free_object(object);
 }
 
-/* Hand the waiting futures to Python's thread in the order of their submission; afterwards this module does not read the
- * session's memory any more. The caller holds the producer's lock, so that no put is submitted meanwhile. */
+/* Wait for the waiting futures until give_up_ns, and resolve them; afterwards this module does not read the session's memory any more.
+ * No put of it is submitted meanwhile. */
 static PyObject *session_end(PyObject *object, PyObject *none)
 {
     struct session_object *session = (struct session_object *)object;
-    if (session->producer == NULL)
-        Py_RETURN_NONE;
     int failed = 0;
-    do { /* repeat: during the hand-over another thread may take answers, some of which then wait for the disk */
-        take_answers(session);
-        while (session->answered != NULL && !failed)
-            failed = pending_hand_over(session->answered) != 0;
-        if (session->producer == NULL) /* forgotten: this is the child of a signal handler that forked in a hand-over */
-            break;
+    while (!failed && session->producer != NULL && (session->waiting > 0 || session->answered != NULL)) {
         const uint64_t last = session->producer->sequence; /* all slots, also before `first`: see take_answers */
-        for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1; session->waiting > 0 && sequence <= last && !failed; sequence++) {
+        for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1;
+             session->waiting > 0 && sequence <= last && !failed && session->producer != NULL; sequence++) {
             struct pending_object *pending = session->slots[sequence % MS_COMPLETIONS];
-            if (pending != NULL && pending->sequence == sequence)
-                failed = pending_hand_over(pending) != 0;
+            if (pending != NULL)
+                failed = pending_finish(pending) != 0;
         }
-    } while (session->answered != NULL && !failed);
+        while (session->answered != NULL && !failed && session->producer != NULL)
+            failed = pending_finish(session->answered) != 0;
+    }
     if (failed)
         return NULL;
-    if (session->producer == NULL)
-        Py_RETURN_NONE;
-    session->producer = NULL;
+    session->producer = NULL; /* or it is so already: in the child of a signal handler that forked here */
     while (session->users > 0) { /* they read `producer` again after their slice */
         const struct timespec interval = {.tv_nsec = END_POLL_NS};
         Py_BEGIN_ALLOW_THREADS
@@ -120,22 +115,25 @@ static PyObject *session_take_answers(PyObject *object, PyObject *none)
     Py_RETURN_NONE;
 }
 
-/* assign(future, topic, queue_id, how, submitted_ns): the last entry, which Python has submitted, is this future's, which no other
- * has begun. The caller holds the producer's lock. */
+/* assign(future, sequence, kind, topic, queue_id, how, submitted_ns, context): the entry `sequence`, which Python has submitted, is this
+ * future's. The caller holds the producer's lock. */
 static PyObject *session_assign(PyObject *object, PyObject *arguments)
 {
     struct session_object *session = (struct session_object *)object;
-    PyObject *future, *topic;
-    long long queue_id, submitted_ns;
-    int how;
-    if (!PyArg_ParseTuple(arguments, "O!ULiL:assign", pending_type, &future, &topic, &queue_id, &how, &submitted_ns))
+    PyObject *future;
+    unsigned long long sequence;
+    long long submitted_ns;
+    struct put put;
+    if (!PyArg_ParseTuple(arguments, "O!KiULiLO:assign", pending_type, &future, &sequence, &put.kind, &put.topic, &put.queue_id, &put.how,
+                          &submitted_ns, &put.context))
         return NULL;
+    put.submitted_ns = submitted_ns;
     struct pending_object *pending = (struct pending_object *)future;
-    if (session->producer == NULL || pending->state != PENDING_HANDED || pending->session != NULL) {
+    if (session->producer == NULL || pending->state != PENDING_QUEUED) {
         PyErr_SetString(PyExc_ValueError, "a future is assigned once, to an entry of an open session");
         return NULL;
     }
-    pending_submitted(pending, session, topic, queue_id, how, submitted_ns);
+    pending_submitted(pending, session, &put, sequence);
     Py_RETURN_NONE;
 }
 
@@ -144,14 +142,28 @@ static PyObject *session_count(PyObject *object, void *unused)
     return PyLong_FromSsize_t(((struct session_object *)object)->waiting);
 }
 
+static PyObject *session_has_open(PyObject *object, void *unused)
+{
+    const struct session_object *session = (struct session_object *)object;
+    return PyBool_FromLong(session->waiting > 0 || session->answered != NULL);
+}
+
 static PyMethodDef methods[] = {
-    {"end", session_end, METH_NOARGS, "Hand the waiting futures to Python's thread, and stop reading the session's memory."},
+    {"end", session_end, METH_NOARGS, "Wait until give_up_ns for the waiting futures, resolve them, and stop reading the session's memory."},
     {"take_answers", session_take_answers, METH_NOARGS, "Take the available answers, which frees their slots."},
-    {"assign", session_assign, METH_VARARGS, "Give the last submitted entry to a new future."},
+    {"assign", session_assign, METH_VARARGS, "Give a submitted entry to a future."},
     {"forget", session_forget, METH_NOARGS, "Detach from the session in a forked child: the parent owns it. Results of waiting puts stay unknown here."},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef getters[] = {{"waiting", session_count, NULL, "The number of futures whose answers were not taken.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyMemberDef members[] = {
+    {"give_up_ns", T_LONGLONG, offsetof(struct session_object, give_up_ns), 0, "When its futures wait no longer, on the monotonic clock; 0: it goes on."},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyGetSetDef getters[] = {
+    {"waiting", session_count, NULL, "The number of futures whose answers were not taken.", NULL},
+    {"has_open", session_has_open, NULL, "Whether a future may still be without a result.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 static PyType_Slot slots[] = {
     {Py_tp_new, session_new},
     {Py_tp_dealloc, session_dealloc},
@@ -159,6 +171,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, session_clear},
     {Py_tp_methods, methods},
     {Py_tp_getset, getters},
+    {Py_tp_members, members},
     {0, NULL},
 };
 

@@ -129,8 +129,8 @@ static void *produce(void *number)
         ms_producer_is_answered(producer, 1 + (int)(n % 50));
         code = ms_producer_await(producer, how);
         if (code == MS_PRODUCER_UNFINISHED) { /* a loaded machine */
-            uint64_t sequence;
-            ms_producer_claim(producer, &sequence);
+            const uint64_t sequence = producer->sequence;
+            producer->unclaimed = 0;
             int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
             code = ms_producer_wait_acked(producer, sequence, deadline_ns, &producer->answer);
             if (code == 0 && durable)

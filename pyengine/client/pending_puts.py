@@ -1,14 +1,14 @@
-"""Pending puts: the threads that take the answers of puts whose callers do not wait in one native call.
+"""Pending puts: the future of a put, and the threads that a producer has for them.
 
-A producer has at most two threads, started when they are first needed. `PendingPuts` takes
-the answers of one session in the order of submission and resolves their Futures. A put
-whose caller's timeout has passed stays pending: its Future is resolved when the engine answers
-later, or when the session ends. An event loop is woken once for all awaited puts that are over by
-then. `QueuedPuts` submits puts for which the ring was full where the caller must not wait: in an
-event loop, in a callback.
+A put has one object from its submission on, a `PutFuture` in C (csrc/front/pending.c). Whoever asks takes the answer: the thread that
+waits in put() or result(), an event loop that looks. A producer has at most two threads, started when they are first needed.
+`PendingPuts` asks where nobody else does: for callbacks, in the order of submission, for event loops, which are woken once for all
+puts that are over by then, and at the end of the session. A put whose caller's timeout has passed stays pending: its result is there
+when the engine answers later, or when the session ends. `QueuedPuts` submits puts for which the ring was full where the caller
+must not wait: in an event loop, in a callback.
 
 A signal handler runs in the main thread between any two instructions, and an exception in it must
-not break a producer. So the main thread waits and passes objects on by SimpleQueue, which is one call
+not break a producer. So the main thread passes objects on by SimpleQueue, which is one call
 in C; threading.Condition can stay locked forever if an exception interrupts its __enter__.
 """
 
@@ -19,7 +19,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -28,11 +28,11 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from pyengine import arguments
-from pyengine._front import PendingPut, use_futures
+from pyengine._front import PendingPut, SessionFront, use_futures
+from pyengine.ipc.shared_objects import remove_object
 from pyengine.native import control as control_native
 from pyengine.native import session as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.session import AGAIN, Claim, ProducerSession, Sends
 from pyengine.native.writer import REFUSALS
 from pyengine.results import PutError, PutManyResult, PutResult, PutStatus
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_NS = 250_000_000
 _SLICE_NS = 50_000_000
+_LATE = "submitted, but not answered in time: it may or may not be stored"
 LOST = "submitted by the parent of this process: it may or may not be stored"
 _inherited: list[object] = []  # of the parents of a forked child
 _AWAIT_LOOKS = 3  # rounds of the event loop in which an awaited put looks for its answer, before a thread waits for it
@@ -52,29 +53,15 @@ Result = TypeVar("Result", bound=PutOutcome)
 class PutFuture(PendingPut, Future[Result]):
     """A concurrent.futures.Future that can also be awaited: `result(timeout)`, `add_done_callback(f)`, `await`."""
 
-    # Until it becomes an ordinary Future its code is csrc/front/pending.c.
+    # Its code is csrc/front/pending.c. With a callback or wait() for several it has a Future's fields too, which the thread ends.
 
     def __init__(self) -> None:
-        Future.__init__(self)
-
-    @property
-    def _is_begun(self) -> bool:
-        """Whether it is an ordinary Future already."""
-        return "_condition" in self.__dict__
-
-    def _begin(self) -> None:
-        """Become an ordinary Future, which another thread resolves, before the program has it."""
-        Future.__init__(self)
-        self.set_running_or_notify_cancel()
+        """Make one of a put that is not submitted yet."""
 
     @property
     def is_answered(self) -> bool:
         """Whether the writer has answered; the put may still wait for the disk or for slaves."""
-        return self._has_answer or self.__dict__.get("_answered", False)
-
-    @is_answered.setter
-    def is_answered(self, answered: bool) -> None:
-        self.__dict__["_answered"] = answered
+        return self._has_answer
 
     if TYPE_CHECKING:
         def add_done_callback(self, fn: Callable[[PutFuture[Result]], object]) -> None:
@@ -82,37 +69,32 @@ class PutFuture(PendingPut, Future[Result]):
 
     def __getattr__(self, name: str) -> object:
         if name in _FUTURE_FIELDS:
-            self._become_future()
+            self._watch()
             if name in self.__dict__:
                 return self.__dict__[name]
         raise AttributeError(f"a PutFuture has no attribute {name!r}")
 
     def set_result(self, result: Result) -> None:
-        """End with this result, or with its PutError."""
-        if self._raises and not result.ok:
-            self.set_exception(PutError._of(result))
-        else:
-            super().set_result(result)
+        """End a put that was not submitted with this result, or with its PutError."""
+        self._resolve(result)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell those who wait by callbacks and wait() that the result is there."""
+        if self._is_watched:
+            with contextlib.suppress(InvalidStateError):
+                super().set_result(cast(Result, self._given))
 
     _error = staticmethod(PutError._of)
 
     @staticmethod
-    def _settled(found: object) -> dict[str, object]:
-        """Return the fields of a Future that has this result or error."""
+    def _fields(is_done: bool) -> dict[str, object]:
+        """Return the fields of a Future."""
         future: Future[object] = Future()
-        if isinstance(found, PutError):
-            future.set_exception(found)
-        else:
-            future.set_result(found)
-        return vars(future) | {"_answered": True}
-
-    def _lose(self, result: PutOutcome) -> None:
-        """End with this result in a forked child: without callbacks, and without a lock that a thread of the parent may have."""
-        fields = vars(self)
-        if self.__dict__.get("_state") == "FINISHED":
-            fields["_condition"] = threading.Condition()
-        else:
-            fields.update(self._settled(PutError._of(result) if self._raises and not result.ok else result))
+        future.set_running_or_notify_cancel()
+        if is_done:
+            future.set_result(None)
+        return vars(future)
 
     def __await__(self) -> Generator[Any, None, Result]:
         loop = arguments.event_loop()
@@ -122,13 +104,11 @@ class PutFuture(PendingPut, Future[Result]):
                 looks -= 1
                 yield  # one round of the loop, in which its other tasks put: about as long as an answer takes
                 continue
+            waiter: LoopFuture[None] = loop.create_future()
             owner = self._owner
-            if owner is None:  # a full Future, which tells of its result itself
-                import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
-
-                yield from asyncio.wrap_future(self, loop=loop)
-            else:
-                yield from owner.waiter(self, loop)
+            waits = owner.loop_puts(loop) if owner is not None else LoopPuts(loop)
+            waits.add(self, partial(_end_wait, waiter))
+            yield from waiter
             break
         return self.result()
 
@@ -137,88 +117,70 @@ _FUTURE_FIELDS = frozenset(vars(Future()))
 use_futures(PutFuture, Future)
 
 
-class _LoopWaits:
-    """The puts of one session that tasks of one event loop await: one wake-up of the loop for all that are over by then.
-
-    All methods but wake() run in the loop's thread. `ask(self, future)` lets the answers' thread call wake() when
-    this future is over, or nothing of the session will tell that it is.
-    """
-
-    def __init__(self, loop: AbstractEventLoop, ask: Callable[[_LoopWaits, PutFuture[Any]], None],
-                 forget: Callable[[AbstractEventLoop], object]) -> None:
-        self._loop = loop
-        self._ask = ask
-        self._forget = forget
-        self._open: deque[tuple[PutFuture[Any], LoopFuture[None]]] = deque()  # in the order of submission
-
-    def waiter(self, future: PutFuture[Any]) -> LoopFuture[None]:
-        """Return a future of the loop that is done when `future` is."""
-        waiter: LoopFuture[None] = self._loop.create_future()
-        self._open.append((future, waiter))
-        if len(self._open) == 1:
-            self._ask(self, future)
-        return waiter
-
-    def wake(self) -> None:
-        """Wake the loop, from any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._take)
-        except RuntimeError:  # it is closed, and no task of it runs any more
-            self._forget(self._loop)
-
-    def _take(self) -> None:
-        while self._open:
-            future, waiter = self._open[0]
-            if not (waiter.done() or future.done()):
-                if future._owner is not None:
-                    self._ask(self, future)
-                    return
-                future.add_done_callback(partial(self._tell, waiter))  # a full Future by now
-            elif not waiter.done():
-                waiter.set_result(None)
-            self._open.popleft()
-        self._forget(self._loop)
-
-    def _tell(self, waiter: LoopFuture[None], _: object) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_resolve, waiter)
-
-
-def _resolve(waiter: LoopFuture[None]) -> None:
+def _end_wait(waiter: LoopFuture[None], _: object) -> None:
     if not waiter.done():
         waiter.set_result(None)
 
 
-class PutAnswer(SimpleQueue[object]):
-    """In place of a Future, for a caller that waits at once."""
+class LoopPuts:
+    """Puts whose results the thread of one event loop takes: it looks for them, or is woken once for all that are over by then.
 
-    is_answered = False  # the writer has answered, but the record may not be durable yet
+    All methods but wake() run in the loop's thread.
+    """
 
-    def set_result(self, result: object) -> None:
-        self.put(result)
+    def __init__(self, loop: AbstractEventLoop, forget: Callable[[], object] = lambda: None) -> None:
+        """`forget()` is called when none is left, or the loop is closed."""
+        self._loop = loop
+        self._forget = forget
+        self._open: deque[tuple[PutFuture[Any], Callable[[PutFuture[Any]], object]]] = deque()  # in the order of submission
+        self._is_asking = False
 
-    set_exception = set_result
+    def add(self, future: PutFuture[Any], then: Callable[[PutFuture[Any]], object], *, is_taken: bool = False) -> None:
+        """Let `then(future)` be called once it is over, after a wake-up, or by take(). `is_taken`: take() will be called."""
+        self._open.append((future, then))
+        if not (self._is_asking or is_taken):
+            self._ask()
 
-    def result(self, timeout_s: float) -> object:
-        """Return the result; queue.Empty after the timeout."""
-        found = self.get(timeout=max(0.0, timeout_s))
-        if isinstance(found, BaseException):
-            raise found
-        return found
+    def take(self, timeout_ns: int = 0) -> None:
+        """Call the functions of the futures that are over, in order, and of those that are answered within the time."""
+        deadline_ns = monotonic_ns() + timeout_ns
+        while self._open:
+            future, then = self._open[0]
+            if not future._wait(0 if future._waits else max(0, deadline_ns - monotonic_ns())):
+                break
+            self._open.popleft()
+            then(future)
+        if not self._is_asking:
+            self._ask()
 
+    def _ask(self) -> None:
+        """Let the answers' thread wake the loop when the first future is over."""
+        while self._open:
+            future, then = self._open[0]
+            owner = future._owner
+            if owner is not None:
+                self._is_asking = True
+                owner.ask(future, self)
+                return
+            self._open.popleft()  # it waits for room in the ring, or is over
+            future.add_done_callback(partial(self._tell, then))
+        self._is_asking = False
+        self._forget()
 
-class PutCall:
-    """In place of a Future, for a caller that wants one short call `then(result)` in the answers' thread."""
+    def _tell(self, then: Callable[[PutFuture[Any]], object], future: PutFuture[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # as below
+            self._loop.call_soon_threadsafe(then, future)
 
-    __slots__ = ("is_answered", "set_result")
+    def wake(self) -> None:
+        """Wake the loop, from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._woken)
+        except RuntimeError:  # it is closed, and no task of it runs any more
+            self._forget()
 
-    def __init__(self, then: Callable[[Any], None]) -> None:
-        self.is_answered = False
-        self.set_result = then
-
-    def set_exception(self, error: BaseException) -> None:
-        """Pass an unexpected exception on as the result."""
-        self.set_result(PutResult(PutStatus.UNKNOWN_ERROR, reason=repr(error), indeterminate=True))
+    def _woken(self) -> None:
+        self._is_asking = False
+        self.take()
 
 
 class _OrderedThread:
@@ -239,10 +201,10 @@ class _OrderedThread:
 
     def _put(self, entry: tuple[object, ...]) -> None:
         self._entries.put(entry)
-        if self._ended:
-            self._handle_rest()
-        else:
+        if not self._ended:
             self.start()
+        elif self._is_done:
+            self._handle_rest()
 
     def start(self) -> None:
         """Start the thread if there is none, so that entries added from now on are handled."""
@@ -272,18 +234,20 @@ class _OrderedThread:
             self._running.release()
 
     def _finish_entries(self) -> None:
+        self._before_end()
         self._handle_rest()
-        self._is_done = True
+        self._at_end()
+        self._is_done = True  # whoever adds an entry from now on handles it
+        self._handle_rest()
         self._done.put(None)
 
     def _handle_rest(self) -> None:
-        """Handle the entries that were added while end() was called; afterwards none can be added."""
+        """Handle the entries that were added while end() was called."""
         with contextlib.suppress(Empty):
             while True:
                 entry = self._entries.get_nowait()
                 if entry is not None:
                     self._handle_one(entry)
-        self._at_end()
 
     def _handle_one(self, entry: tuple[Any, ...]) -> None:
         self._now = entry
@@ -293,6 +257,9 @@ class _OrderedThread:
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
         finally:
             self._now = None
+
+    def _before_end(self) -> None:
+        """Let every entry end at once that is left. May be called more than once."""
 
     def _at_end(self) -> None:
         """Clean up after the last entry. May be called more than once."""
@@ -318,140 +285,82 @@ class _OrderedThread:
 
 
 class PendingPuts(_OrderedThread):
-    """The puts of one session that have no answer yet.
+    """The puts of one session: it ends the futures that nobody asks, in a thread, in the order in which it gets them.
 
-    `finish(session, code, answer, context, give_up_ns)` makes the result of one put from code 0,
-    CLOSED or AGAIN (the session ends), the answer tuple (empty if there is none), the context that
-    was given to add(), and the time to stop waiting for durability (0: as the context says). It
-    runs in this object's thread, and so do callbacks of the futures. `end_session()` is called
-    when no thread uses the session's memory any more. `is_replaced()` is called while no answer arrives.
+    Callbacks of the futures run in this thread. csrc/front calls outcome(), look(), ready() and unknown(). It has no reference to the
+    producer, so that a future does not keep that alive. `end_session()` is called when no thread uses the session's memory any
+    more. `is_replaced()` is called while no answer arrives.
     """
 
-    def __init__(self, session: ProducerSession, finish: Callable[[ProducerSession, int, tuple[int, ...], Any, int], object],
-                 end_session: Callable[[], None], is_replaced: Callable[[], bool]) -> None:
+    def __init__(self, session: native.ProducerSession, store_host: bytes, flush_timeout_s: float, end_session: Callable[[], None],
+                 is_replaced: Callable[[], bool]) -> None:
         super().__init__()
         self._session = session
-        self._finish = finish
+        self._store_host = store_host
+        self._flush_timeout_s = flush_timeout_s
         self._end_session = end_session
         self._is_replaced = is_replaced
-        self._is_lost = False
-        self._give_up_ns = 0  # after end(): one short timeout for all remaining puts together
-        self._open: deque[tuple[Claim, object, Callable[[Any], None]]] = deque()  # of add_open()
-        self._round: tuple[Sends, Callable[..., tuple[object, Callable[[Any], None]]]] | None = None  # of take_sends()
-        self._collecting = threading.Lock()  # held while their answers are read from the session's memory
-        self._loops: dict[AbstractEventLoop, _LoopWaits] = {}  # those whose tasks await puts now
+        self._loops: dict[AbstractEventLoop, LoopPuts] = {}  # those whose tasks await puts now
+        self.front: SessionFront | None = SessionFront(*session.front(), session, self, PutResult, store_host)
 
-    def add(self, claim: Claim, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
-            found: tuple[int, ...] | None = None) -> PutFuture[Any] | PutAnswer | PutCall:
-        """Return `answer`, which will get the result of the claimed entry; `found` is the writer's answer if it is there already."""
-        self._put((claim, context, answer, found))
-        return answer
+    # ---- called by csrc/front -----------------------------------------------------
 
-    def waiter(self, future: PutFuture[Any], loop: AbstractEventLoop) -> LoopFuture[None]:
-        """Return a future of the running loop that is done when `future`, a put of this session, is over."""
-        waits = self._loops.get(loop)
-        if waits is None:
-            waits = self._loops[loop] = _LoopWaits(loop, self._ask, lambda loop: self._loops.pop(loop, None))
-        return waits.waiter(future)
+    def outcome(self, code: int, answer: tuple[int, ...] | None, kind: int, topic: str, queue_id: int, waits: int,
+                context: PutContext | None) -> PutOutcome:
+        """Return the result of a put that ended with `code` (native.session); `answer` None: the writer has not answered."""
+        context = context or PutContext(kind, topic, queue_id, self._store_host, waits)
+        if context.side is not None:
+            remove_object(context.side)
+        try:
+            return outcome(self._session, code, answer, context, self._flush_timeout_s)
+        except Exception as error:  # noqa: BLE001 - a future must never be left hanging
+            return unknown_outcome(context, repr(error))
 
-    def _ask(self, waits: _LoopWaits, future: PutFuture[Any]) -> None:
-        self._put((waits, None, future, None))
+    def look(self) -> None:
+        """Close the session if another start of the engine has recovered the store."""
+        if self._is_replaced():
+            self._session.end_as_replaced()
 
-    def _wait_for_loop(self, waits: _LoopWaits, future: PutFuture[Any]) -> None:
-        began_ns = monotonic_ns()
-        while not (future._wait(_SLICE_NS) or self._give_up_ns):
-            if monotonic_ns() - began_ns >= POLL_INTERVAL_NS and self._is_replaced():
-                self._session.end_as_replaced()
-        waits.wake()
-
-    def add_open(self, claim: Claim, context: object, then: Callable[[Any], None]) -> None:
-        """Add an entry whose answer collect() takes in the caller's thread, or, after its timeout or end(), this object's thread."""
-        with self._collecting:
-            if not self._ended:
-                self._open.append((claim, context, then))
-                return
-        self.add(claim, context, PutCall(then))
-
-    def collect(self, deadline_ns: int) -> None:
-        """Call the functions of add_open() with the results that arrive before the deadline; the thread handles the others."""
-        while True:
-            with self._collecting:
-                if not self._open:
-                    return
-                claim, context, then = self._open[0]
-                code, found = self._session.wait_acked(claim.sequence, deadline_ns)
-                if code == AGAIN:
-                    self._hand_to_thread()  # before the lock is released: end(), which unmaps the session, must run after that
-                    break
-                self._open.popleft()
-                try:
-                    result, failed = self._finish(self._session, code, found, context, 0), None
-                except BaseException as error:  # noqa: BLE001 - its caller must never be left waiting
-                    result, failed = None, error
-                claim.finish()
-            if failed is not None:
-                PutCall(then).set_exception(failed)
-            else:
-                then(result)
+    def ready(self) -> Callable[[tuple[Any, ...]], None]:
+        """Start the thread; return the function that gives it (future, None), which does not run Python."""
         self.start()
+        return self._entries.put
 
-    def _hand_to_thread(self) -> None:
-        while self._open:
-            claim, context, then = self._open.popleft()
-            self._entries.put((claim, context, PutCall(then), None))
+    def unknown(self, kind: int, topic: str, queue_id: int, is_lost: int) -> PutOutcome:
+        """Return the result of a put that is not answered in time, or is of the parent's session, which a forked child does not have."""
+        return unknown_outcome(PutContext(kind, topic, queue_id, self._store_host, 0), LOST if is_lost else _LATE)
 
-    def take_sends(self, sends: Sends, data: bytearray, at: int, born_host: bytes,
-                   rest: Callable[[int, str, int, int], tuple[object, Callable[[Any], None]]]) -> int:
-        """Begin a round of sends; return the bytes that were taken. The caller holds the producer's lock and calls answer_sends() next.
+    # ---- the thread ---------------------------------------------------------------
 
-        For a send without an answer by then, `rest(number, topic, queue id, bytes of the frame)` returns the context and the
-        function that is called with its result.
-        """
-        with self._collecting:
-            self._hand_over_round()  # of a round that an exception interrupted before its answers
-            sends.begin()
-            self._round = sends, rest
-            return sends.take(self._session, data, at, born_host)
+    def keep(self, future: PutFuture[Any]) -> None:
+        """End this future also if the program does not keep it."""
+        self._put((future, None))
 
-    def answer_sends(self, deadline_ns: int) -> bytes:
-        """Return the frames for a round's clients that are answered before the deadline; this object's thread handles the others."""
-        with self._collecting:
-            if self._round is None:  # end() has taken it
-                return b""
-            answers = self._round[0].answer(self._session, deadline_ns)
-            if self._hand_over_round():
-                self.start()
-            return answers
+    def ask(self, future: PutFuture[Any], puts: LoopPuts) -> None:
+        """Let puts.wake() be called when this future is over."""
+        self._put((future, puts))
 
-    def _hand_over_round(self) -> bool:
-        """Give the unanswered sends of a round to the thread; return whether there were any."""
-        if self._round is None:
-            return False
-        sends, rest = self._round
-        left = sends.rest()
-        for sequence, *what in left:
-            context, then = rest(*what)
-            self._entries.put((Claim(self._session, sequence), context, PutCall(then), None))
-        self._round = None
-        return bool(left)
+    def loop_puts(self, loop: AbstractEventLoop) -> LoopPuts:
+        """Return the awaited puts of the running loop."""
+        found = self._loops.get(loop)
+        if found is None:
+            found = self._loops[loop] = LoopPuts(loop, partial(self._loops.pop, loop, None))
+        return found
 
-    def result_here(self, claim: Claim, context: object, deadline_ns: int) -> object:
-        """Return the result to a caller that runs in this thread and cannot wait for it; None if no answer arrives in time."""
-        code, found = self._session.wait_acked(claim.sequence, deadline_ns)
-        return None if code == AGAIN else self._finish(self._session, code, found, context, 0)
+    def _handle(self, future: PutFuture[Any], puts: LoopPuts | None) -> None:
+        while not future._wait(_SLICE_NS):
+            pass
+        if puts is None:
+            future._tell()
+        else:
+            puts.wake()
 
-    def to_hand_over(self, sequence: int, context: object, future: PutFuture[Any],
-                     found: tuple[int, ...] | None) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
-        """Prepare add() for csrc/front, which does it without releasing the GIL: (function that adds, its argument, Future fields).
-
-        csrc/front then gives the fields to `future`. A prepared add() that is not used has no effect.
-        """
-        self.start()
-        fields: Future[object] = Future()
-        fields.set_running_or_notify_cancel()
-        return self._entries.put, (sequence, context, future, found), vars(fields) | {"_answered": found is not None}
+    def _before_end(self) -> None:
+        if self.front is not None:
+            self.front.end()
 
     def _at_end(self) -> None:
+        self.front = None  # which refers to this object
         self._end_session()
 
     def forked(self) -> None:
@@ -460,53 +369,27 @@ class PendingPuts(_OrderedThread):
         That holds for what a call adds later in which a signal handler forked. The session's memory stays mapped for it.
         """
         _inherited.append((self._session, self._end_session))
-        self._running, self._starting, self._collecting = threading.Lock(), threading.Lock(), threading.Lock()
-        self._ident, self._is_started, self._is_done, self._ended, self._is_lost = 0, True, True, True, True
-        self._finish = lambda session, code, found, context, give_up_ns: unknown_outcome(context, LOST)
+        if self.front is not None:
+            self.front.forget()
+        self._running, self._starting = threading.Lock(), threading.Lock()
+        self._ident, self._is_started, self._is_done, self._ended = 0, True, True, True
         self._end_session = lambda: None
         self._loops.clear()
         entries: list[tuple[Any, ...] | None] = [self._now]
         with contextlib.suppress(Empty):
             while True:
                 entries.append(self._entries.get_nowait())
-        for _, context, answer, _ in filter(None, entries):
-            if isinstance(answer, PutFuture) and context is not None:
-                answer._lose(unknown_outcome(context, LOST))
-            elif isinstance(answer, PutAnswer):
-                answer.set_result(unknown_outcome(context, LOST))
-
-    def _handle(self, claim: Claim | int | _LoopWaits, context: object, answer: PutFuture[Any] | PutAnswer | PutCall,
-                given: tuple[int, ...] | None) -> None:
-        if isinstance(claim, _LoopWaits):
-            self._wait_for_loop(claim, cast(PutFuture[Any], answer))
-            return
-        if isinstance(claim, int):
-            claim = Claim(self._session, claim)
-        code, found = native.CLOSED if self._is_lost else 0, given or ()
-        while not (given or self._is_lost):
-            code, found = self._session.wait_acked(claim.sequence, self._give_up_ns or monotonic_ns() + POLL_INTERVAL_NS)
-            if code != AGAIN or self._give_up_ns and monotonic_ns() >= self._give_up_ns:
-                break
-            if self._is_replaced():
-                self._session.end_as_replaced()
-        answer.is_answered = code == 0
-        try:
-            result = self._finish(self._session, code, found, context, self._give_up_ns)
-        except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
-            result = error
-        claim.finish()  # before the callbacks, since they may put
-        if isinstance(result, BaseException):
-            answer.set_exception(result)
-        else:
-            answer.set_result(cast(PutOutcome, result))
+        for future, _ in filter(None, entries):
+            if future._is_watched:  # for wait(); a thread of the parent may have the lock
+                vars(future).update(_condition=threading.Condition(), _state="FINISHED")
 
     def end(self) -> None:
-        """Let the thread resolve the remaining puts (answered or indeterminate) and end the session. Does not wait for it."""
-        self._give_up_ns = monotonic_ns() + POLL_INTERVAL_NS
-        with self._collecting:
-            self._hand_to_thread()
-            self._hand_over_round()
-            super().end()
+        """Let the remaining puts end soon (answered or indeterminate), in the thread if there are any, and the session then."""
+        if self.front is not None and not self.front.give_up_ns:
+            self.front.give_up_ns = monotonic_ns() + POLL_INTERVAL_NS  # one short timeout for all of them together
+            if self.front.has_open:
+                self.start()
+        super().end()
 
 
 class QueuedPuts(_OrderedThread):
@@ -514,29 +397,27 @@ class QueuedPuts(_OrderedThread):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: deque[tuple[PutFuture[Any] | PutCall, PutContext]] = deque()  # for other threads to read
+        self.waiting: deque[tuple[PutFuture[Any], PutContext]] = deque()  # for other threads to read
 
     def forked(self) -> None:
         """In a forked child: the outcome of the parent's puts is not known here."""
         for future, context in self.waiting:
-            if isinstance(future, PutFuture):
-                future._lose(unknown_outcome(context, LOST))
+            with contextlib.suppress(ValueError):  # it is submitted, and csrc/front knows that it is lost
+                future._resolve(unknown_outcome(context, LOST))
 
-    def add(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall, context: PutContext) -> PutFuture[Any] | PutCall:
-        """Return `future`; the thread calls submit(), which waits for room and returns it, or a result if nothing was submitted."""
+    def add(self, submit: Callable[[], PutOutcome | bool], future: PutFuture[Any], context: PutContext) -> PutFuture[Any]:
+        """Return `future`; the thread calls submit(), which waits for room, and returns True, or a result if nothing was submitted."""
         self.waiting.append((future, context))
-        self._put((submit, future))
+        self._put((submit, future, context))
         return future
 
-    def _handle(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall) -> None:
+    def _handle(self, submit: Callable[[], PutOutcome | bool], future: PutFuture[Any], context: PutContext) -> None:
         try:
             found = submit()
         except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
-            found = error
+            found = unknown_outcome(context, repr(error))
         self.waiting.popleft()
-        if isinstance(found, BaseException):
-            future.set_exception(found)
-        elif found is not future:
+        if found is not True:
             future.set_result(cast(PutOutcome, found))
 
 
@@ -551,26 +432,15 @@ class PutContext:
     topic: str
     queue_id: int
     store_host: bytes
-    waits: int                      # what it waits for: native.producer.DURABLE, CONFIRMED, both or 0
+    waits: int                      # what it waits for: native.session.DURABLE, CONFIRMED, both or 0
     sizes: Sequence[int] = ()       # of a batch: the size of each record, for the message ids
-    submitted_ns: int = 0           # on the monotonic clock
-    side: Path | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the answer says all that the result says."""
-        return self.kind == native.PUT and self.side is None
+    side: Path | None = None        # the side object of a large put
 
 
-def outcome(session: native.ProducerSession, code: int, stage: int, answer: tuple[int, ...], context: PutContext,
+def outcome(session: native.ProducerSession, code: int, answer: tuple[int, ...] | None, context: PutContext,
             flush_timeout_s: float) -> PutOutcome:
-    """Return the result of a put that reached `stage` and ended with `code` (native.producer)."""
-    if code == native.BUSY:
-        return busy_refusal(context, session)
-    if stage == native.NOT_SUBMITTED:
-        return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                       "the writer made no room in time; nothing was submitted (`pyengine status` tells how it is)")
-    if stage == native.SUBMITTED:
+    """Return the result of a submitted put that ended with `code` (native.session)."""
+    if answer is None:
         ended = ("no process of the engine is alive any more (`pyengine start` recovers the store)" if session.engine_died
                  else "its session closed before the answer" if code == native.CLOSED else "not answered in time")
         return unknown_outcome(context, f"submitted, but {ended}: it may or may not be stored")

@@ -271,7 +271,7 @@ class Producer(ProducerFront):
 
             With a full ring a plain thread waits up to `timeout_s` for room; in an event loop the put is submitted later, in order, so
             bound the pending ones by awaiting. The answer may come after a worker's restart; if the session ends first it is indeterminate.
-            Keep callbacks short: they run in the thread that takes the answers, and while 4,095 puts are pending a put() there is refused.
+            Keep callbacks short: they run in the thread that takes the answers.
             """
 
         def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
@@ -410,32 +410,14 @@ class Producer(ProducerFront):
         """Like put_batch_raw(), but return a Future."""
         return self._puts.submit(self._checked(self._raw_batch_entry, message, members), timeout_s)
 
-    def _put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
-        """Like put_raw_async(), or put_batch_raw_async() with `members`, but without a Future: for many puts from an event loop.
+    def _serve_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
+                     ) -> tuple[int, bytes, list[tuple[PutFuture[PutResult], int, int, int]]]:
+        """Store the plain sends of RocketMQ's protocol (csrc/sends.cdef.h) with which `data` begins at `at`; for an event loop.
 
-        collect(), which the loop must call soon, or another thread calls `then` with the result, whatever its status. `then` must
-        not put, since close() may call it.
+        Return their bytes, the frames that answer those which are stored within the time, and (future, request number, queue id,
+        frame size) of each of the others. If puts of this session wait for the disk or for slaves, it takes none.
         """
-        self._puts.submit_then(
-            self._checked(self._raw_batch_entry, message, members) if members else self._checked(self._raw_entry, message), then)
-
-    def _collect(self, timeout_ns: int) -> None:
-        """Take results of put_raw_then(): for those that arrive within the time, `then` is called in this thread."""
-        self._puts.collect(timeout_ns)
-
-    def _take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes,
-                   rest: Callable[[int, int, int], Callable[[PutResult], None]]) -> int:
-        """Submit the plain sends of RocketMQ's protocol (csrc/sends.cdef.h) with which `data` begins at `at`; return their bytes.
-
-        It never waits; the same thread must call answer_sends() next. For each send that has no answer then,
-        `rest(number, queue id, bytes of the frame)` returns the function that is called with the result, as by put_raw_then().
-        If puts of this session wait for the disk or for slaves, it takes none.
-        """
-        return self._puts.take_sends(sends, data, at, born_host, sends.store_host, rest)
-
-    def _answer_sends(self, timeout_ns: int) -> bytes:
-        """Return the frames that answer the sends of take_sends() which are stored within the time."""
-        return self._puts.answer_sends(timeout_ns)
+        return self._puts.serve_sends(sends, data, at, born_host, timeout_ns)
 
     # ---- transactions -------------------------------------------------------------
 

@@ -1,40 +1,31 @@
-"""Submission: put entries into the ring of a session, and wait for the answers.
+"""Submission: put entries into the ring of a session.
 
-It is called after the checks of outgoing.py, and pending_puts.py takes the answers that are not waited for here. A put waits here
-for room in the ring and for a session; after the engine was replaced, the next put opens a new session. One native call submits a
-put and waits for its answer for a short time.
+It is called after the checks of outgoing.py. A put waits here for room in the ring and for a session; after the engine was
+replaced, the next put opens a new session. Whoever made the put takes the answer from its future (pending_puts.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from pyengine import arguments
-from pyengine._front import Lock, SessionFront, SubmitterFront
+from pyengine._front import Lock, SubmitterFront
 from pyengine.client.pending_puts import (
-    LOST,
     POLL_INTERVAL_NS,
     PendingPuts,
-    PutAnswer,
-    PutCall,
     PutContext,
     PutFuture,
     PutOutcome,
     QueuedPuts,
     busy_refusal,
-    outcome,
     refusal,
-    unknown_outcome,
 )
 from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import remove_object, side_name
@@ -42,16 +33,12 @@ from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
 from pyengine.native import session as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.results import PutResult, PutStatus
+from pyengine.results import PutStatus
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from asyncio import Future as LoopFuture
-
     from pyengine.ipc.session_client import ProducerSession
 
 TIMEOUT_S_MAX = 1e6
-_GRACE_S = 0.5  # from a put's own deadline to its caller's: time for the answers' thread to find out what was late
 _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
 _ROOM_POLL_INTERVAL_S = 0.001
 _REPLACED_MAX = 2  # number of replaced sessions after which a put gives up
@@ -87,7 +74,7 @@ class Submitter(SubmitterFront):
     """
 
     __slots__ = ("_open_session", "_constants", "_opening", "session", "closed_ns", "native", "max_message_bytes",
-                 "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
+                 "timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int],
                  raises: bool) -> None:
@@ -104,7 +91,7 @@ class Submitter(SubmitterFront):
         """Begin without threads and without a session."""
         self._queued = QueuedPuts()
         self.queued_puts = self._queued.waiting
-        self._threads: dict[str, PendingPuts | QueuedPuts | SessionFront] = {"queued": self._queued}
+        self._threads: dict[str, PendingPuts | QueuedPuts] = {"queued": self._queued}
         self._finalizer = weakref.finalize(self, _end_threads, self._threads)
         self._finalizer.atexit = False  # daemon threads and exit handlers may put until the process ends, which the supervisor notices
 
@@ -119,28 +106,22 @@ class Submitter(SubmitterFront):
         end.set_timeouts(identity.put_timeout_ms / 1000, identity.sync_flush_timeout_ms / 1000)
         if session.lock_descriptor >= 0:
             end.watch(session.lock_descriptor, KIND_BYTE)
-        pending = PendingPuts(end, partial(_finish, identity.sync_flush_timeout_ms / 1000), session.close,
-                              lambda: session.is_replaced)
+        pending = PendingPuts(end, self._constants[1], identity.sync_flush_timeout_ms / 1000, session.close, lambda: session.is_replaced)
         with self.lock:
             if self.closed_ns:
                 pending.end()
                 return
-            owner = _FrontOwner(end, pending, self._store_host, identity.sync_flush_timeout_ms / 1000)
-            front = SessionFront(*end.front(), end, owner, PutResult, self._store_host)
-            self._threads["front"] = front  # before the thread that gets its futures
             self._threads["pending"] = pending
             self.root = session.root
             self.waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
                            | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
             self.max_message_bytes = identity.max_message_bytes
             self.timeout_s = identity.put_timeout_ms / 1000
-            self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
-            self._slave_timeout_s = identity.slave_timeout_ms / 1000
             self.native = end
             self.payload_bytes_max = end.entry_limit - 65536  # the rest is for header, topic and properties
             self.body_bytes_max = min(self.max_message_bytes, self.payload_bytes_max)
             self.session = session
-            self.front = front
+            self.front = pending.front
 
     @property
     def _pending(self) -> PendingPuts:
@@ -151,8 +132,6 @@ class Submitter(SubmitterFront):
     def _detach(self) -> None:
         """Stop using the session, which its answers' thread ends. The caller holds the lock."""
         if self.session is not None:
-            if self.front is not None:
-                self.front.end()  # if it raises, the session remains for the next try
             self.session = self.front = None
             self._pending.end()
 
@@ -183,17 +162,14 @@ class Submitter(SubmitterFront):
         """In a forked child: drop the session, which is the parent's, since a ring has one producer. The next put opens another."""
         self.lock = Lock()
         self._opening = threading.Lock()
-        self.session = None
-        if self.front is not None:
-            self.front.forget()
-            self.front = None
+        self.session = self.front = None
         self.native.pointer.finishing = 0  # a thread of the parent may have been in ms_producer_finish
         of_parent = self._threads
         self._pending.forked()
         self._queued.forked()
         self._finalizer.detach()
         self._begin()
-        self._threads.update(front=of_parent["front"], pending=of_parent["pending"])  # until there is a session, in this order
+        self._threads["pending"] = of_parent["pending"]  # until there is a session
 
     def close(self) -> None:
         """Wait for the answers of all puts, then close the session. A second call does nothing."""
@@ -212,90 +188,20 @@ class Submitter(SubmitterFront):
         return result.raise_for_status() if self.raises else result
 
     def put_and_wait(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
-        """Submit a put and return its result: by one native call if that is short, else from the answers' thread.
-
-        Of a put that was refused already the entry is its result.
-        """
+        """Submit a put and return its result. Of a put that was refused already the entry is its result."""
         if not isinstance(entry, PutEntry):
             return entry
+        future: PutFuture[Any] = PutFuture()
         limit_s = self._limit_s(timeout_s)
-        context, size_bytes = entry.context, entry.size_bytes
-        context.submitted_ns = monotonic_ns()
-        deadline_ns = context.submitted_ns + int(limit_s * 1e9)
-
-        def attempt(session: native.ProducerSession) -> object:
-            if size_bytes > session.entry_limit:
-                if self._pending.is_current_thread:
-                    return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                   "a put this large cannot be made in a callback of put_async: make it in another thread")
-                return self._submit_now(session, entry, deadline_ns, PutAnswer())
-            code = session.put_entry(entry.header, entry.topic, entry.properties, entry.payload, entry.rest, context.waits,
-                                     deadline_ns)
-            return self.settle(code, context)
-
-        return self.wait(self._until_submitted(attempt, context, deadline_ns, limit_s), context, deadline_ns, limit_s)
-
-    def settle(self, code: int, context: PutContext) -> object:
-        """Return what a native call came to: a result, an object to wait() for, or None if nothing was submitted.
-
-        After None the put may be tried again. The caller holds the lock.
-        """
-        session = self.native
-        if code == native.UNFINISHED:
-            claim = session.claim()
-            if self._pending.is_current_thread:  # this thread would wait for itself forever
-                return partial(self._pending.result_here, claim, context)
-            return self._pending.add(claim, context, PutAnswer())
-        if session.stage == native.NOT_SUBMITTED and code in (native.CLOSED, native.AGAIN):
-            return None
-        return outcome(session, code, session.stage, session.answer(), context, self._flush_timeout_s)
-
-    def wait(self, found: object, context: PutContext, deadline_ns: int, limit_s: float) -> PutOutcome:
-        """Wait for a result that settle() did not have: of a PutAnswer, or of a function that is called with the deadline."""
-        if isinstance(found, partial):
-            result = found(deadline_ns)
-            return unknown_outcome(context, _not_answered(limit_s)) if result is None else result
-        if not isinstance(found, PutAnswer):
-            return cast(PutOutcome, found)
-        for timeout_s in ((deadline_ns - monotonic_ns()) / 1e9, max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S):
-            with contextlib.suppress(Empty):
-                return cast(PutOutcome, found.result(timeout_s))
-            if not found.is_answered:
-                break
-        return unknown_outcome(context, _not_answered(limit_s))
+        deadline_ns = monotonic_ns() + int(limit_s * 1e9)
+        found = self._until_submitted(entry, future, deadline_ns, limit_s)
+        return future._await(deadline_ns) if found is True else cast(PutOutcome, found)
 
     # ---- called by csrc/front, which handles the common case in C -----------------
 
-    @property
-    def _store_host(self) -> bytes:
-        return self._constants[1]
-
-    def settle_put(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """Like settle(), for a put in C that did not end with PUT_OK: give() its result, or None, or the argument of wait_settled().
-
-        The caller holds the lock.
-        """
-        return self._settle_fast(code, native.PUT, topic, queue_id, waits)
-
-    def settle_many(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """Like settle_put(), for put_many, and for PUT_OK too."""
-        return self._settle_fast(code, native.MANY, topic, queue_id, waits)
-
-    def _settle_fast(self, code: int, kind: int, topic: str, queue_id: int, waits: int) -> object:
-        context = PutContext(kind, topic, queue_id, self._store_host, waits, submitted_ns=self.native.submitted_ns)
-        found = self.settle(code, context)
-        if found is None:
-            return None
-        return (found, context) if isinstance(found, PutAnswer | partial) else self.give(cast(PutOutcome, found))
-
-    def wait_settled(self, settled: tuple[object, PutContext]) -> PutOutcome:
-        """Wait for the result and give() it. The caller does not hold the lock."""
-        found, context = settled
-        return self.give(self.wait(found, context, monotonic_ns() + int(self.timeout_s * 1e9), self.timeout_s))
-
     def no_room(self, topic: str, queue_id: int) -> PutFuture[Any]:
         """Return the future of a put_async in C that found no room in the ring in time."""
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
+        context = PutContext(native.PUT, topic, queue_id, self._constants[1], 0)
         return self._resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
 
     def may_wait(self) -> bool:
@@ -315,10 +221,26 @@ class Submitter(SubmitterFront):
         """
         if not isinstance(entry, PutEntry):
             return self._resolved(entry)
-        future = PutFuture.__new__(PutFuture)  # it becomes an ordinary Future only where another thread resolves it
+        future: PutFuture[Any] = PutFuture()
         future._raises = self.raises
-        found = self._submit(entry, timeout_s, future)
-        return future if found is future else self._resolved(cast(PutOutcome, found))
+        limit_s = self._limit_s(timeout_s)
+        deadline_ns = monotonic_ns() + int(limit_s * 1e9)
+
+        def submit() -> PutOutcome | bool:
+            return self._until_submitted(entry, future, deadline_ns, limit_s)
+
+        if self.may_wait():
+            found = submit()
+        else:
+            if self._queued.waiting or self._opening.locked() or self.lock.locked():
+                return self._queued.add(submit, future, entry.context)
+            with self.lock:
+                found = self.session is not None and not self.closed_ns and self._submit_now(entry, future, 0)
+            if found is False:
+                return self._queued.add(submit, future, entry.context)
+        if found is not True:
+            future.set_result(cast(PutOutcome, found))
+        return future
 
     def _resolved(self, result: PutOutcome) -> PutFuture[Any]:
         future = PutFuture[Any]()
@@ -326,84 +248,38 @@ class Submitter(SubmitterFront):
         future.set_result(result)
         return future
 
-    def submit_then(self, entry: PutEntry | PutOutcome, then: Callable[[Any], None]) -> None:
-        """Submit a put without a Future, which is expensive to make; `then` is called with the result.
-
-        In an event loop collect() calls it. The answers' thread calls it elsewhere, when collect() has given up, and when the
-        put waits for a sync; for a refused put it is called now.
-        """
-        if not isinstance(entry, PutEntry):
-            then(entry)
-            return
-        call = PutCall(then)
-        found = self._submit(entry, None, call)
-        if found is not call:
-            call.set_result(found)
-
-    def collect(self, timeout_ns: int) -> None:
-        """Take the results of submit_then() that arrive within the time; the answers' thread takes the others."""
-        pending = self._threads.get("pending")
-        if isinstance(pending, PendingPuts):
-            pending.collect(monotonic_ns() + timeout_ns)
-
-    def take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes, store_host: bytes,
-                   rest: Callable[[int, int, int], Callable[[Any], None]]) -> int:
-        """Submit the plain sends with which `data` begins at `at`, without waiting; the caller must call answer_sends() next.
-
-        Returns the bytes that were taken: 0 if other puts must be submitted first, or if answers wait for disk or slaves.
-        """
+    def serve_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
+                    ) -> tuple[int, bytes, list[tuple[PutFuture[Any], int, int, int]]]:
+        """Store the plain sends with which `data` begins at `at`; see Producer._serve_sends()."""
         if self._queued.waiting or self._opening.locked() or self.lock.locked():
-            return 0
-
-        def pending_send(number: int, topic: str, queue_id: int, frame_bytes: int) -> tuple[PutContext, Callable[[Any], None]]:
-            return PutContext(native.PUT, topic, queue_id, store_host, 0), rest(number, queue_id, frame_bytes)
-
+            return 0, b"", []
         with self.lock:
             if self.session is None or self.closed_ns or self.waits:
-                return 0
-            return self._pending.take_sends(sends, data, at, born_host, pending_send)
+                return 0, b"", []
+            self._futures_of(sends)  # of a call that an exception interrupted
+            taken = sends.take(self.native, data, at, born_host)
+            answers = sends.answer(self.native, monotonic_ns() + timeout_ns) if taken else b""
+            return taken, answers, self._futures_of(sends)
 
-    def answer_sends(self, timeout_ns: int) -> bytes:
-        """Return the frames for the clients whose sends are answered within the time; see take_sends()."""
-        return self._pending.answer_sends(monotonic_ns() + timeout_ns)
-
-    def _submit(self, entry: PutEntry, timeout_s: float | None, future: PutFuture[Any] | PutCall) -> object:
-        """Submit a put; return `future`, or the result if it was not submitted."""
-        limit_s = self._limit_s(timeout_s)
-        entry.context.submitted_ns = monotonic_ns()
-        deadline_ns = entry.context.submitted_ns + int(limit_s * 1e9)
-
-        def attempt(session: native.ProducerSession) -> object:
-            return self._submit_now(session, entry, deadline_ns, future)
-
-        def submit() -> object:
-            return self._until_submitted(attempt, entry.context, deadline_ns, limit_s)
-
-        if not (arguments.running_loop() or self._pending.is_current_thread):
-            found = submit()
-        elif self._queued.waiting or self._opening.locked() or self.lock.locked():
-            return self._queue(submit, future, entry.context)
-        else:
-            found = None
-            with self.lock:
-                if self.session is not None and not self.closed_ns:
-                    found = self._submit_now(self.native, entry, 0, future, is_collected=True)
-            if found is None:
-                return self._queue(submit, future, entry.context)
+    def _futures_of(self, sends: native.Sends) -> list[tuple[PutFuture[Any], int, int, int]]:
+        """Return (future, request number, queue, frame size) of each send without an answer, and forget it. The caller holds the lock."""
+        found: list[tuple[PutFuture[Any], int, int, int]] = []
+        for sequence, number, topic, queue_id, frame_bytes in sends.rest():
+            future: PutFuture[Any] = PutFuture()
+            context = PutContext(native.PUT, topic, queue_id, sends.store_host, 0)
+            assert self.front is not None
+            self.front.assign(future, sequence, native.PUT, topic, queue_id, 0, monotonic_ns(), context)
+            found.append((future, number, queue_id, frame_bytes))
+        sends.end()
         return found
 
-    def _queue(self, submit: Callable[[], object], future: PutFuture[Any] | PutCall, context: PutContext) -> object:
-        if isinstance(future, PutFuture):
-            future._begin()
-        return self._queued.add(submit, future, context)
-
-    def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
-                         limit_s: float) -> object:
-        """Call `attempt` under the lock until it does not return None (the ring is full, or the session has ended).
+    def _until_submitted(self, entry: PutEntry, future: PutFuture[Any], deadline_ns: int, limit_s: float) -> PutOutcome | bool:
+        """Submit an entry and return True, also if that waits for room (the ring is full) or for a session.
 
         Returns a refusal when the deadline has passed, no session can be opened, or the producer is closed.
         """
         replaced = 0
+        context = entry.context
         while True:
             reason = self._open_if_missing(deadline_ns)
             if reason:
@@ -412,8 +288,8 @@ class Submitter(SubmitterFront):
                 if self.session is None:
                     continue
                 session = self.native
-                found = attempt(session)
-                if found is not None:
+                found = self._submit_now(entry, future, deadline_ns)
+                if found is not False:
                     return found
                 if self.front is not None:
                     self.front.take_answers()  # of futures without a result() call, whose entries occupy the ring
@@ -427,13 +303,12 @@ class Submitter(SubmitterFront):
             if session is self.native and self.session is not None:
                 time.sleep(_ROOM_POLL_INTERVAL_S)
 
-    def _submit_now(self, session: native.ProducerSession, entry: PutEntry, deadline_ns: int,
-                    answer: PutFuture[Any] | PutAnswer | PutCall, *, is_collected: bool = False) -> object:
-        """Submit an entry: return `answer`, which the answers' thread resolves; a refusal; or None if the ring is full.
+    def _submit_now(self, entry: PutEntry, future: PutFuture[Any], deadline_ns: int) -> PutOutcome | bool:
+        """Submit an entry, which is `future`'s from then on: return True; a refusal; or False, and it may be tried again.
 
-        The caller holds the lock. `is_collected`: collect() will be called; False when another thread submits the entry later.
+        The caller holds the lock.
         """
-        context = entry.context
+        session, context = self.native, entry.context
         deadline_ns = min(deadline_ns, monotonic_ns() + _ROOM_SLICE_NS)
         if entry.size_bytes <= session.entry_limit:
             code = session.submit(entry.header, entry.topic, entry.properties, entry.payload, entry.rest, deadline_ns)
@@ -457,16 +332,15 @@ class Submitter(SubmitterFront):
         if code == native.BUSY:
             return busy_refusal(context, session)
         if code:
-            return None
-        if isinstance(answer, PutFuture) and not answer._is_begun:
-            if context.is_plain and context.store_host == self._store_host and self.front is not None:
-                self.front.assign(answer, context.topic, context.queue_id, context.waits, entry.header.submitted_ns)
-                return answer
-            answer._begin()
-        if is_collected and isinstance(answer, PutCall) and not context.waits:
-            self._pending.add_open(session.claim(), context, answer.set_result)
-            return answer
-        return self._pending.add(session.claim(), context, answer)
+            return False
+        is_plain = not context.sizes and context.side is None and context.store_host == self._constants[1]
+        front = self._pending.front
+        assert front is not None
+        front.assign(future, session.sequence, context.kind, context.topic, context.queue_id, context.waits, monotonic_ns(),
+                     None if is_plain else context)
+        if future._is_watched or context.side is not None:
+            self._pending.keep(future)
+        return True
 
     def _write_side(self, entry: PutEntry) -> Path:
         """Write an entry that is larger than half the ring to a file of its own, a side object, which the writer reads."""
@@ -490,59 +364,12 @@ class Submitter(SubmitterFront):
         return path
 
 
-class _FrontOwner:
-    """The Python functions that a SessionFront calls. It has no reference to the producer, so that a future does not keep that alive."""
-
-    def __init__(self, session: native.ProducerSession, pending: PendingPuts, store_host: bytes, flush_timeout_s: float) -> None:
-        self._session = session
-        self._pending = pending
-        self._store_host = store_host
-        self._flush_timeout_s = flush_timeout_s
-
-    def outcome(self, code: int, answer: tuple[int, ...], topic: str, queue_id: int, waits: int) -> PutOutcome:
-        """Return the result of an answer that is not a plain PUT_OK."""
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
-        return outcome(self._session, code, native.ANSWERED, answer, context, self._flush_timeout_s)
-
-    def hand_over(self, future: PutFuture[Any], sequence: int, answer: tuple[int, ...] | None, topic: str, queue_id: int, waits: int,
-                  submitted_ns: int) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
-        """Prepare that the answers' thread resolves the future, with the writer's answer if it is there; see to_hand_over()."""
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, waits, submitted_ns=submitted_ns)
-        return self._pending.to_hand_over(sequence, context, future, answer)
-
-    def waiter(self, future: PutFuture[Any], loop: AbstractEventLoop) -> LoopFuture[None]:
-        """Return a future of the running loop that is done when `future` is; see PendingPuts.waiter()."""
-        return self._pending.waiter(future, loop)
-
-    def lost(self, topic: str, queue_id: int) -> PutOutcome:
-        """Return the result of a put of the parent's session, which this forked child does not have."""
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
-        return unknown_outcome(context, LOST)
-
-
-def _end_threads(threads: dict[str, PendingPuts | QueuedPuts | SessionFront]) -> None:
+def _end_threads(threads: dict[str, PendingPuts | QueuedPuts]) -> None:
     """End the threads and the session of a producer that was dropped, without waiting."""
     for thread in threads.values():
         thread.end()
 
 
-def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, answer: tuple[int, ...], context: PutContext,
-            give_up_ns: int) -> PutOutcome:
-    """Return the result of one pending put; runs in the answers' thread."""
-    if context.side is not None:
-        remove_object(context.side)
-    if code:
-        return outcome(session, code, native.SUBMITTED, answer, context, flush_timeout_s)
-    if context.waits and answer[5] == 0:
-        flush_ns, slave_ns = session.deadlines_ns(context.submitted_ns, answer[4])
-        give_up_ns = give_up_ns or max(flush_ns, slave_ns)
-        code = session.wait_persisted(answer[2], context.waits, min(flush_ns, give_up_ns), min(slave_ns, give_up_ns))
-    return outcome(session, code, native.ANSWERED, answer, context, flush_timeout_s)
-
-
 def _no_room(limit_s: float) -> str:
     return f"the writer made no room in {limit_s:g} s; nothing was submitted (`pyengine status` tells how it is)"
 
-
-def _not_answered(limit_s: float) -> str:
-    return f"submitted, but not answered within {limit_s:g} s: it may or may not be stored"

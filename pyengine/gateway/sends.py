@@ -17,7 +17,6 @@ import contextlib
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
 from pyengine.client.outgoing import RawMessage, delayed, map_text
+from pyengine.client.pending_puts import LoopPuts, PutFuture
 from pyengine.client.retries import fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
@@ -109,14 +109,14 @@ class Puts:
         self._opening = threading.Lock()
         self.producer: Producer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._answered: deque[tuple[Callable[[PutResult], None], PutResult]] = deque()
-        self._is_finishing = False  # the loop has been asked to take the answers
-        self._is_collecting = False  # and to look for them
+        self._waiting: LoopPuts | None = None
+        self._is_collecting = False  # the loop has been asked to look for answers
         self._thread = 0
 
     def start(self) -> None:
         """Deliver answers in the loop that runs now."""
         self._loop = asyncio.get_running_loop()
+        self._waiting = LoopPuts(self._loop)
         self._thread = threading.get_ident()
 
     def open(self) -> Producer:
@@ -129,47 +129,35 @@ class Puts:
     def submit(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Submit a put, with `members` that of a batch, and call `then` with its result in the loop's thread."""
         assert self._loop is not None
-        (self.producer or self.open())._put_raw_then(message, partial(self.hand_over, then), members)
-        if not self._is_collecting:
+        producer = self.producer or self.open()
+        future = producer.put_batch_raw_async(message, members) if members else producer.put_raw_async(message)
+        if threading.get_ident() == self._thread:
+            self.add(future, then)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connections
+                self._loop.call_soon_threadsafe(self.add, future, then)
+
+    def add(self, future: PutFuture[PutResult], then: Callable[[PutResult], None], *, is_late: bool = False) -> None:
+        """Call `then` with the result of this put of the loop, which has waited for it already if it is late."""
+        assert self._loop is not None and self._waiting is not None
+        self._waiting.add(future, partial(self._finish, then), is_taken=not is_late)
+        if not (self._is_collecting or is_late):
             self._is_collecting = True
-            with contextlib.suppress(RuntimeError):  # as below
-                (self._loop.call_soon if threading.get_ident() == self._thread else self._loop.call_soon_threadsafe)(self._collect)
+            self._loop.call_soon(self._collect)
 
     def _collect(self) -> None:
         """Take the answers to what the loop has just submitted: they arrive within microseconds, and this is cheaper than a thread
         that wakes the loop. The producer's thread waits for a slow writer."""
+        assert self._waiting is not None
         self._is_collecting = False
-        producer = self.producer
-        if producer is None:
-            return
-        was_finishing, self._is_finishing = self._is_finishing, True
+        self._waiting.take(COLLECT_NS)
+
+    def _finish(self, then: Callable[[PutResult], None], future: PutFuture[PutResult]) -> None:
         try:
-            producer._collect(COLLECT_NS)
-        finally:
-            self._is_finishing = was_finishing
-            self._finish_answered()
-
-    def hand_over(self, then: Callable[[PutResult], None], result: PutResult) -> None:
-        """Queue an answer for the loop, and wake the loop once for all answers until it runs."""
-        assert self._loop is not None
-        self._answered.append((then, result))
-        if not self._is_finishing:
-            self._is_finishing = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connections
-                self._loop.call_soon_threadsafe(self._finish)
-
-    def _finish(self) -> None:
-        self._is_finishing = False
-        self._finish_answered()
-
-    def _finish_answered(self) -> None:
-        while self._answered:
-            then, result = self._answered.popleft()
-            try:
-                then(result)
-            except Exception as error:  # noqa: BLE001 - one request's: the answers after it are given
-                assert self._loop is not None
-                self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
+            then(future.result(0))
+        except Exception as error:  # noqa: BLE001 - one request's: the answers after it are given
+            assert self._loop is not None
+            self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
 
     async def renew(self, executor: TurnExecutor) -> None:
         """End the session, and open another one for the next put, which has the settings of then. Pending answers still go out."""
@@ -217,22 +205,18 @@ class PlainSends:
         sends, producer = self._sends, self._puts.producer
         if sends is None or producer is None or not connection.born_host or self._names.recent_topics() is not self._topics:
             return 0, 0
-        left = left_bytes = 0
-
-        def rest(opaque: int, queue_id: int, frame_bytes: int) -> Callable[[PutResult], None]:
-            nonlocal left, left_bytes
-            left, left_bytes = left + 1, left_bytes + frame_bytes
-            request = connection.deferred_request(codes.SEND_MESSAGE_V2, opaque, frame_bytes)
-            return partial(self._puts.hand_over, lambda result: request.reply(self._answer(result, queue_id)))
-
-        taken = producer._take_sends(sends, data, at, connection.born_host, rest)
+        taken, answers, left = producer._serve_sends(sends, data, at, connection.born_host, COLLECT_NS)
         if not taken:
             return 0, 0
-        count = sends.count
-        connection.begin(count, taken)
-        answers = producer._answer_sends(COLLECT_NS)
-        connection.end(count - left, taken - left_bytes, answers)
-        return taken, count
+        connection.begin(sends.count, taken)
+        for future, opaque, queue_id, frame_bytes in left:
+            request = connection.deferred_request(codes.SEND_MESSAGE_V2, opaque, frame_bytes)
+            self._puts.add(future, partial(self._reply, request, queue_id), is_late=True)
+        connection.end(sends.count - len(left), taken - sum(frame_bytes for *_, frame_bytes in left), answers)
+        return taken, sends.count
+
+    def _reply(self, request: Request, queue_id: int, result: PutResult) -> None:
+        request.reply(self._answer(result, queue_id))
 
     def _new_sends(self, frame_bytes_max: int) -> native.Sends:
         differs = {"msgId": "<id>", "queueId": "<queue>", "queueOffset": "<offset>"}

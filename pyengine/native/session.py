@@ -81,13 +81,8 @@ AGAIN: int = lib.MS_PRODUCER_AGAIN
 CLOSED: int = lib.MS_PRODUCER_CLOSED
 FROZEN: int = lib.MS_PRODUCER_FROZEN
 BUSY: int = lib.MS_PRODUCER_BUSY
-UNFINISHED: int = lib.MS_PRODUCER_UNFINISHED
 NO_SLAVE: int = lib.MS_PRODUCER_NO_SLAVE
 UNCONFIRMED: int = lib.MS_PRODUCER_UNCONFIRMED
-
-NOT_SUBMITTED: int = lib.MS_STAGE_NOT_SUBMITTED
-SUBMITTED: int = lib.MS_STAGE_SUBMITTED
-ANSWERED: int = lib.MS_STAGE_ANSWERED
 
 DURABLE: int = lib.MS_PUT_DURABLE
 CONFIRMED: int = lib.MS_PUT_CONFIRMED
@@ -135,29 +130,14 @@ class ProducerSession:
         self.slot = slot
         self.generation = generation
         self.entry_limit: int = lib.ms_producer_entry_limit(producer)
-        self._answer = memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size))
 
     def front(self) -> tuple[int, int]:
         """Return the addresses of this producer and of its put functions, for pyengine._front; valid while this object lives."""
         return int(ffi.cast("uintptr_t", self._producer)), int(ffi.cast("uintptr_t", lib.ms_producer_calls()))
 
-    def answer(self) -> tuple[int, ...]:
-        """Return the last put's answer, a tuple in the order of ANSWER."""
-        return ANSWER.unpack(self._answer)
-
     @property
     def pointer(self) -> ms_producer:
         return self._producer
-
-    @property
-    def stage(self) -> int:
-        """How far the last put came: NOT_SUBMITTED, SUBMITTED or ANSWERED."""
-        return self._producer.stage
-
-    @property
-    def submitted_ns(self) -> int:
-        """When the last waiting put began, on the monotonic clock."""
-        return self._producer.submitted_ns
 
     @property
     def sequence(self) -> int:
@@ -198,19 +178,6 @@ class ProducerSession:
     def end_as_replaced(self) -> None:
         """Close the session after another start has recovered the store: no submission will be answered any more."""
         self._producer.engine_died = lib.MS_ENGINE_REPLACED
-
-    def put_entry(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int,
-                  deadline_ns: int) -> int:
-        """Put an entry of any kind and wait; return 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED.
-
-        `how`: DURABLE waits for `flushed`, CONFIRMED for `confirm`. After 50 ms it returns UNFINISHED: claim() then gives
-        the answer to come. See also stage and answer()."""
-        return lib.ms_producer_put_entry(
-            self._producer, header, topic, properties, first, len(first), second, len(second), how, deadline_ns)
-
-    def claim(self) -> Claim:
-        """Reserve the answer slot of the last submitted entry until the returned object ends."""
-        return Claim(self)
 
     def submit(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
         """Publish an entry without waiting for its answer; return 0 (`sequence` is its number), AGAIN, BUSY or CLOSED."""
@@ -263,16 +230,11 @@ class ProducerSession:
         Return 0, AGAIN (not durable in time), NO_SLAVE, UNCONFIRMED, FROZEN or CLOSED."""
         return lib.ms_producer_wait_persisted(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
 
-    def deadlines_ns(self, submitted_ns: int, store_timestamp_ms: int) -> tuple[int, int]:
-        """Return until when an answered put may wait for the disk, and until when for slaves."""
-        stored_ns = lib.ms_producer_stored_ns(submitted_ns, store_timestamp_ms)
-        return stored_ns + self._producer.flush_timeout_ns, stored_ns + self._producer.slave_timeout_ns
-
 
 class Sends:
     """Stores ordinary sends of RocketMQ clients in rounds, without a Python object for each (csrc/sends.cdef.h).
 
-    One thread uses it. Before the next round, the caller claims the sends of `rest()`, which were not answered.
+    One thread uses it. Before end() and the next round, the caller gives the sends of `rest()`, which were not answered, to futures.
     """
 
     ROUND_MAX: int = lib.MS_SENDS_MAX
@@ -316,10 +278,6 @@ class Sends:
         self.topics.append(name)
         self._sends.topic_count = number + 1
 
-    def begin(self) -> None:
-        """Begin an empty round."""
-        self._sends.count = self._sends.answered = 0
-
     def take(self, session: ProducerSession, data: bytearray, at: int, born_host: bytes) -> int:
         """Submit the sends in the whole frames of `data` from `at` on; return the number of bytes taken."""
         with ffi.from_buffer("uint8_t[]", data) as view:
@@ -335,41 +293,15 @@ class Sends:
         lib.ms_sends_answer(self._sends, session.pointer, deadline_ns)
         return bytes(self._answers[:self._sends.answer_bytes])
 
+    def end(self) -> None:
+        """End the round: rest() is empty."""
+        self._sends.answered = self._sends.count
+
     def rest(self) -> list[tuple[int, int, str, int, int]]:
         """Return (sequence, request number, topic, queue, frame size) of each send that answer() did not answer."""
         sends, taken = self._sends, self._sends.taken
         return [(taken[i].sequence, taken[i].opaque, self.topics[taken[i].topic], taken[i].queue_id, taken[i].frame_bytes)
                 for i in range(sends.answered, sends.count)]
-
-
-class Claim:
-    """Keeps the answer slot of one entry reserved until the answer is read or this object ends.
-
-    No exception between submission and answer can leak a slot: without a claim the next submission frees it, with a
-    claim the end of this object does.
-    """
-
-    __slots__ = ("_session", "_sequence")
-
-    def __init__(self, session: ProducerSession, sequence: int = 0) -> None:
-        """Claim the last submitted entry, or take `sequence` over from another claim."""
-        self._session = session
-        self._sequence = ffi.new("uint64_t *", sequence)
-        if not sequence:
-            lib.ms_producer_claim(session.pointer, self._sequence)  # into memory that has a finalizer already
-
-    @property
-    def sequence(self) -> int:
-        """The entry's number in its session."""
-        return self._sequence[0]
-
-    def finish(self) -> None:
-        """Free the slot: the answer was read, or will not be."""
-        lib.ms_producer_finish(self._session.pointer, self._sequence[0])
-
-    def __del__(self) -> None:
-        if hasattr(self, "_sequence"):
-            self.finish()
 
 
 def fill_hosts(header: ms_entry, born_host: bytes, store_host: bytes) -> None:

@@ -26,9 +26,9 @@ from fix_parts import MODES
 from pyengine import _front
 from pyengine._native import lib
 from pyengine.client.outgoing import OutgoingMessage
-from pyengine.client.pending_puts import PutFuture
+from pyengine.client.pending_puts import PendingPuts, PutFuture
 from pyengine.client.producer import Producer
-from pyengine.client.submission import Submitter, _FrontOwner
+from pyengine.client.submission import Submitter
 from pyengine.engine.kinds import child_environment
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
@@ -178,7 +178,7 @@ def test_futures_whose_sync_comes_too_late_return_flush_disk_timeout(make_parts)
         flusher.send_signal(signal.SIGSTOP)
         try:
             futures = [producer.put_async("T", b"late") for _ in range(6)]
-            futures[3].add_done_callback(lambda future: None)  # from here on the answers' thread's
+            futures[3].add_done_callback(lambda future: None)  # the answers' thread asks too
             results = [future.result(30) for future in futures]
             results += [producer.put("T", b"late"), producer.put("T", bytes(50_000))]  # the last one goes beside the ring
         finally:
@@ -358,15 +358,14 @@ in_async_mode = pytest.mark.parametrize("parts", ["async"], indirect=True)
 
 @pytest.mark.parametrize("moment", ["while it waits", "once it is answered", "once the producer is closed too"])
 @in_async_mode
-def test_a_future_that_two_threads_make_a_future_of_is_handed_over_once(parts, producer, stopped_writer, monkeypatch, moment):
-    """As a switch of threads within the first hand-over does it."""
+def test_a_future_that_two_threads_add_callbacks_to_calls_each_once(parts, producer, stopped_writer, monkeypatch, moment):
+    """As a switch of threads within the first call does it."""
     writer = parts.workers[native.WRITER]
     stopped_writer()
     future, called, inner = producer.put_async("T", b"x"), [], []
-    hand_over = _FrontOwner.hand_over
+    ready = PendingPuts.ready
 
-    def switching(self, *arguments):
-        ready = hand_over(self, *arguments)
+    def switching(self):
         if not inner:
             inner.append(True)
             if moment == "while it waits":
@@ -377,12 +376,12 @@ def test_a_future_that_two_threads_make_a_future_of_is_handed_over_once(parts, p
                 eventually(lambda: front.take_answers() or not front.waiting, "the answer was taken")
                 if "closed" in moment:
                     producer.close()
-                    return ready
-                for _ in range(PLACES + 10):  # its place has another answer now
-                    assert producer.put("T", b"y").ok
-        return ready
+                else:
+                    for _ in range(PLACES + 10):  # its place has another answer now
+                        assert producer.put("T", b"y").ok
+        return ready(self)
 
-    monkeypatch.setattr(_FrontOwner, "hand_over", switching)
+    monkeypatch.setattr(PendingPuts, "ready", switching)
     future.add_done_callback(called.append)
     writer.send_signal(signal.SIGCONT)
     assert future.result(60).ok and future.result().queue_offset == 1
@@ -393,20 +392,19 @@ def test_a_future_that_two_threads_make_a_future_of_is_handed_over_once(parts, p
 
 
 @in_async_mode
-def test_a_hand_over_that_a_signal_handler_ends_is_made_again(parts, producer, stopped_writer, monkeypatch):
+def test_a_callback_whose_adding_a_signal_handler_ends_is_added_again(parts, producer, stopped_writer, monkeypatch):
     writer = parts.workers[native.WRITER]
     stopped_writer()
     future, called, raised = producer.put_async("T", b"x"), [], []
-    hand_over = _FrontOwner.hand_over
+    ready = PendingPuts.ready
 
-    def interrupted(self, *arguments):
-        ready = hand_over(self, *arguments)
+    def interrupted(self):
         if len(raised) < 2:
             raised.append(True)
             raise InterruptedError("enough")
-        return ready
+        return ready(self)
 
-    monkeypatch.setattr(_FrontOwner, "hand_over", interrupted)
+    monkeypatch.setattr(PendingPuts, "ready", interrupted)
     for _ in range(2):
         with pytest.raises(InterruptedError):
             future.add_done_callback(called.append)
@@ -419,24 +417,26 @@ def test_a_hand_over_that_a_signal_handler_ends_is_made_again(parts, producer, s
 
 
 @in_async_mode
-def test_closing_that_a_signal_handler_ends_may_be_done_again(parts, producer, stopped_writer, monkeypatch):
+def test_closing_that_a_signal_handler_ends_may_be_done_again(parts, producer, stopped_writer):
     stopped_writer()
     futures, raised = [producer.put_async("T", b"x") for _ in range(5)], []
-    hand_over = _FrontOwner.hand_over
 
-    def interrupted(self, *arguments):
-        if len(raised) < 3:
-            raised.append(True)
-            raise InterruptedError("enough")
-        return hand_over(self, *arguments)
+    def interrupt(number, frame) -> None:
+        raised.append(number)
+        raise InterruptedError("enough")
 
-    monkeypatch.setattr(_FrontOwner, "hand_over", interrupted)
-    for _ in range(3):
-        with pytest.raises(InterruptedError):
-            producer.close()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(InterruptedError):
+                producer.close()
+                signal.pause()
+    finally:
+        signal.signal(signal.SIGALRM, before)
     parts.workers[native.WRITER].send_signal(signal.SIGCONT)
     producer.close()
-    assert all(future.result(60) for future in futures)
+    assert len(raised) == 3 and all(future.result(0).ok or future.result(0).indeterminate for future in futures)
     assert not producer._puts.lock.locked()
 
 
@@ -593,9 +593,7 @@ def test_wrong_parts_of_a_front_raise_errors_or_use_the_slow_path(producer):
     assert producer.put("T", b"x").ok
     with pytest.raises(AttributeError):
         _front.ProducerFront.__new__(_front.ProducerFront).put("T", b"x")
-    made = PutFuture.__new__(PutFuture)
-    with pytest.raises(AttributeError):
-        made.done()
+    assert not PutFuture.__new__(PutFuture).done()
 
 
 @in_async_mode
@@ -830,8 +828,8 @@ def test_a_handler_that_forks_within_a_wait_leaves_two_programs_with_a_session_e
     assert producer.put("T", b"after").queue_offset == len(futures) + 1 + by_child
 
 
-def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts, monkeypatch):
-    """As a signal handler in a hand-over may make it; the future waits for the disk."""
+def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts):
+    """As a signal handler in its end may make it; the future waits for the disk."""
     parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 20)
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
@@ -839,13 +837,16 @@ def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts, monkeypatch
         flusher.send_signal(signal.SIGSTOP)
         future = producer.put_async("T", b"x")
         eventually(lambda: future.is_answered, "the writer has answered")
-        front, hand_over, found = producer._puts.front, _FrontOwner.hand_over, []
+        front, found = producer._puts.front, []
 
-        def fork(owner, *given):
+        def fork(number, frame) -> None:
             found.append(os.fork())
-            return hand_over(owner, *given)
+            if found[0]:
+                flusher.send_signal(signal.SIGCONT)
 
-        monkeypatch.setattr(_FrontOwner, "hand_over", fork)
+        before = signal.signal(signal.SIGALRM, fork)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        front.give_up_ns = time.monotonic_ns() + 60_000_000_000
         try:
             with producer._puts.lock:
                 front.end()
@@ -854,21 +855,23 @@ def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts, monkeypatch
         finally:
             if found == [0]:
                 os._exit(2)
+            signal.signal(signal.SIGALRM, before)
             flusher.send_signal(signal.SIGCONT)
         assert os.waitstatus_to_exitcode(os.waitpid(found[0], 0)[1]) == 0
         assert future.result(60).ok
 
 
 @in_async_mode
-def test_a_fork_while_another_thread_frees_an_answers_slot_stops_no_claim(parts, producer):
+def test_a_fork_while_another_thread_frees_an_answers_slot_holds_up_no_child(parts, producer):
+    future = producer.put_async("T", b"x")
     session = producer._puts.native
     session.pointer.finishing = 1  # as that thread leaves it in the child
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)  # for a wait that never ends
-        session.claim().finish()
-        os._exit(0)
+        del future
+        os._exit(0 if producer.put_async("T", b"y").result(20).ok else 1)
     session.pointer.finishing = 0
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
@@ -925,8 +928,7 @@ def test_many_answered_futures_that_wait_for_the_disk_may_be_dropped_in_any_orde
         assert all(future.result(0).queue_offset == n for n, future in futures.items())
 
 
-def test_a_future_that_is_answered_while_another_is_handed_over_keeps_its_result(make_parts, monkeypatch):
-    """At the end of a session another thread may take answers, of futures that then wait for the disk."""
+def test_a_future_that_is_answered_while_its_session_ends_waits_for_the_disk(make_parts):
     parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 20)
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
@@ -934,25 +936,22 @@ def test_a_future_that_is_answered_while_another_is_handed_over_keeps_its_result
         flusher.send_signal(signal.SIGSTOP)  # answered is not yet durable
         writer.send_signal(signal.SIGSTOP)
         futures = [producer.put_async("T", b"x") for _ in range(3)]
-        front, hand_over, seen = producer._puts.front, _FrontOwner.hand_over, []
-
-        def after_the_answers(owner, *given):
-            if not seen:
-                seen.append(writer.send_signal(signal.SIGCONT))
-                eventually(lambda: front.take_answers() or front.waiting == 0, "the answers are taken")
-                flusher.send_signal(signal.SIGCONT)
-            return hand_over(owner, *given)
-
-        monkeypatch.setattr(_FrontOwner, "hand_over", after_the_answers)
+        front = producer._puts.front
+        front.give_up_ns = time.monotonic_ns() + 60_000_000_000
+        closing = threading.Thread(target=producer.close)
         try:
-            producer.close()
+            closing.start()
+            writer.send_signal(signal.SIGCONT)
+            eventually(lambda: front.waiting == 0 and front.has_open, "the answers are taken")
+            assert closing.is_alive()
         finally:
             for worker in (writer, flusher):
                 worker.send_signal(signal.SIGCONT)
-        assert seen and [future.result(60).status for future in futures] == [PutStatus.PUT_OK] * 3
+            closing.join(60)
+        assert [future.result(0).status for future in futures] == [PutStatus.PUT_OK] * 3
 
 
-def test_threads_that_ask_drop_and_hand_over_while_the_producer_closes(parts, producer, rng):
+def test_threads_that_ask_and_add_callbacks_while_the_producer_closes(parts, producer, rng):
     futures = [producer.put_async("T", b"x") for _ in range(3000)]
     seeds = [rng.random() for _ in range(4)]
 
@@ -1070,10 +1069,12 @@ def test_a_put_to_a_new_session_follows_the_size_limit_of_that_session(make_part
 def test_a_future_that_is_only_looked_at_is_done_when_the_engine_is_gone(parts, producer, stopped_writer):
     stopped_writer()
     looked, run = producer.put_async("T", b"x"), producer.put_async("T", b"x")
+    others = [producer.put_async("T", b"x") for _ in range(2000)]
     native.store(parts.control.state, "retired", 1)
     eventually(looked.done, "it is resolved")
     eventually(lambda: not run.running(), "it is resolved")
-    assert looked.result(0).indeterminate and run.result(0).indeterminate
+    eventually(lambda: all(other.done() for other in others), "not one after another")
+    assert looked.result(0).indeterminate and run.result(0).indeterminate and others[-1].result(0).indeterminate
 
 
 @in_async_mode

@@ -11,6 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from pyengine.client.outgoing import RawMessage
+from pyengine.client.pending_puts import LoopPuts
+from pyengine.formats.record import BatchMember
 from pyengine.native import control as native
 from pyengine.results import PutIndeterminateError, PutResult, PutStatus
 from waiting import eventually, scaled_timeout_s
@@ -357,6 +360,57 @@ def test_a_put_of_the_parent_that_a_forked_child_awaits_is_indeterminate(parts, 
     assert os.waitpid(child, 0)[1] == 0
     resume()
     assert future.result(60).ok
+
+
+def test_a_loop_takes_results_itself_or_is_woken_where_it_gives_up(parts, producer, stopped):
+    here, got = threading.get_ident(), []
+
+    def then(future):
+        assert threading.get_ident() == here
+        got.append(future.result(0).status)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        puts, wakes = LoopPuts(loop), counted_wakes(loop)
+        puts.add(producer.put_raw_async(RawMessage("T", b"one")), then, is_taken=True)
+        puts.add(producer.put_batch_raw_async(RawMessage("T"), [BatchMember(b"two"), BatchMember(b"three")]), then, is_taken=True)
+        puts.add(producer.put_raw_async(RawMessage("a/b", b"refused")), then, is_taken=True)
+        puts.take(10_000_000_000)
+        assert got == [PutStatus.PUT_OK, PutStatus.PUT_OK, PutStatus.MESSAGE_ILLEGAL] and not wakes
+        resume = stopped(native.WRITER)
+        for _ in range(3):
+            puts.add(producer.put_raw_async(RawMessage("T", b"late")), then, is_taken=True)
+        puts.take(1_000_000)
+        assert len(got) == 3
+        resume()
+        await until(lambda: len(got) == 6, "the loop is woken")
+        assert len(wakes) <= 3
+        with producer._puts.lock:  # as while another thread puts
+            puts.add(producer.put_raw_async(RawMessage("T", b"submitted later, by another thread")), then, is_taken=True)
+            puts.take(1_000_000)
+        await until(lambda: len(got) == 7, "the loop is told")
+        puts.add(producer.put_raw_async(RawMessage("T", b"at the end")), then)
+        producer.close()
+        await until(lambda: len(got) == 8, "the end of the producer resolves what is left")
+
+    asyncio.run(run())
+
+
+def test_a_loop_does_not_wait_itself_for_a_sync(make_parts, stopped):
+    parts, got = make_parts(mode=native.MODE_SYNC, **ROOMY), []
+
+    async def run(producer):
+        puts = LoopPuts(asyncio.get_running_loop())
+        stopped(native.FLUSHER, parts)()
+        puts.add(producer.put_raw_async(RawMessage("T", b"one")), got.append, is_taken=True)
+        began_s = time.monotonic()
+        puts.take(60_000_000_000)
+        assert time.monotonic() - began_s < scaled_timeout_s(20)
+        await until(lambda: got, "the sync is done")
+
+    with parts.producer() as producer:
+        asyncio.run(run(producer))
+    assert got[0].result(0).ok
 
 
 @pytest.mark.parametrize("options", [

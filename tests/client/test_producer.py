@@ -38,8 +38,8 @@ from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
-from pyengine.native.session import PUT, ProducerSession, Sends
-from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError, PutStatus
+from pyengine.native.session import COMPLETIONS, PUT, ProducerSession, Sends
+from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError, PutResult, PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually, scaled_timeout_s
 
@@ -518,12 +518,13 @@ def test_two_threads_start_one_thread_for_queued_puts(monkeypatch):
     monkeypatch.setattr(pending_puts, "_thread", SimpleNamespace(start_new_thread=start_slowly))
     later = QueuedPuts()
     futures, context = [PutFuture(), PutFuture()], PutContext(PUT, "T", 0, b"", 0)
-    adding = [threading.Thread(target=later.add, args=(lambda: "put", future, context)) for future in futures]
+    stored = PutResult(PutStatus.PUT_OK)
+    adding = [threading.Thread(target=later.add, args=(lambda: stored, future, context)) for future in futures]
     for thread in adding:
         thread.start()
     for thread in adding:
         thread.join()
-    assert [future.result(8) for future in futures] == ["put", "put"] and len(starts) == 1
+    assert [future.result(8).status for future in futures] == [PutStatus.PUT_OK] * 2 and len(starts) == 1
     later.end()
     later.join()
 
@@ -679,6 +680,15 @@ def test_timeout_s_ends_a_put_while_the_writer_is_stopped(make_parts, mode):
         finally:
             writer.send_signal(signal.SIGCONT)
         assert producer.put("T", b"z").queue_offset == 3
+
+
+def test_puts_that_were_not_answered_in_time_do_not_use_up_the_answers(make_parts):
+    with make_parts(**ROOMY).producer() as producer:
+        for n in range(3 * COMPLETIONS):
+            producer.put("T", b"x", timeout_s=1e-6)
+            if n % 1000 == 0:
+                assert producer.put("T", b"y").ok
+        assert producer.put("T", b"x").ok
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -939,105 +949,6 @@ def test_what_happens_to_refusals_is_checked(parts):
         producer_module.connect(parts.owner.root, refusals="ignore")
 
 
-# ---- results without Futures ---------------------------------------------------
-
-
-def test_results_are_taken_in_the_callers_thread_or_by_another_where_that_gives_up(make_parts):
-    parts = make_parts()
-    writer = parts.workers[native.WRITER]
-    here = threading.get_ident()
-    got = []
-
-    def then(result):
-        got.append((result.status, threading.get_ident()))
-
-    async def loop(producer):
-        producer._put_raw_then(RawMessage("T", b"one"), then)
-        producer._put_raw_then(RawMessage("T"), then, [BatchMember(b"two"), BatchMember(b"three")])
-        producer._collect(10_000_000_000)
-        assert got == [(PutStatus.PUT_OK, here)] * 2
-        producer._put_raw_then(RawMessage("a/b", b"refused"), then)
-        assert got.pop() == (PutStatus.MESSAGE_ILLEGAL, here), "at once"
-        writer.send_signal(signal.SIGSTOP)
-        try:
-            for _ in range(3):
-                producer._put_raw_then(RawMessage("T", b"late"), then)
-            producer._collect(1_000_000)
-            assert len(got) == 2
-        finally:
-            writer.send_signal(signal.SIGCONT)
-        eventually(lambda: len(got) == 5, "another thread takes them")
-        with producer._puts.lock:  # as while another thread puts
-            producer._put_raw_then(RawMessage("T", b"submitted later, by another thread"), then)
-            producer._collect(1_000_000)
-        eventually(lambda: len(got) == 6, "no collect() waits for it any more")
-        producer._put_raw_then(RawMessage("T", b"never collected"), then)
-
-    with parts.producer() as producer:
-        asyncio.run(loop(producer))
-    assert len(got) == 7, "the end of the producer takes what is left"
-    assert here not in {thread for _, thread in got[2:6]}
-
-
-def test_a_failing_result_is_an_unknown_error_and_late_puts_are_collected_under_the_lock(make_parts, monkeypatch):
-    parts = make_parts()
-    writer = parts.workers[native.WRITER]
-    got = []
-
-    async def loop(producer):
-        producer._put_raw_then(RawMessage("T", b"one"), got.append)
-        puts = producer._puts._pending
-        with monkeypatch.context() as patched:
-            patched.setattr(puts, "_finish", _fails)
-            producer._collect(10_000_000_000)
-        assert got.pop().status is PutStatus.UNKNOWN_ERROR
-        writer.send_signal(signal.SIGSTOP)
-        try:
-            producer._put_raw_then(RawMessage("T", b"late"), got.append)
-            seen = []
-            monkeypatch.setattr(puts, "_entries", SeenPuts(puts._entries, lambda: seen.append(puts._collecting.locked())))
-            producer._collect(1_000_000)
-            assert seen == [True], "else close() may unmap the session in between"
-        finally:
-            writer.send_signal(signal.SIGCONT)
-        eventually(lambda: len(got) == 1, "another thread takes it")
-
-    with parts.producer() as producer:
-        asyncio.run(loop(producer))
-
-
-class SeenPuts:
-    """A queue that tells of each put."""
-
-    def __init__(self, queue, tell) -> None:
-        self._queue, self._tell = queue, tell
-
-    def put(self, entry) -> None:
-        self._tell()
-        self._queue.put(entry)
-
-    def __getattr__(self, name):
-        return getattr(self._queue, name)
-
-
-def _fails(*_arguments):
-    raise OSError("made to fail")
-
-
-def test_results_that_wait_for_a_sync_are_not_waited_for_here(make_parts):
-    parts = make_parts(mode=native.MODE_SYNC)
-    got = []
-
-    async def loop(producer):
-        producer._put_raw_then(RawMessage("T", b"one"), lambda result: got.append((result.status, threading.get_ident())))
-        producer._collect(10_000_000_000)
-        eventually(lambda: got, "the sync is done")
-
-    with parts.producer() as producer:
-        asyncio.run(loop(producer))
-    assert got[0][0] is PutStatus.PUT_OK and got[0][1] != threading.get_ident()
-
-
 # ---- sends of RocketMQ's clients, without an object for each ---------------------
 
 HOST = bytes((127, 0, 0, 1, 0, 0, 42, 159))
@@ -1062,16 +973,12 @@ def send_frame(number: int, body: bytes = b"body", **changes: object) -> bytes:
 
 
 def exchange(producer, sends, data, left=None):
-    """(bytes taken, answers)"""
-    late = []
-
-    def rest(number, queue_id, frame_bytes):
-        late.append((number, queue_id, frame_bytes))
-        return lambda result: left.append((number, result))
-
-    taken = producer._take_sends(sends, bytearray(b"??" + data), 2, HOST, rest)
-    answers = producer._answer_sends(10_000_000_000 if left is None else 1_000_000) if taken else b""
+    """(bytes taken, answers); `left` gets (request number, future) of those without an answer."""
+    timeout_ns = 10_000_000_000 if left is None else 1_000_000
+    taken, answers, late = producer._serve_sends(sends, bytearray(b"??" + data), 2, HOST, timeout_ns)
     assert left is not None or not late
+    if left is not None:
+        left += [(number, future) for future, number, _, _ in late]
     return taken, answers
 
 
@@ -1126,7 +1033,7 @@ def test_bytes_that_are_no_plain_send_are_left_where_they_are(shared_parts, fram
         assert exchange(producer, made_sends(), send_frame(1) + frame)[0] == len(send_frame(1))
 
 
-def test_plain_sends_that_the_writer_does_not_answer_are_answered_by_another_thread(make_parts):
+def test_plain_sends_that_the_writer_does_not_answer_have_futures(make_parts):
     parts = make_parts(**ROOMY)
     writer = parts.workers[native.WRITER]
     left = []
@@ -1136,13 +1043,31 @@ def test_plain_sends_that_the_writer_does_not_answer_are_answered_by_another_thr
         writer.send_signal(signal.SIGSTOP)
         try:
             assert exchange(producer, sends, send_frame(2) + send_frame(3), left)[1] == b""
+            assert sends.count == 2 and not any(future.done() for _, future in left)
         finally:
             writer.send_signal(signal.SIGCONT)
-        eventually(lambda: len(left) == 2, "another thread takes them")
-        producer._take_sends(sends, bytearray(send_frame(4)), 0, HOST, lambda *_: lambda result: left.append((4, result)))
-    assert [number for number, _ in left] == [2, 3, 4], "the end of the producer takes what is left"
-    assert all(result.status is PutStatus.PUT_OK and result.queue_offset == number - 1 for number, result in left)
-    assert left[0][1].msg_id == messages(parts)[1].msg_id
+        assert left[1][1].result(60).ok
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            exchange(producer, sends, send_frame(4), left)
+        finally:
+            writer.send_signal(signal.SIGCONT)
+    assert [number for number, _ in left] == [2, 3, 4]
+    results = [future.result(0) for _, future in left]  # the end of the producer resolves the last one
+    assert all(result.status is PutStatus.PUT_OK and result.queue_offset == number + 1 for number, result in enumerate(results))
+    assert results[0].msg_id == messages(parts)[1].msg_id
+
+
+def test_plain_sends_of_a_round_that_an_exception_ends_leave_no_place(make_parts, monkeypatch):
+    parts = make_parts(**ROOMY)
+    with parts.producer() as producer:
+        sends = made_sends()
+        for _ in range(5000 // Sends.ROUND_MAX):  # more than there are places for answers
+            with monkeypatch.context() as patched:
+                patched.setattr(Sends, "answer", lambda *_: 1 // 0)
+                with pytest.raises(ZeroDivisionError):
+                    exchange(producer, sends, b"".join(map(send_frame, range(Sends.ROUND_MAX))))
+        assert exchange(producer, sends, send_frame(1))[1]
 
 
 def test_plain_sends_are_taken_as_far_as_there_is_room(make_parts):
@@ -1157,7 +1082,7 @@ def test_plain_sends_are_taken_as_far_as_there_is_room(make_parts):
             assert exchange(producer, sends, data, left)[0] == 0
         finally:
             parts.workers[native.WRITER].send_signal(signal.SIGCONT)
-        eventually(lambda: len(left) * len(data) == taken * 20, "they are answered")
+        assert len(left) * len(data) == taken * 20 and all(future.result(60).ok for _, future in left)
 
 
 def test_sends_whose_answers_wait_for_the_disk_are_not_plain(make_parts):

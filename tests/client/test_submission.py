@@ -183,8 +183,8 @@ def test_locks_that_threads_of_the_parent_have_hold_up_no_child(parts, producer,
     resume = stopped_writer()
     futures = [producer.put_async("T", b"x", keys="k") for _ in range(3)]
     pending = producer._puts._pending
-    locks = [producer._puts.lock, producer._puts._opening, pending._running, pending._starting, pending._collecting,
-             producer._puts._queued._starting, *(future._condition for future in futures)]
+    locks = [producer._puts.lock, producer._puts._opening, pending._running, pending._starting, producer._puts._queued._starting,
+             *(future._condition for future in futures)]
     are_held, go_on = threading.Event(), threading.Event()
 
     def hold():

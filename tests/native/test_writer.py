@@ -15,14 +15,10 @@ from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.session import (
-    AGAIN,
     BATCH,
-    COMPLETIONS,
     MANY,
-    NOT_SUBMITTED,
     PUT,
     SIDE,
-    SUBMITTED,
     entry_bytes,
     pack_many,
 )
@@ -631,46 +627,3 @@ def test_a_large_body_of_a_side_object_is_gathered(rig, tmp_path):
     assert writer.run(monotonic_ns() + 1_000_000) == RUN_TIME and writer.pointer.is_gathering
     rig.load_files()
     assert decode_record(rig.log, answer_of(producer, 1)[PHYSICAL]).body == body
-
-
-def test_the_slot_of_an_answer_is_kept_as_long_as_its_claim(rig, monkeypatch):
-    monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
-    rig = rig(segment_bytes=1 << 20)
-    producer = rig.open_session()
-    rig.start_writer()
-    submit(producer, PUT, b"T", b"", b"first")
-    first = producer.claim()
-    assert (first.sequence, producer.claim().sequence) == (1, 0), "one claim for each entry"
-    for n in range(2, COMPLETIONS + 1):
-        submit(producer, PUT, b"T", b"", b"x")
-        if n % 1000 == 0:
-            rig.drain()
-    rig.drain()
-    assert producer.wait_for_room_beside(0) == AGAIN, "a further answer would take the place of the first"
-    assert answer_of(producer, first.sequence)[STATUS] == PutStatus.PUT_OK
-    del first
-    assert producer.wait_for_room_beside(0) == 0
-    claims = []
-    for _ in range(3):
-        submit(producer, PUT, b"T", b"", b"x")
-        claims.append(producer.claim())
-    claims[1].finish()  # in any order, also twice
-    claims[1].finish()
-    del claims
-    for _ in range(COMPLETIONS // 2):
-        submit(producer, PUT, b"T", b"", b"x")
-
-
-def test_puts_that_were_not_answered_in_time_do_not_use_up_the_answers(rig, monkeypatch):
-    monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
-    rig = rig(segment_bytes=1 << 20)
-    producer = rig.open_session()
-    rig.start_writer()
-    head = header(PUT, payload_bytes=1, topic=b"T", properties=b"")
-    for n in range(3 * COMPLETIONS):
-        producer.put_entry(head, b"T", b"", b"x", b"", 0, monotonic_ns() + 1000)
-        if n % 1000 == 0 or producer.stage == NOT_SUBMITTED:
-            rig.drain()
-    rig.drain()
-    producer.put_entry(head, b"T", b"", b"x", b"", 0, monotonic_ns() + 50_000_000)
-    assert producer.stage == SUBMITTED, "there is room for its answer"
