@@ -20,11 +20,10 @@ from typing import Any
 
 from pyengine.client.consumer import Consumer as Member
 from pyengine.client.consumer import consume
-from pyengine.client.consumer_groups import ConsumerGroups
+from pyengine.client.handler import give_up, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import EngineError, require_extra
 from pyengine.formats.record import Message as StoredMessage
-from pyengine.ipc.live_reader import open_store
 from pyengine.results import PutError
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 
@@ -119,12 +118,7 @@ class PyengineBroker(Broker):
 
     def flush(self, queue_name: str) -> None:
         """Drop the messages that have arrived in a queue and are not done; delayed ones still arrive."""
-        topic = self.topic(queue_name)
-        groups = ConsumerGroups(self.store)
-        if groups.groups(topic=topic, group=topic):
-            groups.reset(topic, topic, "last")
-        else:  # a group that is new begins after these messages
-            consume(self.store, topic, group=topic, from_="last", auto_commit=False).close()
+        skip_undone(self.store, self.topic(queue_name))
 
     def flush_all(self) -> None:
         """Drop the messages that have arrived in any declared queue and are not done."""
@@ -135,17 +129,10 @@ class PyengineBroker(Broker):
         """Wait until each message that has arrived in a queue is stored as done; QueueJoinTimeout after `timeout` ms."""
         topic = self.topic(queue_name)
         until_s = None if timeout is None else time.monotonic() + timeout / 1000
-        while self._undone(topic):
+        while undone(self.store, topic):
             if until_s is not None and time.monotonic() >= until_s:
                 raise QueueJoinTimeout(queue_name)  # type: ignore[no-untyped-call]  # Dramatiq's errors have none
             time.sleep(JOIN_POLL_INTERVAL_S)
-
-    def _undone(self, topic: str) -> int:
-        groups = ConsumerGroups(self.store).groups(topic=topic, group=topic)
-        if groups:
-            return sum(each.lag for each in groups)
-        with open_store(self.store) as reader:
-            return sum(reader.queue_end(topic, queue_id) for queue_id in reader.queue_ids(topic))
 
     def close(self) -> None:
         """Disconnect; the next message connects again."""
@@ -193,7 +180,7 @@ class _QueueConsumer(Consumer):
                     return _Task(Message.decode(stored.body), stored, self)
                 except DecodeError:
                     _LOG.exception("%s is no message of Dramatiq, so it becomes a dead letter of %s", stored.msg_id, self._member.group)
-                    self._give_up(stored)
+                    give_up(self._member, stored)
         return None
 
     def ack(self, message: MessageProxy) -> None:
@@ -218,22 +205,12 @@ class _QueueConsumer(Consumer):
         task = self._own(message)
         if task is not None:
             with _errors_of_a_connection():
-                self._give_up(task.stored)
+                give_up(self._member, task.stored)
             self._room.release()
 
     def _own(self, message: MessageProxy) -> _Task | None:
         """Return the message if it is this consumer's; that of one that was closed after an error is delivered again."""
         return message if isinstance(message, _Task) and message.consumer is self else None
-
-    def _give_up(self, stored: StoredMessage) -> None:
-        try:
-            self._member.retry(stored, delay_level=-1)
-        except PutError as error:
-            if not _is_lasting(error):
-                raise
-            _LOG.error("%s failed and can never be a dead letter of %s, so it counts as done; read it by its id: %s",
-                       stored.msg_id, self._member.group, error)
-            self._member.ack(stored)
 
     def close(self) -> None:
         """Store the acknowledgements and leave the group: messages that are not acknowledged come again."""

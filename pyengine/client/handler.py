@@ -31,9 +31,11 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, consume
+from pyengine.client.consumer_groups import ConsumerGroups
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
+from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, Patience
 from pyengine.results import PutError
 from pyengine.storage.config import check_keywords
@@ -349,3 +351,39 @@ def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+# ---- for brokers of task libraries, whose queues are topics with a group of the same name ----
+
+
+def give_up(consumer: Consumer, message: Message) -> None:
+    """Make a message a dead letter of the group; PutError or EngineUnavailableError if that is not possible now.
+
+    If it can never be one, it counts as done, and the log says so.
+    """
+    try:
+        consumer.retry(message, delay_level=-1)
+    except PutError as error:
+        if not error.result.status.is_lasting:
+            raise
+        _LOG.error("%s failed and can never be a dead letter of %s, so it counts as done; read it by its id: %s", message.msg_id,
+                   consumer.group, error)
+        consumer.ack(message)
+
+
+def undone(store: str | os.PathLike[str], topic: str) -> int:
+    """Return how many messages of the topic its group has not stored as done: all, if the group is new."""
+    groups = ConsumerGroups(store).groups(topic=topic, group=topic)
+    if groups:
+        return sum(each.lag for each in groups)
+    with open_store(store) as reader:
+        return sum(reader.queue_end(topic, queue_id) for queue_id in reader.queue_ids(topic))
+
+
+def skip_undone(store: str | os.PathLike[str], topic: str) -> None:
+    """Let the topic's group, which may be new, begin after the messages that have arrived."""
+    groups = ConsumerGroups(store)
+    if groups.groups(topic=topic, group=topic):
+        groups.reset(topic, topic, "last")
+    else:
+        consume(store, topic, group=topic, from_="last", auto_commit=False).close()
