@@ -55,10 +55,10 @@ class Rig:
         """What the workers have written so far."""
         return (self.folder / "log").read_text()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the library's own command, the leader of a process group of its own."""
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start the library's own command, the leader of a process group of its own, with these arguments more."""
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(self._command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True,
+            process = subprocess.Popen([*self._command, *more], cwd=self.folder, stdout=log, stderr=log, start_new_session=True,
                                        env=environment(STORE=str(self.store), TOPIC=self.topic))
         self._started.append(process)
         return process

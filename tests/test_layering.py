@@ -36,7 +36,7 @@ LAYERS = (
     ("pyengine.ipc",),
     ("pyengine.services", "pyengine.client"),
     ("pyengine.engine", "pyengine.gateway"),
-    ("pyengine.workers", "pyengine.testing", "pyengine.arrow", "pyengine.taskiq", "pyengine.dramatiq"),
+    ("pyengine.workers", "pyengine.testing", "pyengine.arrow", "pyengine.taskiq", "pyengine.dramatiq", "pyengine.celery"),
     ("pyengine.spark", "pyspark_pyengine"),
     ("pyengine.cli", "pyengine.__main__"),
 )

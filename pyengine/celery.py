@@ -1,0 +1,776 @@
+"""A transport of Kombu whose queues are topics of a pyengine store, for Celery: `broker_url = "pyengine:///path/to/my-store"`.
+
+    import pyengine.celery                                             # Kombu knows the scheme from here on
+    app = celery.Celery("jobs", broker="pyengine:///path/to/my-store")  # an engine runs there: `pyengine start`
+
+At least once, if a task is acknowledged late; what runs twice after a kill is in docs/tasks.md. The store keeps countdowns, dead
+letters and the bindings of exchanges. What a process reads of a queue is read once for all its connections. A queue that belongs to
+one client (exclusive, or deleted with its last consumer: of remote control, events and `rpc://` results) has no topic: it reads
+that of its exchange from the moment of its declaration on. Needs Kombu, which comes with Celery, of the extra `celery`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlparse
+
+from pyengine.client.consumer import MAX_DELIVERIES, Consumer, consume
+from pyengine.client.handler import give_up, skip_undone, undone
+from pyengine.client.producer import Producer, connect
+from pyengine.errors import DiskError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError, require_extra
+from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
+from pyengine.formats.record import Message
+from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError
+from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
+from pyengine.storage.durable_file import DurableRecord, exclusive
+
+try:
+    from amqp.protocol import queue_declare_ok_t
+    from kombu.exceptions import ChannelError
+    from kombu.transport import TRANSPORT_ALIASES, virtual
+    from kombu.utils.json import dumps, loads
+    from kombu.utils.uuid import uuid
+except ImportError:
+    require_extra("kombu", name="celery")
+    raise
+
+SESSION_TIMEOUT_S = 3600.0  # of a worker that hangs, not of one that is killed, whose queues are free at once
+GET_WAIT_S = 0.05           # how long a message that was just put may take until a get without a consumer finds it
+POLL_S = 1.0                # the longest sleep of drain_events(), after which it looks again
+ETA_MS_MAX = (DELIVER_AT_DAYS_MAX - 1) * 86_400_000
+_LOG = logging.getLogger("pyengine.celery")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+Bindings = dict[str, tuple[str, list[tuple[str, str]]]]
+"""Topic of an exchange -> the exchange's type, and (routing key, queue) of the shared queues that are bound to it."""
+
+BINDINGS: DurableRecord[Bindings] = DurableRecord(
+    "kombu-bindings.json",
+    pack=lambda table: {name: {"type": kind, "bindings": rows} for name, (kind, rows) in table.items()},
+    unpack=lambda found: {name: (row["type"], [(key, queue) for key, queue in row["bindings"]]) for name, row in found.items()},
+    is_sealed=False, indent=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What `broker_transport_options` may say; Kombu's own and other transports' options are left alone."""
+
+    namespace: str = "celery"
+    queues: int = QUEUE_NUMS_NEW
+    commit_interval_s: float = 1.0
+    session_timeout_s: float = SESSION_TIMEOUT_S
+    max_deliveries: int | None = MAX_DELIVERIES
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> _Options:
+        return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+
+
+# ---- what the connections of a process share ------------------------------------
+
+_stores: dict[tuple[Path, _Options], _Store] = {}
+_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _stores.clear()  # a child makes its own; what its parent reads stays the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class _Delivery(NamedTuple):
+    """A message that was read of a queue, by which of its members."""
+
+    queue: _Queue
+    member: Consumer
+    stored: Message
+
+
+class _Store:
+    """One store with one set of options in this process: its producer, its topics, and its queues by name."""
+
+    def __init__(self, path: Path, options: _Options) -> None:
+        self.path = path
+        self.options = options
+        self.lock = threading.RLock()
+        self.pid = os.getpid()
+        self._connections = 0
+        self.bindings_path = BINDINGS.path(path)
+        self._new_topic = TopicConfig(options.namespace, options.queues, options.queues).check()
+        self._producer: Producer | None = None
+        self._queues: dict[str, _Queue] = {}
+        self._made: set[str] = set()       # topics that this process has made or found
+        self._topics: tuple[int, set[str]] = (-1, set())
+        self._bindings: tuple[int, Bindings] = (-1, {})
+
+    @classmethod
+    def joined(cls, path: Path, options: _Options) -> _Store:
+        """Return this process's one, for one more connection, until its leave()."""
+        with _lock:
+            found = _stores.setdefault((path, options), cls(path, options))
+            found._connections += 1
+            return found
+
+    def leave(self) -> None:
+        """Note that a connection was closed; the last one closes the producer."""
+        if self.pid != os.getpid():
+            return
+        with _lock:
+            self._connections -= 1
+            if self._connections:
+                return
+            _stores.pop((self.path, self.options), None)
+        with self.lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def producer(self, timeout_s: float) -> Producer:
+        """Return the producer, which connects to the engine when it is first wanted."""
+        with self.lock:
+            if self._producer is None:
+                self._producer = connect(self.path, timeout_s=timeout_s)
+            return self._producer
+
+    def queue(self, name: str) -> _Queue:
+        with self.lock:
+            return self._queues.setdefault(name, _Queue(self, name))
+
+    def forget(self, queue: _Queue) -> None:
+        with self.lock:
+            self._queues.pop(queue.name, None)
+
+    def exchange_topic(self, exchange: str) -> str:
+        """Return the topic that clients' own queues read of an exchange; that of "" is for what is sent to such a queue by name."""
+        return f"{self.options.namespace}~{quote(exchange, safe='')}"
+
+    def make(self, topic: str, queues: int) -> None:
+        """Enter a topic with so many queues into topics.json, unless it has one."""
+        if topic not in self._made:
+            TopicConfigs(self.path).ensure(TopicConfig(topic, queues, queues))
+            self._made.add(topic)
+
+    def has(self, topic: str) -> bool:
+        """Whether topics.json has this topic now."""
+        if topic in self._made:
+            return True
+        stamp = _stamp(TopicConfigs(self.path).path)
+        if stamp != self._topics[0]:
+            self._topics = stamp, set(TopicConfigs(self.path).read().rows)
+        return topic in self._topics[1]
+
+    def bound(self, exchange: str, default: str = "direct") -> tuple[str, list[tuple[str, str]]]:
+        """Return the type of an exchange, and (routing key, queue) of the shared queues that processes have bound to it."""
+        return self._all_bindings().get(self.exchange_topic(exchange), (default, []))
+
+    def _all_bindings(self) -> Bindings:
+        stamp = _stamp(self.bindings_path)
+        if stamp != self._bindings[0]:
+            self._bindings = stamp, BINDINGS.read(self.path).record or {}
+        return self._bindings[1]
+
+    def bind(self, exchange: str, kind: str, row: tuple[str, str]) -> None:
+        """Bind a shared queue, for all processes; durable when this returns."""
+        if row not in self.bound(exchange)[1]:
+            with exclusive(self.bindings_path):
+                table = BINDINGS.read(self.path).record or {}
+                _, rows = table.setdefault(self.exchange_topic(exchange), (kind, []))
+                if row not in rows:
+                    rows.append(row)
+                    BINDINGS.write(self.path, table)
+
+    def unbind(self, is_gone: Callable[[str, tuple[str, str]], bool]) -> None:
+        """Remove the bindings of this namespace of which `is_gone` (topic of the exchange, row) is true; durable when this returns."""
+        def kept(table: Bindings) -> Bindings:
+            rest = {name: (kind, [row for row in rows if not (name.startswith(self.exchange_topic("")) and is_gone(name, row))])
+                    for name, (kind, rows) in table.items()}
+            return {name: entry for name, entry in rest.items() if entry[1]}
+
+        if kept(self._all_bindings()) != self._all_bindings():
+            with exclusive(self.bindings_path):
+                BINDINGS.write(self.path, kept(BINDINGS.read(self.path).record or {}))
+
+    def put(self, topic: str, message: dict[str, Any], timeout_s: float, **options: Any) -> None:
+        """Store a message. A refusal that is about the message itself is a PutError, one that may end an error of the connection."""
+        body = dumps(message).encode()
+        try:
+            self.producer(timeout_s).put(topic, body, **options)
+        except PutRefusedError as error:
+            if error.result.status.is_lasting:
+                raise
+            raise EngineUnavailableError(str(error)) from error
+
+
+def _stamp(path: Path) -> int:
+    """Return a number that differs when the file has changed; 0 if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0
+    return hash((found.st_mtime_ns, found.st_ino, found.st_size))
+
+
+class _Queue:
+    """A queue of Kombu in this process: its members, which the channels share, while a channel uses it or a message is not settled.
+
+    A shared queue Q is the topic and the group NAMESPACE-Q. A client's own one has a member for each exchange that it is bound to.
+    """
+
+    def __init__(self, store: _Store, name: str) -> None:
+        self.name = name
+        self.topic = f"{store.options.namespace}-{quote(name, safe='')}"
+        self.is_own = False
+        self.is_declared = False
+        self.is_auto_delete = False
+        self._store = store
+        self._pid = os.getpid()
+        self._sources: list[tuple[str, str, str]] = []  # of an own one: (exchange, its type, routing key)
+        self._since_ms = 0
+        self._members: deque[tuple[Consumer, Callable[[str], object] | None]] = deque()
+        self._users = 0
+        self._unsettled: set[str] = set()
+        self._returned: deque[_Delivery] = deque()
+
+    def declare(self, *, exclusive: bool = False, auto_delete: bool = False, durable: bool = True) -> None:
+        self.is_auto_delete = auto_delete
+        if exclusive or auto_delete and (not durable or _UUID.fullmatch(self.name)):  # a name for replies: Celery's `rpc://` results
+            self._become_own()
+        self.is_declared = True
+
+    def _become_own(self) -> None:
+        if not self.is_own:
+            self.is_own = True
+            self._since_ms = time.time_ns() // 1_000_000
+
+    def bind(self, exchange: str, kind: str, routing_key: str) -> bool:
+        """Bind a client's own queue to an exchange; False for a shared queue. One that a fan-out deletes with its consumer is one too."""
+        if kind == "fanout" and self.is_auto_delete:
+            self._become_own()
+        source = exchange, kind, routing_key
+        with self._store.lock:
+            if self.is_own and source not in self._sources:
+                self._store.make(self._store.exchange_topic(exchange), 1)
+                self._sources.append(source)
+                if self._members:
+                    self._join(*source)
+        return self.is_own
+
+    def acquire(self, timeout_s: float) -> None:
+        """Begin to read the queue, for one more channel."""
+        with self._store.lock:
+            self._users += 1
+            if not self._members:
+                try:
+                    self._open(timeout_s)
+                except BaseException:
+                    self._users -= 1
+                    self._close()
+                    raise
+
+    def _open(self, timeout_s: float) -> None:
+        options = self._store.options
+        if self.is_own:
+            for source in self._sources or [("", "direct", self.name)]:
+                self._join(*source)
+            return
+        member = consume(
+            self._store.path, self.topic, group=self.topic, auto_commit=False, commit_interval_s=options.commit_interval_s,
+            session_timeout_s=options.session_timeout_s, max_deliveries=options.max_deliveries, timeout_s=timeout_s)
+        self._members.append((member, None))
+        self._store.make(self.topic, options.queues)
+
+    def _join(self, exchange: str, kind: str, routing_key: str) -> None:
+        """Read the topic of an exchange: by tag if one routing key is wanted, and all of it for a pattern or a fan-out."""
+        tags = _tag(routing_key) if kind == "direct" else None
+        member = consume(self._store.path, self._store.exchange_topic(exchange), tags=tags, from_=self._since_ms)
+        matches = re.compile(virtual.exchange.TopicExchange(None).key_to_pattern(routing_key)).match if kind == "topic" else None
+        self._members.append((member, matches))
+
+    def release(self) -> None:
+        """End to read the queue for one channel."""
+        with self._store.lock:
+            self._users -= 1
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if not self._users and not self._unsettled:
+            self._close()
+
+    def _close(self) -> None:
+        if self._pid != os.getpid():
+            return
+        self._since_ms = time.time_ns() // 1_000_000
+        self._returned.clear()
+        while self._members:
+            self._members.popleft()[0].close()
+
+    def delete(self) -> None:
+        with self._store.lock:
+            self._store.forget(self)
+            if self.is_own:
+                self._unsettled.clear()
+                self._close()
+
+    def filenos(self) -> Iterator[int]:
+        """Yield descriptors that are readable when there may be a message."""
+        for member, _ in list(self._members):
+            yield member.fileno()
+
+    def take(self, timeout_s: float = 0.0) -> _Delivery | None:
+        """Return the next message, or None if there is none until the timeout."""
+        if self._returned:
+            delivery = self._returned.popleft()
+            self._unsettled.add(delivery.stored.msg_id)
+            return delivery
+        for _ in range(len(self._members)):
+            member, matches = self._members[0]
+            self._members.rotate(-1)
+            while found := member.pull(1, timeout_s=timeout_s):
+                if matches is None or matches(unquote(found[0].tags or "")):
+                    self._unsettled.add(found[0].msg_id)
+                    return _Delivery(self, member, found[0])
+        return None
+
+    def ack(self, delivery: _Delivery) -> None:
+        if not self.is_own:
+            delivery.member.ack(delivery.stored)
+        self._settle(delivery)
+
+    def reject(self, delivery: _Delivery) -> None:
+        """Make a message a dead letter of the group."""
+        if not self.is_own:
+            give_up(delivery.member, delivery.stored)
+        self._settle(delivery)
+
+    def requeue(self, delivery: _Delivery) -> None:
+        """Have a message delivered again at once."""
+        if self.is_own:
+            self._returned.append(delivery)
+        else:
+            delivery.member.requeue(delivery.stored)
+        self._settle(delivery)
+
+    def untake(self, delivery: _Delivery) -> None:
+        """Have a message delivered again that no program has begun with: it does not count as delivered."""
+        if not self.is_own and self._pid == os.getpid():
+            delivery.member._take_back([delivery.stored])
+        self._settle(delivery)
+
+    def _settle(self, delivery: _Delivery) -> None:
+        with self._store.lock:
+            self._unsettled.discard(delivery.stored.msg_id)
+            self._close_if_unused()
+
+
+def _tag(routing_key: str) -> str | None:
+    return quote(routing_key, safe="") or None
+
+
+# ---- Kombu's classes -------------------------------------------------------------
+
+
+class QoS(virtual.QoS):
+    """What a channel has delivered and is not settled; the prefetch limit."""
+
+    channel: Channel
+    restore_at_shutdown = False  # a message that is not settled comes again by itself
+
+    def ack(self, delivery_tag: str) -> None:
+        """Note that a message is done."""
+        self._quick_ack(delivery_tag)
+        self.channel._settle(delivery_tag, _Queue.ack)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Have a message delivered again at once, or make it a dead letter."""
+        self.channel._settle(delivery_tag, _Queue.requeue if requeue else _Queue.reject)
+        self._quick_ack(delivery_tag)
+
+    def restore_unacked(self) -> list[Any]:
+        """Have all messages that are not settled delivered again."""
+        for tag in list(self.channel._unsettled):
+            self.reject(tag, requeue=True)
+        return []
+
+
+class Channel(virtual.Channel):
+    """A channel of a connection."""
+
+    QoS = QoS
+    connection: Transport
+    supports_fanout = True
+    do_restore = False
+
+    def __init__(self, connection: Transport, **options: Any) -> None:
+        super().__init__(connection, **options)
+        self._unsettled: dict[str, _Delivery] = {}
+        self._consumed: dict[str, tuple[_Queue, bool]] = {}  # by consumer tag: (what it reads, whether a delivery settles a message)
+        self._got: list[_Queue] = []  # own ones that are read without a consumer
+
+    @property
+    def _store(self) -> _Store:
+        return self.connection.store
+
+    # -- queues, exchanges, bindings
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, durable: bool = True, exclusive: bool = False,
+                      auto_delete: bool = False, **options: Any) -> queue_declare_ok_t:
+        """Declare a queue, whose topic is made when it is first used; with `passive`, ChannelError if there is none."""
+        found = self._store.queue(queue or f"amq.gen-{uuid()}")
+        if not passive:
+            found.declare(exclusive=exclusive, auto_delete=auto_delete, durable=durable)
+        elif not found.is_declared and not self._store.has(found.topic):
+            raise ChannelError(f"NOT_FOUND - no queue {queue!r} in {self._store.path}", (50, 10), "Channel.queue_declare", "404")
+        return queue_declare_ok_t(found.name, self._size(found.name) if passive else 0, 0)
+
+    def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **options: Any) -> None:
+        """Bind a queue to an exchange: a shared one for all processes and durably, a client's own one for this process."""
+        exchange = exchange or "amq.direct"
+        if not self._store.queue(queue).bind(exchange, self.typeof(exchange).type, routing_key or ""):
+            super().queue_bind(queue, exchange, routing_key or "", arguments, **options)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        self._store.bind(exchange, self.typeof(exchange).type, (routing_key, queue))
+
+    def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **options: Any) -> None:
+        """Undo queue_bind() of a shared queue, for all processes."""
+        exchange = exchange or "amq.direct"
+        super().queue_unbind(queue, exchange, routing_key or "", arguments, **options)
+        topic, gone = self._store.exchange_topic(exchange), (routing_key or "", queue)
+        self._store.unbind(lambda name, row: name == topic and row == gone)
+
+    def get_table(self, exchange: str) -> list[Any]:
+        """Return (routing key, pattern, queue) of the shared queues that any process has bound to an exchange."""
+        kind = self.typeof(exchange)
+        return [kind.prepare_bind(queue, exchange, routing_key, None) for routing_key, queue in self._store.bound(exchange)[1]]
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        """Return the type of an exchange that this connection has declared, or to which any process has bound a queue."""
+        return super().typeof(exchange, default=self._store.bound(exchange, default)[0])
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        """Delete an exchange and its bindings; the queues remain."""
+        topic = self._store.exchange_topic(exchange)
+        self._store.unbind(lambda name, row: name == topic)
+        self.state.exchanges.pop(exchange, None)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **options: Any) -> None:
+        """Drop a queue's messages and bindings. Its topic remains, without messages."""
+        if if_empty and self._size(queue):
+            return
+        self._purge(queue)
+        self._store.unbind(lambda name, row: row[1] == queue)
+        self.state.queue_bindings_delete(queue)
+        self._store.queue(queue).delete()
+
+    def _size(self, queue: str) -> int:
+        found = self._store.queue(queue)
+        return undone(self._store.path, found.topic) if not found.is_own and self._store.has(found.topic) else 0
+
+    def _purge(self, queue: str) -> int:
+        """Drop the messages that have arrived and are not done; delayed ones still arrive."""
+        count = self._size(queue)
+        if count:
+            skip_undone(self._store.path, self._store.queue(queue).topic)
+        return count
+
+    # -- publish
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **options: Any) -> None:
+        """Store a message once for each shared queue that gets it, and once for all queues of clients. PutError, EngineUnavailableError."""
+        self._inplace_augment_message(message, exchange, routing_key)
+        store, timeout_s = self._store, self.connection.timeout_s
+        if not exchange:
+            queue = store.queue(routing_key)
+            if not queue.is_own and (queue.is_declared or store.has(queue.topic)):
+                self._put(routing_key, message)
+            else:
+                store.put(store.exchange_topic(""), message, timeout_s, tags=_tag(routing_key))
+            return
+        for name in self._lookup(exchange, routing_key):
+            self._put(name, message)
+        topic = store.exchange_topic(exchange)
+        if store.has(topic):
+            store.put(topic, message, timeout_s, tags=_tag(routing_key or ""))
+
+    def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
+        topic = self._store.queue(queue).topic
+        self._store.make(topic, self._store.options.queues)
+        message, due_ms = _delayed(message)
+        self._store.put(topic, message, self.connection.timeout_s, keys=(message.get("headers") or {}).get("id") or None, deliver_at=due_ms)
+
+    # -- deliver
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], object], consumer_tag: str, **options: Any) -> None:
+        """Deliver the queue's messages by drain_events(), or in the event loop."""
+        found = self._store.queue(queue)
+        found.acquire(self.connection.timeout_s)
+        self._consumed[consumer_tag] = found, no_ack
+        super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """End basic_consume(). Messages that are not settled remain this process's."""
+        super().basic_cancel(consumer_tag)
+        if consumer_tag in self._consumed:
+            queue, _ = self._consumed.pop(consumer_tag)
+            self.connection.watch()
+            queue.release()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
+        """Return the next message, or None."""
+        found = self._store.queue(queue)
+        if found not in self._got:
+            found.acquire(self.connection.timeout_s)
+            self._got.append(found)
+        try:
+            payload = self._payload(found, no_ack, GET_WAIT_S)
+        finally:
+            if not found.is_own:  # other processes share it, so this one has no share of it without a consumer
+                self._got.remove(found)
+                found.release()
+        if payload is None:
+            return None
+        message = self.Message(payload, channel=self)
+        if not no_ack:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def filenos(self) -> Iterator[int]:
+        """Yield the descriptors of what this channel may deliver now."""
+        if self._consumed and self.qos.can_consume():
+            for queue, _ in list(self._consumed.values()):
+                yield from queue.filenos()
+
+    def deliver(self) -> int:
+        """Deliver up to one message of each queue that is consumed, within the prefetch limit; return how many."""
+        count = 0
+        for queue, no_ack in list(self._consumed.values()):
+            if not self.qos.can_consume():
+                break
+            payload = self._payload(queue, no_ack)
+            if payload is not None:
+                self.connection._deliver(payload, queue.name)
+                count += 1
+        return count
+
+    def _payload(self, queue: _Queue, no_ack: bool, timeout_s: float = 0.0) -> dict[str, Any] | None:
+        """Return the next message in Kombu's form; without `no_ack`, it is to be settled by its delivery tag."""
+        while (delivery := queue.take(timeout_s)) is not None:
+            stored = delivery.stored
+            try:
+                payload: dict[str, Any] = loads(stored.body)
+                properties = payload["properties"]
+                properties["delivery_tag"] = stored.msg_id
+                properties["delivery_info"]["redelivered"] = stored.delivery_count > 1
+                again_ms = _due_again_ms(payload)
+                expired = int(properties.get("expiration") or 0)
+            except Exception:  # noqa: BLE001 - what another program has put may be anything
+                _LOG.exception("%s is no message of Kombu, so it becomes a dead letter of %s", stored.msg_id, queue.topic)
+                queue.reject(delivery)
+                continue
+            if expired and stored.store_timestamp_ms + expired <= time.time_ns() // 1_000_000:
+                queue.ack(delivery)
+            elif again_ms is not None:
+                self._put(queue.name, payload)
+                queue.ack(delivery)
+            elif no_ack:
+                queue.ack(delivery)
+                return payload
+            else:
+                self._unsettled[stored.msg_id] = delivery
+                return payload
+        return None
+
+    def _settle(self, delivery_tag: str, how: Callable[[_Queue, _Delivery], None]) -> None:
+        delivery = self._unsettled.get(delivery_tag)
+        if delivery is not None:
+            how(delivery.queue, delivery)
+            self._unsettled.pop(delivery_tag, None)
+            if self.connection is not None:
+                self.connection.wake()
+
+    def close(self) -> None:
+        """End all consumers; messages that are not settled come again."""
+        if not self.closed:
+            super().close()
+            for tag in list(self._unsettled):
+                delivery = self._unsettled.pop(tag)
+                delivery.queue.untake(delivery)
+            while self._got:
+                self._got.pop().release()
+
+
+def _delayed(message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """Return the message that is delivered at its ETA, and when, in ms since 1970; the store waits, and no worker.
+
+    One without a time zone, or further ahead than the store can wait, keeps the ETA.
+    """
+    due_ms = _eta_ms(message)
+    if due_ms is None:
+        return message, None
+    latest_ms = time.time_ns() // 1_000_000 + ETA_MS_MAX
+    if due_ms > latest_ms:
+        return message, latest_ms
+    return {**message, "headers": {**message["headers"], "eta": None}}, due_ms
+
+
+def _due_again_ms(message: dict[str, Any]) -> int | None:
+    """Return when a message is due that has come before its ETA, because that was too far ahead."""
+    due_ms = _eta_ms(message)
+    return due_ms if due_ms is not None and due_ms > time.time_ns() // 1_000_000 else None
+
+
+def _eta_ms(message: dict[str, Any]) -> int | None:
+    eta = (message.get("headers") or {}).get("eta")
+    try:
+        at = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
+        return None if at is None or at.tzinfo is None else int(at.timestamp() * 1000) + 1
+    except (ValueError, AttributeError, OverflowError):  # the worker reports it
+        return None
+
+
+class Transport(virtual.Transport):
+    """A connection to a store."""
+
+    Channel = Channel
+    can_parse_url = True
+    polling_interval = None
+    driver_type = driver_name = "pyengine"
+    implements = virtual.Transport.implements.extend(asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"]))
+    connection_errors = (*virtual.Transport.connection_errors, EngineUnavailableError, NotAStoreError, StoreBusyError, DiskError,
+                         PutIndeterminateError, PutNotDurableError)
+    _awake = -1
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._path = _path_of(client.hostname or "")
+        self._options = _Options.of(client.transport_options)
+        self.timeout_s = float(client.connect_timeout or 0)
+        self._joined: _Store | None = None
+        self._loop: Any = None
+        self._watched: set[int] = set()
+        self._thread = 0  # which waits for messages
+
+    def __del__(self) -> None:
+        if self._awake >= 0:
+            os.close(self._awake)
+
+    @property
+    def store(self) -> _Store:
+        """What this process has of the store."""
+        if self._joined is None or self._joined.pid != os.getpid():
+            self._joined = _Store.joined(self._path, self._options)
+        return self._joined
+
+    def driver_version(self) -> str:
+        """Return the version of pyengine."""
+        from pyengine import __version__
+
+        return __version__
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """Return the URL, which has no password."""
+        return uri
+
+    def establish_connection(self) -> Transport:
+        """Connect to the engine; EngineUnavailableError or NotAStoreError if none runs within the connection's timeout."""
+        self.store.producer(self.timeout_s)
+        super().establish_connection()
+        return self
+
+    def close_connection(self, connection: Transport) -> None:
+        """Close all channels."""
+        if self._loop is not None:
+            self.unregister_from_event_loop(connection, self._loop)
+        super().close_connection(connection)
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.leave()
+
+    def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
+        """Deliver messages, at least one, as soon as there is one; TimeoutError after the timeout."""
+        until_s = None if timeout is None else time.monotonic() + timeout
+        self._thread = threading.get_ident()
+        while not self._deliver_all():
+            left_s = POLL_S if until_s is None else until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            poller = select.poll()
+            for descriptor in self._descriptors():
+                poller.register(descriptor, select.POLLIN)
+            poller.poll(min(left_s, POLL_S) * 1000)
+            self._forget_wake()
+
+    def _deliver_all(self) -> int:
+        return sum(channel.deliver() for channel in list(self.channels))
+
+    def _descriptors(self) -> set[int]:
+        return {self._awake, *(descriptor for channel in list(self.channels) for descriptor in channel.filenos())}
+
+    def wake(self) -> None:
+        """Have a thread that waits look again at what may be delivered, after another thread has settled a message."""
+        if threading.get_ident() != self._thread:
+            os.eventfd_write(self._awake, 1)
+
+    def _forget_wake(self) -> None:
+        try:
+            os.eventfd_read(self._awake)
+        except BlockingIOError:
+            pass
+
+    # -- the event loop of a worker
+
+    def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
+        """Deliver messages in an event loop of Kombu, which watches the descriptors of what may be delivered."""
+        self._loop = loop
+        self._thread = threading.get_ident()
+        loop.on_tick.add(self.watch)
+
+    def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
+        """Undo register_with_event_loop()."""
+        loop.on_tick.discard(self.watch)
+        for descriptor in self._watched:
+            loop.remove_reader(descriptor)
+        self._watched.clear()
+        self._loop = None
+
+    def watch(self) -> None:
+        """Have the loop watch what may be delivered now: while a channel is at its prefetch limit, nothing of it."""
+        if self._loop is None:
+            return
+        wanted = self._descriptors()
+        for descriptor in self._watched - wanted:
+            self._loop.remove_reader(descriptor)
+        for descriptor in wanted:
+            if descriptor not in self._loop.readers:
+                self._loop.add_reader(descriptor, self.on_readable)
+        self._watched = wanted
+
+    def on_readable(self, *arguments: Any) -> None:
+        """Deliver what is there, one message of each queue."""
+        self._forget_wake()
+        self._deliver_all()
+
+
+def _path_of(url: str) -> Path:
+    parts = urlparse(url)
+    if parts.scheme != "pyengine" or not parts.netloc + parts.path:
+        raise UsageError(f"the broker URL {url!r} names no store: give pyengine:///path/to/my-store")
+    return Path(unquote(parts.netloc + parts.path)).absolute()
+
+
+TRANSPORT_ALIASES["pyengine"] = "pyengine.celery:Transport"

@@ -1,0 +1,460 @@
+"""pyengine.celery: real workers of Celery run what was sent, also when they are killed, and Kombu's exchanges work across processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import celery
+import kombu
+import pytest
+from kombu.common import Broadcast
+
+import pyengine
+import pyengine.celery
+from fix_cli import environment
+from fix_tasks import assert_sigterm_lets_tasks_end, children, kill_group, rig, task_store  # noqa: F401
+from pyengine import testing
+from test_docs import blocks_of, reader  # noqa: F401
+from waiting import eventually, scaled_timeout_s
+
+TASKS = """
+import celery
+import kombu
+from celery.exceptions import Reject
+from kombu.common import Broadcast
+import pyengine.celery
+
+app = celery.Celery("tasks", broker=f"pyengine://{os.environ['STORE']}", backend="rpc://")
+app.conf.broker_transport_options = {"namespace": os.environ["TOPIC"].removesuffix("-celery"), "queues": 4}
+app.conf.task_queues = [kombu.Queue("celery"), Broadcast("news")]
+app.conf.worker_prefetch_multiplier = 2
+
+@app.task(acks_late=True)
+def work(name):
+    note(name)
+
+@app.task
+def early(name):
+    note(f"{name}-begun")
+    wait_for(f"{name}-go")
+    note(name)
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def held(name):
+    note(f"{name}-begun")
+    wait_for(f"{name}-go")
+    note(name)
+
+@app.task(bind=True, max_retries=2)
+def failing(self, name, times):
+    note(name)
+    if self.request.retries < times:
+        raise self.retry(countdown=0.1)
+
+@app.task
+def add(a, b):
+    return a + b
+
+@app.task(bind=True, acks_late=True)
+def rejected(self, name):
+    note(name)
+    raise Reject("never", requeue=False)
+
+@app.task(bind=True, acks_late=True)
+def given_back(self, name):
+    note(name)
+    if not self.request.delivery_info["redelivered"]:
+        raise Reject("again", requeue=True)
+"""
+COMMAND = ["celery", "--app", "tasks", "worker", "--concurrency", "2", "--loglevel", "INFO"]
+
+
+@contextlib.contextmanager
+def app_of(rig):
+    """A program that sends tasks and has no tasks.py."""
+    with celery.Celery("sender", broker=f"pyengine://{rig.store}", backend="rpc://", set_as_current=False) as app:
+        app.conf.broker_transport_options = {"namespace": rig.topic.removesuffix("-celery"), "queues": 4}
+        yield app
+
+
+def send_all(rig, task, calls, **options):
+    with app_of(rig) as app:
+        for arguments in calls:
+            app.send_task(f"tasks.{task}", arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def workers(task_store, tmp_path_factory):  # noqa: F811
+    """Two workers of one topic, which only get messages."""
+    with rig(tmp_path_factory.mktemp("celery"), task_store, "shared-celery", TASKS, COMMAND) as made:
+        made.processes = [made.start("--hostname", f"{name}@here") for name in ("one", "two")]
+        yield made
+
+
+@pytest.fixture
+def own(task_store, tmp_path, request):  # noqa: F811
+    """A rig with topics of the test's own, without a worker."""
+    with rig(tmp_path / "rig", task_store, f"{request.node.name[:80]}-celery", TASKS, COMMAND) as made:
+        yield made
+
+
+def dead_letters(rig):
+    with pyengine.open_store(rig.store) as store:
+        return store.queue_end(f"%DLQ%{rig.topic}", 0)
+
+
+# ---- Celery ----------------------------------------------------------------------
+
+
+def test_two_workers_share_the_tasks_of_a_new_queue_and_run_each_once(workers):
+    send_all(workers, "work", [(f"warm-{n}",) for n in range(8)])
+    assert workers.wait_until_shared(2) == {process.pid for process in workers.processes}
+    names = [f"shared-{n}" for n in range(200)]
+    send_all(workers, "work", [(name,) for name in names])
+    found = workers.noted(*names)
+    assert set(Counter(each.what for each in found).values()) == {1}
+    for process in workers.processes:
+        assert children(process) & {each.pid for each in found}
+    workers.wait_until_acknowledged()
+    assert {each.topic: each.config for each in pyengine.Topics(workers.store).list()}[workers.topic].write_queue_nums == 4
+
+
+@pytest.mark.parametrize("when", ["countdown", "eta"])
+def test_a_task_is_not_run_before_its_time_and_waits_in_the_store(workers, when):
+    due_s = time.time() + 1.5
+    options = {"countdown": 1.5} if when == "countdown" else {"eta": datetime.fromtimestamp(due_s, UTC)}
+    send_all(workers, "work", [(f"due-{when}",)], **options)
+    with app_of(workers) as app:
+        assert all(not scheduled for scheduled in app.control.inspect(timeout=1).scheduled().values())
+    (ran,) = workers.noted(f"due-{when}")
+    assert ran.time_s >= due_s
+
+
+def test_an_eta_beyond_forty_days_is_waited_for_in_parts(workers, monkeypatch):
+    monkeypatch.setattr(pyengine.celery, "ETA_MS_MAX", 300)
+    due_s = time.time() + 1
+    send_all(workers, "work", [("far",)], eta=datetime.fromtimestamp(due_s, UTC))  # the worker waits for the second part
+    (ran,) = workers.noted("far")
+    assert ran.time_s >= due_s
+
+
+def test_a_task_is_retried_and_results_come_back(workers):
+    send_all(workers, "failing", [("twice", 2)])
+    eventually(lambda: Counter(each.what for each in workers.notes())["twice"] == 3, "it was run again twice")
+    with app_of(workers) as app:
+        results = [app.send_task("tasks.add", (n, n)) for n in range(20)]
+        assert [each.get(timeout=scaled_timeout_s(30)) for each in results] == [2 * n for n in range(20)]
+
+
+def test_a_rejected_task_and_a_body_that_is_no_message_are_dead_letters(workers):
+    before = dead_letters(workers)
+    send_all(workers, "rejected", [("rejected",)])
+    with pyengine.connect(workers.store) as producer:
+        producer.put(workers.topic, b"\xff no message")
+    eventually(lambda: dead_letters(workers) == before + 2, "both are dead letters")
+    workers.wait_until_acknowledged()
+    assert len(workers.noted("rejected")) == 1
+
+
+def test_a_task_that_is_given_back_comes_again_at_once_and_says_so(workers):
+    send_all(workers, "given_back", [("back",)])
+    eventually(lambda: len(workers.noted("back")) == 2, "it was run again")
+    workers.wait_until_acknowledged()
+
+
+def test_workers_answer_remote_control_and_get_broadcasts(workers):
+    with app_of(workers) as app:
+        answers = app.control.inspect(timeout=scaled_timeout_s(2)).ping()
+        assert set(answers) == {"one@here", "two@here"}
+        app.conf.task_queues = [kombu.Queue("celery"), Broadcast("news")]
+        app.send_task("tasks.work", ("for-all",), queue="news")
+    eventually(lambda: Counter(each.what for each in workers.notes())["for-all"] == 2, "each worker ran it")
+
+
+def test_a_monitor_gets_the_events_of_workers(workers):
+    with app_of(workers) as app, app.connection() as connection:
+        hosts = set()
+        receiver = app.events.Receiver(connection, handlers={"worker-heartbeat": lambda event: hosts.add(event["hostname"])})
+        for _ in receiver.consume(limit=None, timeout=scaled_timeout_s(30)):
+            if len(hosts) == 2:
+                break
+        assert hosts == {"one@here", "two@here"}
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_pool_without_processes_runs_and_acknowledges_tasks(own, pool):
+    own.start("--pool", pool)
+    names = [f"{pool}-{n}" for n in range(30)]
+    send_all(own, "work", [(name,) for name in names])
+    assert len(own.noted(*names)) == 30
+    own.wait_until_acknowledged()
+
+
+def test_kill_9_of_a_worker_loses_no_task_that_is_acknowledged_late_and_repeats_none_that_is_stored_as_done(own):
+    process = own.start()
+    before = [f"before-{n}" for n in range(100)]
+    send_all(own, "work", [(name,) for name in before])
+    own.noted(*before)
+    own.wait_until_acknowledged()
+    names = [f"load-{n}" for n in range(600)]
+    send_all(own, "held", [("held",)])
+    own.noted("held-begun")
+    send_all(own, "work", [(name,) for name in names])
+    eventually(lambda: own.lag() <= 400, "what is done in the queues without the held task is stored")
+    kill_group(process)
+    (own.folder / "held-go").touch()
+    own.start()
+    runs = Counter(each.what for each in own.noted(*before, *names, "held"))
+    own.wait_until_acknowledged()
+    assert {runs[name] for name in before} == {1} and runs["held"] == 1
+
+
+def test_kill_9_of_a_worker_loses_no_more_than_the_running_tasks_that_are_acknowledged_early(own):
+    process = own.start()
+    send_all(own, "early", [("early-0",), ("early-1",)])
+    own.noted("early-0-begun", "early-1-begun")
+    own.wait_until_acknowledged()
+    send_all(own, "early", [("early-2",)])  # is fetched, and not begun
+    eventually(lambda: own.log.count("received") == 3, "the worker has all")
+    kill_group(process)
+    for n in range(3):
+        (own.folder / f"early-{n}-go").touch()
+    own.start()
+    own.noted("early-2")
+    own.wait_until_acknowledged()
+    assert {each.what for each in own.notes()} == {"early-0-begun", "early-1-begun", "early-2-begun", "early-2"}
+
+
+def test_a_task_whose_pool_process_is_killed_is_run_again_if_it_says_so(own):
+    own.start()
+    send_all(own, "held", [("lost",)])
+    (begun,) = own.noted("lost-begun")
+    os.kill(begun.pid, signal.SIGKILL)
+    eventually(lambda: len(own.noted("lost-begun")) == 2, "another process of the pool has begun with it")
+    (own.folder / "lost-go").touch()
+    own.noted("lost")
+    own.wait_until_acknowledged()
+
+
+def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
+    assert_sigterm_lets_tasks_end(own, send_all, "Warm shutdown")
+
+
+def test_a_worker_goes_on_when_the_engine_is_started_again(tmp_path):
+    store = tmp_path / "store"
+    with rig(tmp_path / "rig", store, "again-celery", TASKS, COMMAND) as own:
+        with pyengine.Engine(store, **testing.SMALL_FILES):
+            own.start()
+            send_all(own, "work", [("first",)])
+            own.noted("first")
+        with pyengine.Engine(store):
+            send_all(own, "work", [("second",)])
+            send_all(own, "failing", [("third", 1)])
+            eventually(lambda: len(own.noted("second", "third")) == 3, "they ran")
+
+
+def test_purge_drops_what_has_arrived_whether_the_group_is_new_or_not(own):
+    with app_of(own) as app:
+        for _ in range(2):
+            for n in range(8):
+                app.send_task("tasks.work", (f"dropped-{n}",))
+            eventually(lambda: app.control.purge() == 8, "all were dropped")
+        app.send_task("tasks.work", ("kept",))
+    own.start()
+    own.noted("kept")
+    assert [each.what for each in own.notes()] == ["kept"]
+
+
+def test_a_task_that_is_too_large_raises_the_error_of_the_put(own):
+    with pytest.raises(pyengine.PutRefusedError):
+        send_all(own, "work", [("x" * (300 << 10),)])
+
+
+def test_without_an_engine_a_task_is_not_sent(tmp_path):
+    with pyengine.Engine(tmp_path / "store", **testing.SMALL_FILES):
+        pass
+    with celery.Celery("sender", broker=f"pyengine://{tmp_path}/store", set_as_current=False) as app:
+        app.conf.broker_connection_timeout = 0.2
+        with pytest.raises(kombu.exceptions.OperationalError):
+            app.send_task("tasks.work", ("never",), retry=False)
+
+
+def test_a_url_without_a_store_is_refused():
+    with pytest.raises(pyengine.UsageError, match="names no store: give pyengine:///path/to/my-store"):
+        kombu.Connection("pyengine://").connect()
+
+
+@pytest.mark.ci
+def test_the_blocks_of_the_tasks_page_about_celery_run(reader):  # noqa: F811
+    jobs, shell = blocks_of("docs/tasks.md")[:2]
+    (reader.folder / "jobs.py").write_text(jobs.text)
+    reader.environment["PATH"] = f"{Path(sys.executable).parent}:{reader.environment['PATH']}"  # Celery's command
+    shown = reader.run(shell)
+    assert "3\n" in shown and "7\n" in shown
+
+
+# ---- Kombu -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def connect(task_store, request):  # noqa: F811
+    """Make connections of one namespace, which are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(kombu.Connection(
+            f"pyengine://{task_store}", transport_options={"namespace": f"kombu{zlib.crc32(request.node.name.encode())}", "queues": 2}))
+
+
+def received(connection, queue, count, timeout_s=10.0):
+    """The bodies of `count` messages of a queue, acknowledged; fewer at the timeout."""
+    bodies = []
+
+    def note(body, message):
+        bodies.append(body)
+        message.ack()
+
+    with kombu.Consumer(connection, [queue], callbacks=[note]), contextlib.suppress(socket.timeout):
+        while len(bodies) < count:
+            connection.drain_events(timeout=scaled_timeout_s(timeout_s))
+    return bodies
+
+
+@pytest.mark.parametrize(("kind", "keys", "sent", "gets"), [
+    ("direct", ("a", "b"), "a", (True, False)), ("topic", ("t.*", "t.#"), "t.x.y", (False, True)), ("fanout", ("", ""), "", (True, True))])
+@pytest.mark.parametrize("is_own", [False, True], ids=["shared", "of one client"])
+def test_an_exchange_routes_to_queues_that_other_connections_have_bound(connect, kind, keys, sent, gets, is_own):
+    exchange = kombu.Exchange("routes", type=kind)
+    queues = [kombu.Queue(f"q{n}", exchange, routing_key=key, exclusive=is_own) for n, key in enumerate(keys)]
+    reading, writing = connect(), connect()
+    for queue in queues:
+        queue(reading.default_channel).declare()
+    kombu.Producer(writing, exchange, auto_declare=False).publish("hello", routing_key=sent)
+    for queue, wanted in zip(queues, gets):
+        assert received(reading, queue, 1, 10.0 if wanted else 0.2) == ["hello"] * wanted
+
+
+def test_a_binding_that_was_removed_routes_nothing(connect):
+    exchange = kombu.Exchange("routes", type="direct")
+    queue = kombu.Queue("q", exchange, routing_key="a")
+    writing = connect()
+    bound = queue(connect().default_channel)
+    bound.declare()
+    bound.unbind_from(exchange, "a")
+    kombu.Producer(writing, exchange, auto_declare=False).publish("lost", routing_key="a")
+    bound.queue_bind()
+    kombu.Producer(writing, exchange, auto_declare=False).publish("kept", routing_key="a")
+    bound.exchange.delete()
+    kombu.Producer(writing, exchange, auto_declare=False).publish("lost", routing_key="a")
+    assert received(writing, queue, 2, 1.0) == ["kept"]
+
+
+def test_messages_are_read_once_by_all_connections_of_a_process(connect):
+    connections = [connect(), connect()]
+    with contextlib.closing(connections[0].SimpleQueue("once")) as first, contextlib.closing(connections[1].SimpleQueue("once")) as second:
+        for n in range(20):
+            first.put(n)
+        found = []
+        for n in range(20):
+            message = (first, second)[n % 2].get(timeout=scaled_timeout_s(10))
+            found.append(message.payload)
+            message.ack()
+    assert sorted(found) == list(range(20))
+
+
+def test_what_a_closed_channel_had_not_settled_comes_again_however_often(connect):
+    connection = connect()
+    queue = kombu.Queue("q")
+    with contextlib.closing(connection.channel()) as channel:
+        queue(channel).declare()
+        kombu.Producer(channel).publish("again", routing_key="q")
+    for _ in range(pyengine.celery.MAX_DELIVERIES + 2):  # none of them counts as a delivery that has killed its reader
+        with contextlib.closing(connection.channel()) as channel:
+            assert eventually_got(queue(channel)).payload == "again"
+    message = eventually_got(queue(connection.default_channel))
+    message.ack()
+    assert queue(connection.default_channel).get() is None
+
+
+def eventually_got(queue):
+    """The next message of a bound queue."""
+    found = []
+    eventually(lambda: found.append(queue.get()) or found[-1] is not None, "the queue has a message")
+    return found[-1]
+
+
+def test_the_prefetch_limit_holds_until_another_thread_acknowledges(connect):
+    connection = connect()
+    got = []
+    producer = connection.Producer()
+    with connection.Consumer([kombu.Queue("q")], callbacks=[lambda body, message: got.append(message)], prefetch_count=2):
+        for n in range(3):
+            producer.publish(n, routing_key="q")
+        with pytest.raises(socket.timeout):
+            while True:
+                connection.drain_events(timeout=1)
+        assert len(got) == 2
+        other = threading.Thread(target=got[0].ack)
+        other.start()
+        connection.drain_events(timeout=scaled_timeout_s(10))
+        other.join()
+        for message in got[1:]:
+            message.ack()
+    assert len(got) == 3
+
+
+def test_a_message_is_dropped_after_its_expiration(connect):
+    connection = connect()
+    producer = connection.Producer()
+    producer.publish("old", routing_key="q", declare=[kombu.Queue("q")], expiration=0.001)
+    time.sleep(0.01)  # longer than the message may wait
+    producer.publish("new", routing_key="q", expiration=600)
+    assert received(connection, kombu.Queue("q"), 2, 1.0) == ["new"]
+
+
+def test_a_forked_child_sends_and_reads_by_itself(connect):
+    connection = connect()
+    queue = kombu.Queue("q")
+    producer = connection.Producer()
+    producer.publish("parent", routing_key="q", declare=[queue])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            connection.Producer().publish("child", routing_key="q")
+            connection.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    producer.publish("parent again", routing_key="q")
+    assert sorted(received(connection, queue, 3)) == ["child", "parent", "parent again"]
+
+
+def test_a_queue_that_does_not_exist_is_not_found(connect):
+    with pytest.raises(kombu.exceptions.ChannelError, match="NOT_FOUND"):
+        kombu.Queue("none")(connect().default_channel).queue_declare(passive=True)
+
+
+def test_the_size_of_a_queue_is_what_is_not_done(connect):
+    with contextlib.closing(connect().SimpleQueue("sized")) as queue:
+        assert queue.qsize() == 0
+        for n in range(3):
+            queue.put(n)
+        eventually(lambda: queue.qsize() == 3, "all three wait")
+        queue.clear()
+        eventually(lambda: queue.qsize() == 0, "all are dropped")
+
+
+def test_without_kombu_the_sentence_says_how_to_get_it():
+    code = "import sys; sys.modules['kombu'] = None; import pyengine.celery"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "kombu is not installed" in done.stderr and "pip install 'pyengine-store[celery]'" in done.stderr
