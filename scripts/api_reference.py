@@ -22,7 +22,7 @@ import griffe
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "api"
-WIDTH = 110
+WIDTH = 140
 REPEATED = 4  # so many keywords that an earlier method has too are named and not described again
 DIRECTIVE = re.compile(r"^::: (\S+)(?: without (.*))?$", re.MULTILINE)
 MADE = "<!-- Made by scripts/api_reference.py from {source} and the docstrings: change those. -->\n\n"
@@ -146,13 +146,18 @@ def _pieces(function: griffe.Function) -> list[str]:
         if parameter.kind is kinds.keyword_only and "*" not in pieces:
             pieces.append("*")
         text = {kinds.var_positional: "*", kinds.var_keyword: "**"}.get(parameter.kind, "") + parameter.name
-        if parameter.annotation is not None:
+        if parameter.annotation is not None and not _says_its_type(parameter):
             kind = _short(str(parameter.annotation))
             text += f": {kind.removesuffix(' | None') if str(parameter.default) == 'None' else kind}"
         if parameter.default is not None and parameter.kind not in (kinds.var_positional, kinds.var_keyword):
-            text += f" = {parameter.default}"
+            text += f" = {parameter.default}" if ":" in text else f"={parameter.default}"
         pieces.append(text)
     return pieces
+
+
+def _says_its_type(parameter: griffe.Parameter) -> bool:
+    """Whether the default is a number, a text or a truth value, and nothing else is taken."""
+    return str(parameter.annotation) in ("int", "float", "str", "bool") and re.match(r"[-\d'\"TF]", str(parameter.default)) is not None
 
 
 def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str]], *, is_class: bool = False) -> str:
@@ -163,12 +168,12 @@ def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str
     for other, its in earlier.items():
         same = [piece for piece in pieces if piece in its and "=" in piece]
         if len(same) >= REPEATED:
-            left = [piece.partition(":")[0] for piece in its if "=" in piece and piece not in same]
+            left = [re.split("[:=]", piece)[0] for piece in its if "=" in piece and piece not in same]
             pieces = [piece for piece in pieces if piece not in same]
             pieces.append(f"# the keywords of {other}(){' except ' + ', '.join(left) if left else ''}")
             break
     before = "" if is_class or "async" not in function.labels else "async "
-    after = "" if is_class or function.returns is None else f" -> {_short(str(function.returns))}"
+    after = "" if is_class or str(function.returns) == "None" else f" -> {_short(str(function.returns))}"
     line = f"{before}{name}({', '.join(pieces)}){after}"
     if len(line) <= WIDTH and "#" not in line:
         return line

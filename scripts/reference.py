@@ -91,7 +91,7 @@ def commands_page() -> str:
         for row in COMMANDS:
             if row.section == section:
                 for path, command in _commands(row.name, root.command_of(row)):
-                    lines += [f"### {path}", "", f"`pyengine {path}{_usage(command)}`", "", *_text(command.help)]
+                    lines += [f"### `pyengine {path}{_usage(command)}`", "", *_text(command.help)]
                     lines += _options(command, shared)
     return "\n".join(lines).rstrip() + "\n"
 

@@ -66,8 +66,7 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
             changed: bool) -> None:
     """Show every setting, or those named, with value, default, source, and when a change takes effect.
 
-    Sources, of which a later one wins: the store's files, STORE/config/engine.toml, PYENGINE_NAME in the environment, a
-    broker's file, --set. Without STORE it shows a new store's settings; of a running engine its values, `live` where
+    Without STORE it shows a new store's settings; of a running engine its values, `live` where
     `pyengine config set` changed them. --broker-conf lists each key of that file, and what becomes of it.
 
     \b

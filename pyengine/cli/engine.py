@@ -38,14 +38,9 @@ def start(
 ) -> int:
     """Start the engine of a store, and return when it is ready.
 
-    It creates a STORE that does not exist, with file sizes that are then fixed, and recovers one that was
-    not stopped in order. If only the supervisor was killed, a new one adopts the living workers, with the same
-    settings, and restarts those of another build one by one. The log of the engine is STORE/engine.log.
-
-    A new store takes up to 64 MiB for its log, 24 MiB for its index and 64 KiB for each queue; files have
-    their full lengths and get blocks as they fill. A disk with too little space is refused: choose smaller files.
-
-    --broker-conf names on stderr what it does not use, or what differs from the store.
+    It creates a STORE that does not exist, with file sizes that are then fixed, and recovers one that was not
+    stopped in order. If only the supervisor was killed, a new one adopts the living workers. A new store
+    takes about 85 MB; choose smaller files as below. The log of the engine is STORE/engine.log.
 
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
     5 already running, running with other settings, or open in a broker.
@@ -159,9 +154,8 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
           timeout_s: float) -> None:
     """Delete old segments of the log. Queue and index files that only they needed go too.
 
-    The cleaner does it at the hours of delete_when and when the disk fills; this command at once, without a limit, by a
-    running engine or on a store that was stopped in order. The last segment and messages that are not yet
-    durable and in their queues remain (docs/cleaning.md).
+    The cleaner does it at the hours of delete_when and when the disk fills; this command at once, of a running or
+    stopped store. The last segment and messages that are not yet durable and in their queues remain.
 
     \b
     Examples:

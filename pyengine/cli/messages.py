@@ -351,9 +351,8 @@ def tail(
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
-    Messages of one queue come in order. Without --group it changes nothing. With it, it is one member of
-    the group (docs/consumers.md): a message may come twice after a crash, none is left out.
-    --queue-id reads only that queue, outside of the sharing.
+    Without --group it changes nothing. With it, it is one member of the group: a message may come twice after a
+    crash, none is left out. --queue-id reads only that queue, outside of the sharing (docs/consumers.md).
 
     \b
     Examples:

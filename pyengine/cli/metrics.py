@@ -84,9 +84,8 @@ def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], 
 def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[str, int], once: bool) -> None:
     """Export an engine's metrics to Prometheus, over HTTP or once.
 
-    GET /metrics returns them; /healthz 200 while the engine is alive, /readyz while it takes puts, otherwise 503
-    with the reason. It continues while the engine is stopped; pyengine_up shows that. It answers only this
-    machine unless --listen has another address: clients can read names of topics and groups.
+    /metrics, /healthz (200 while the engine is alive) and /readyz (while it takes puts). It answers only this machine
+    unless --listen has another address: clients can read names of topics and groups.
 
     \b
     Examples:

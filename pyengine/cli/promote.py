@@ -98,9 +98,8 @@ class SlaveProgress:
 def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
     """Turn a slave into a master, which takes puts.
 
-    The command changes config/engine.toml, and restarts a running slave with the same settings. The slave must
-    have everything that it knows of its master's log. With ha_secret_file the old master refuses puts once
-    the two connect; without it, make sure of that yourself. docs/replication.md has the way back.
+    It changes config/engine.toml, and restarts a running slave. The slave must have all that it knows of its
+    master's log. Without ha_secret_file make sure that the old master takes no puts (docs/replication.md).
 
     Exit codes: 0 it is a master now; 1 refused, or not started again; 5 it runs under systemd, in the
     foreground or embedded: the sentence says what to do; 6 a master, but damage keeps it from taking puts.

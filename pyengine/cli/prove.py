@@ -83,8 +83,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
           as_json: bool) -> int:
     """Test durability on your own disk. It kills under load, then looks for every acknowledged message.
 
-    STORE_PARENT is a directory on the disk; the stores there, of 1 GiB each at most, are removed afterwards.
-    For each flush mode two producers put while random processes of the engine are killed. A power cut is not tested.
+    STORE_PARENT is a directory on the disk; the stores there are removed afterwards. A power cut is not tested.
 
     Exit codes: 0 passed, 1 failed.
 

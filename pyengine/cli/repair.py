@@ -47,11 +47,9 @@ if TYPE_CHECKING:
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
     """Check a whole store, and change nothing. It reads log, CRCs, queues, index, config and checkpoint.
 
-    Beside an engine it checks what is dispatched, without the newest index file; beside a broker what its
-    checkpoint calls flushed. Each finding has a remedy. An error (exit code 3) breaks a promise of the store; a
-    warning is repairable, or left that way by RocketMQ; an info needs no action.
-
-    --spark reads in Spark's workers (docs/spark.md), for stores that several hosts see.
+    Beside an engine it checks what is dispatched; beside a broker what its checkpoint calls flushed. Each finding
+    has a remedy. An error (exit code 3) breaks a promise of the store; a warning is repairable; an info
+    needs no action. --spark reads in Spark's workers (docs/spark.md).
 
     \b
     Examples:
@@ -159,12 +157,10 @@ def _difference_text(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...
               help="Recover with damaged durable bytes: everything after the damage goes to quarantine.")
 @click.option("--dry-run", is_flag=True, help="Print what would be truncated, kept and moved to quarantine; change nothing.")
 def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
-    """Recover a store that was not stopped in order. `start` does it first: find the log's end, truncate torn records.
+    """Recover a store that was not stopped in order. `start` does it first.
 
-    Bytes that are removed go to STORE/quarantine; those in pool buffers are written to the log. Damaged
-    durable bytes are refused without --accept-loss. After an interruption run it again.
-
-    --dry-run does not check groups' offsets, nor find queues that lack entries in their middle.
+    Torn records are truncated; bytes that are removed go to STORE/quarantine. Damaged durable bytes are refused
+    without --accept-loss. After an interruption run it again.
 
     Exit codes: 0 recovered, 4 something went to quarantine, 3 refused, 5 in use.
 
@@ -226,8 +222,8 @@ def rebuild(
 ) -> int:
     """Rebuild queues and index from the commit log. Options select some.
 
-    Old files go to STORE/quarantine. The store must be stopped; it is recovered first if needed. A queue
-    without messages in the log remains. After an interruption run it again; the next start also finishes it.
+    Old files go to STORE/quarantine. The store must be stopped. After an interruption run it again; the next start
+    also finishes it.
 
     Exit codes: 0 rebuilt, 3 refused (durable bytes are damaged; nothing was changed),
     4 rebuilt, and part of the log went to quarantine, 5 in use.
@@ -270,10 +266,8 @@ def _print_rebuild(report: RebuildReport) -> None:
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
     """Make a new store of every whole record of a damaged one. The damaged one, also a broker's, stays as it is.
 
-    Records keep their order and get new positions, those in STORE/quarantine last. With the folder
-    STORE/quarantine in the place of STORE the new store has these alone: read them with a consumer, or
-    `tail --json` them into `ingest --format jsonl`. DEST must not exist or be empty. Without
-    config/watermark the report says that messages after the last one may be missing.
+    Records keep their order, those in STORE/quarantine last. STORE/quarantine in the place of STORE gives these
+    alone (docs/recovery.md). DEST must not exist or be empty.
 
     Exit codes: 0 nothing is known to be missing, 4 something was left out.
 
@@ -329,9 +323,8 @@ def quarantine(
 ) -> int:
     """List or show what recovery cut. The pieces are in STORE/quarantine.
 
-    A piece NAME is a part of the log (commitlog-..., pool-...), or replaced files of queues and index (queue-...,
-    derived-..., rebuild-...), which `rebuild` makes again. `pyengine salvage STORE/quarantine DEST`
-    makes a store of all messages in them. Delete a piece by hand when you no longer need it.
+    A piece NAME is a part of the log (commitlog-..., pool-...), or replaced files of queues and index, which `rebuild`
+    makes again. `pyengine salvage STORE/quarantine DEST` makes a store of all messages in them.
 
     \b
     Examples:

@@ -51,13 +51,9 @@ def serve(
 ) -> int:
     """Run an engine with its gateway in the foreground. It is a container's main process.
 
-    It logs on stderr and reaps processes. SIGTERM and Ctrl-C stop the engine in order, SIGHUP reloads
-    the settings. A killed supervisor is restarted.
+    It logs on stderr and reaps processes. SIGTERM and Ctrl-C stop the engine in order, SIGHUP reloads the settings
+    (docs/containers.md). The gateway serves RocketMQ clients at 127.0.0.1:9876, unless gateway_enable=false.
 
-    RocketMQ clients connect to 127.0.0.1:9876; gateway_listen_host opens it to other machines,
-    gateway_enable=false leaves it out. If /dev/shm is too small, shared memory goes to the largest tmpfs.
-
-    --json: one document at the start, with the folder of the shared memory and the notes.
     Exit codes: that of the engine; 1 if the supervisor was killed too often or cannot start.
 
     \b

@@ -40,8 +40,8 @@ def topics(
 ) -> None:
     """List topics; create, update or delete one. They are in config/topics.json, or have messages.
 
-    The first message of a topic makes its entry; brokers read the same file. It works with and without an engine,
-    but not while a broker has the store open. `delete` removes the entry, not the messages.
+    The first message of a topic makes its entry. It needs no engine, but refuses changes while a broker has
+    the store open. `delete` removes the entry, not the messages.
 
     \b
     Examples:
