@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,69 @@ def bars(p: Picture, x: float, y: float, width: float, title: str, rounds: Mappi
         for value in values:
             p.dot(left + value / highest * room, middle, f"{fill}_edge")
     return bottom + 20
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A logarithmic axis from `low` to `high`, drawn from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        return self.start + (self.end - self.start) * math.log(value / self.low) / math.log(self.high / self.low)
+
+    def marks(self) -> list[float]:
+        """Powers of ten, every second one if they are many."""
+        first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+        return [10.0 ** power for power in range(first, last + 1, 1 + (last - first > 5))]
+
+
+def over(values: Sequence[float], start: float, end: float) -> Scale:
+    """The scale that has room for all values."""
+    return Scale(10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values))), start, end)
+
+
+def curves(p: Picture, x: float, y: float, width: float, title: str, below: str, lines: Mapping[str, Sequence[tuple[float, float]]],
+           colours: Sequence[str]) -> None:
+    """A panel 150 high with both axes logarithmic: a curve with its points for each name."""
+    p.text(x, y, title, bold=True)
+    left, top, bottom = x + 40, y + 14, y + 134
+    points = [point for line in lines.values() for point in line]
+    across = over([at for at, _ in points], left, x + width - 12)
+    up = over([value for _, value in points], bottom, top)
+    for mark in up.marks():
+        p.line((left, up.at(mark)), (x + width - 12, up.at(mark)), colour="grey_edge", width=0.4)
+        p.text(left - 6, up.at(mark) + 4, short(mark), 11, anchor="end", colour="muted")
+    for mark in across.marks():
+        p.line((across.at(mark), bottom), (across.at(mark), bottom + 4), colour="grey_edge")
+        p.text(across.at(mark), bottom + 17, short(mark), 11, anchor="middle", colour="muted")
+    p.text((left + x + width - 12) / 2, bottom + 32, below, 12, anchor="middle", colour="muted")
+    for colour, line in zip(colours, lines.values(), strict=True):
+        drawn = [(across.at(at), up.at(value)) for at, value in line]
+        p.line(*drawn, colour=colour, width=1.6)
+        for point in drawn:
+            p.dot(*point, colour)
+
+
+def legend(p: Picture, x: float, y: float, names: Mapping[str, str]) -> None:
+    """A dot and a name for each colour, in one line."""
+    for name, colour in names.items():
+        p.dot(x, y - 4, colour, 4)
+        x += 18 + p.text(x + 9, y, name, 12).width + 12
+
+
+def table(first: str) -> tuple[list[float], dict[str, list[float]]]:
+    """The values and the figures of the table of bench/notes/engine.md that begins with `first`."""
+    lines = (BENCH / "notes" / "engine.md").read_text(encoding="utf-8").splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |") and line.endswith("| growth |"))
+    rows = {}
+    for line in lines[begin:]:
+        if not line:
+            break
+        name, *cells = (cell.strip().replace(",", "") for cell in line.strip("|").split("|"))
+        rows[name] = cells[:-1]
+    values = [float(cell) for cell in rows.pop(first)]
+    return values, {name: [float(cell) for cell in cells] for name, cells in rows.items() if not name.startswith("---")}

@@ -6,9 +6,9 @@ from charts import bars, turns
 from shapes import Picture
 
 SIZE = (760, 568)
-ALT = """Bars of messages a second with the rounds as points. Async, one producer: single puts of 128 bytes and of 1 KiB, batches of
-256 messages of 1 KiB; sync: single puts of 1 KiB. The logs are pyengine, RocketMQ, Chronicle, Aeron, SQLite and LMDB, where they do
-that work. The table beside it has the same figures."""
+ALT = """Bars of messages a second with the rounds as points. Async: single puts of 128 bytes and of 1 KiB, batches of 256
+messages by one and by two producers. Sync: single puts of 1 KiB by one and by four producers. The logs are pyengine, RocketMQ,
+Chronicle, Aeron, SQLite and LMDB, where they do that work. The table below has the same figures."""
 
 
 def draw(p: Picture) -> None:

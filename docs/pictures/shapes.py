@@ -6,7 +6,8 @@ that is wider than its box, outside the picture or over another text is an error
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
@@ -71,6 +72,7 @@ class Picture:
         self._shapes: list[str] = []
         self._texts: list[tuple[Box, str]] = []
         self._markers: set[str] = set()
+        self._style = ""
 
     def colour(self, name: str) -> str:
         return self._colours[name]
@@ -87,6 +89,8 @@ class Picture:
             if place.meets(other):
                 raise ValueError(f"{text!r} is drawn over {said!r}")
         self._texts.append((place, text))
+        if "  " in text:
+            text = text.replace(" ", "\u00a0")  # a row of spaces counts as one
         style = (' font-weight="600"' if bold else "") + (f' font-family="{MONO}"' if mono else "")
         self._shapes.append(f'<text x="{left:.1f}" y="{y:g}" font-size="{size:g}" textLength="{width:.1f}" '
                             f'lengthAdjust="spacingAndGlyphs" fill="{self.colour(colour)}"{style}>{escape(text)}</text>')
@@ -136,6 +140,15 @@ class Picture:
             (x, y), (right, below) = points[:2]
             self.text((x + right) / 2, (y + below) / 2 - above, label, 12, anchor="middle", colour="muted")
 
+    @contextmanager
+    def appearing(self, at_s: float) -> Iterator[None]:
+        """What is drawn inside appears after that time; at once for a reader who wants no motion."""
+        self._style = ("<style>@keyframes appear{from{visibility:hidden}}\n"
+                       "@media (prefers-reduced-motion:no-preference){.late{animation:appear 1ms both}}</style>\n")
+        self._shapes.append(f'<g class="late" style="animation-delay:{at_s:.2f}s">')
+        yield
+        self._shapes.append("</g>")
+
     def svg(self) -> str:
         markers = "".join(
             f'<marker id="{colour}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
@@ -143,5 +156,5 @@ class Picture:
         body = "\n".join(self._shapes)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
                 f'viewBox="0 0 {self.width} {self.height}" role="img" aria-label={quoteattr(self._alt)} font-family="{SANS}">\n'
-                f"<defs>{markers}</defs>\n"
+                f"{self._style}<defs>{markers}</defs>\n"
                 f'<rect width="{self.width}" height="{self.height}" rx="8" fill="{self.colour("paper")}"/>\n{body}\n</svg>\n')

@@ -1,0 +1,34 @@
+"""Spark's rate over the log, divided by its rate over Parquet of the same rows."""
+
+from __future__ import annotations
+
+from charts import Scale, kept, legend
+from shapes import Picture
+
+SIZE = (760, 260)
+ALT = """Points for three sizes of bodies on a logarithmic scale of ratios, with a line at 1, where the log is as fast as
+Parquet: a full read, a count by topic, statistics, one topic of sixteen, one tag of five. Larger bodies are better for the log
+in each. The table below has the figures."""
+COLOURS = ("purple_edge", "blue_edge", "green_edge")
+
+
+def draw(p: Picture) -> None:
+    rows = kept()["spark"]
+    works = [work for work in rows[0] if work != "body_bytes"]
+    scale = Scale(0.25, 16, 180, 720)
+    legend(p, 24, 26, {f"bodies of {row['body_bytes']:,} B": colour for row, colour in zip(rows, COLOURS, strict=True)})
+    bottom = 60 + 28 * len(works)
+    for mark in (0.25, 0.5, 1, 2, 4, 8, 16):
+        at = scale.at(mark)
+        p.line((at, 52), (at, bottom), colour="line" if mark == 1 else "grey_edge", width=1.6 if mark == 1 else 0.4)
+        p.text(at, bottom + 16, f"{mark:g}", 11, anchor="middle", colour="muted")
+    p.text(scale.at(1) - 8, bottom + 34, "Parquet is faster", 12, anchor="end", colour="muted")
+    p.text(scale.at(1) + 8, bottom + 34, "the log is faster", 12, colour="muted")
+    for number, work in enumerate(works):
+        y = 70 + 28 * number
+        p.text(20, y + 4, work)
+        values = [row[work] for row in rows]
+        if not scale.low < min(values) <= max(values) < scale.high:
+            raise ValueError(f"{work} is not on the scale")
+        for beside, (value, colour) in enumerate(zip(values, COLOURS, strict=True)):
+            p.dot(scale.at(value), y + 6 * (beside - 1), colour, 4.5)
