@@ -40,7 +40,15 @@ from pyengine.client.consumer_groups import (
     queue_lags,
     start_offset,
 )
-from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError
+from pyengine.client.group_session import (
+    HEARTBEAT_INTERVAL_S,
+    AssignedQueue,
+    GroupSession,
+    HistoryChangedError,
+    SharedAssignment,
+    SharedFlight,
+    SharedSession,
+)
 from pyengine.client.outgoing import deliver_at_ms, seconds_ms
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.engine_config import EngineSettings
@@ -88,6 +96,9 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+Sharing = Literal["queues", "messages"]
+
+
 class ConsumeOptions(EngineSettings, total=False):
     """The keywords of run_consumer(), for type checkers and editors."""
 
@@ -101,6 +112,7 @@ class ConsumeOptions(EngineSettings, total=False):
     max_reconsume_times: int
     max_deliveries: int | None
     max_span: int
+    sharing: Sharing
     timeout_s: float
 
 
@@ -120,6 +132,7 @@ def consume(
     max_reconsume_times: int = MAX_RECONSUME_TIMES,
     max_deliveries: int | None = MAX_DELIVERIES,
     max_span: int = MAX_SPAN,
+    sharing: Sharing = "queues",
     timeout_s: float = CONNECT_TIMEOUT_S,
     **settings: Unpack[EngineSettings],
 ) -> Consumer:
@@ -141,7 +154,7 @@ def consume(
     check_keywords(consume, settings)
     options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else arguments.queue_ids(queues),
                        None if level is None else ReadLevel.of(level), auto_commit, commit_interval_s, session_timeout_s,
-                       max_reconsume_times, max_deliveries, max_span)
+                       max_reconsume_times, max_deliveries, max_span, sharing)
 
     def attempt(left_s: float) -> Consumer:
         try:
@@ -168,8 +181,13 @@ class _Options:
     max_reconsume_times: int
     max_deliveries: int | None
     max_span: int
+    sharing: Sharing
 
     def __post_init__(self) -> None:
+        if self.sharing not in ("queues", "messages"):
+            raise UsageError(f"sharing is {self.sharing!r}; give \"queues\" or \"messages\"")
+        if self.sharing == "messages" and self.queues is not None:
+            raise UsageError("a member that shares messages reads all queues: leave out `queues`")
         for name in ("max_deliveries", "max_span"):
             if (value := getattr(self, name)) is not None and arguments.integer(value, name) < 1:
                 raise UsageError(f"{name} is {value}; give 1 or more")
@@ -232,8 +250,12 @@ class Consumer:
             path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._session: GroupSession | None = None
         try:
-            if group is not None:
+            if group is not None and options.sharing == "messages":
+                self._session = SharedSession(path, topic, group, session_timeout_s=options.session_timeout_s)
+            elif group is not None:
                 self._session = GroupSession(path, topic, group, queue_ids=options.queues, session_timeout_s=options.session_timeout_s)
+            elif options.sharing == "messages":
+                raise UsageError("there is no group to share messages with: give consume() one")
             self._epoch = self._session.epoch if self._session else read_epoch(path)
             self._begin()
             self._housekeep()
@@ -474,6 +496,8 @@ class Consumer:
 
         None means all queues of this member. Messages delivered before count as done. UsageError for another member's queue.
         """
+        if isinstance(self._session, SharedSession):
+            raise UsageError(f"members of {self.group} share messages, so none of them can seek: ConsumerGroups.reset() sets all of them")
         chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
         if is_offset(to):
             offsets = {each: check_offset(to.__index__(), each, self._reader.queue_end(self.topic, each)) for each in chosen}
@@ -682,6 +706,8 @@ class Consumer:
             messages: list[Message] = []
             has_moved = False
             queues = self._queues_in_turn()
+            if isinstance(self._session, SharedSession):
+                return self._next_shared(self._session, max_messages)
             before = [(held, held.before()) for held in queues]
             try:
                 for held in queues:
@@ -697,7 +723,76 @@ class Consumer:
                 for held, was in before:
                     held.restore(*was)
                 raise
+            self._has_suspects = self._has_suspects and any(held.flight.is_suspicious(self._options.max_deliveries) for held in queues)
             return messages, has_moved
+
+    def _next_shared(self, session: SharedSession, max_messages: int) -> tuple[list[Message], bool]:
+        """Like _next_own(), of all queues, together with the other members."""
+        queues = [held for held in self._queues_in_turn() if isinstance(held, SharedAssignment)]
+        flights = [held.shared for held in queues]
+        read = [held for held in queues if held.queue_id not in self._paused and self._has_news(held)]
+        messages: list[Message] = []
+        has_moved = False
+        if not read and not any(flight.has_notes for flight in flights):
+            return messages, has_moved
+        try:
+            with session.turn(flights):
+                for held in read:
+                    has_moved = self._take_shared(held, max_messages, messages) or has_moved
+                    if len(messages) >= max_messages:
+                        break
+        except BaseException as error:
+            for flight in flights:
+                flight.undo()
+            if isinstance(error, StoreBusyError):  # another member has stopped in its turn
+                self._note(str(error))
+                return [], False
+            raise
+        self._has_suspects = any(flight.is_suspicious(self._options.max_deliveries) for flight in flights)
+        return messages, has_moved
+
+    def _has_news(self, held: SharedAssignment) -> bool:
+        """Whether a member may find a message in a queue; without a lock."""
+        state = held.shared.state
+        at, look = self._empty.get(held.queue_id, (-1, None))
+        return (state is None or bool(state.free) or state.end != held.position or bool(held.buffer) or at != held.position
+                or look is None or self._reader._has_arrived(look))
+
+    def _take_shared(self, held: SharedAssignment, max_messages: int, messages: list[Message]) -> bool:
+        """Add messages of one queue to `messages`, those that were given back first; return whether any was passed."""
+        flight, most = held.shared, self._options.max_deliveries
+        table, least = flight.table, suspicious_deliveries(most)
+        before = table.end
+
+        def must_wait(offset: int) -> bool:  # a suspect comes by itself, after what is done was stored
+            return table.deliveries(offset) >= least and (bool(messages) or not self._has_suspects)
+
+        held.follow()
+        for offset in sorted(table.free):
+            if len(messages) < max_messages and not must_wait(offset):
+                messages += [taken for message in self._given_back(held, offset) if (taken := flight.take(message, most)) is not None]
+        while len(messages) < max_messages and (held.buffer or self._fetch(held, max_messages - len(messages))):
+            if must_wait(held.buffer[0].queue_offset):
+                break
+            if (taken := flight.take(held.buffer.popleft(), most)) is not None:
+                messages.append(taken)
+        flight.take_until(held.next_offset)
+        if flight.open:
+            self._outstanding.add(held.queue_id)
+        return held.next_offset != before
+
+    def _given_back(self, held: SharedAssignment, offset: int) -> list[Message]:
+        """Return a message that was given back; none if it does not exist any more, or cannot be read now."""
+        try:
+            found = self._reader.get_message(self.topic, held.queue_id, offset, 1, level=ReadLevel.WRITTEN)
+        except StoreBusyError:  # the store is being recovered
+            return []
+        messages = [message for message in found._placed(held.queue_id) if message.queue_offset == offset]
+        if not messages and found.status not in _NOTHING_YET:
+            held.shared.skip(offset)
+            self.missed += 1
+            self._note(f"queue {held.queue_id}: message {offset} was removed before it was delivered again")
+        return messages
 
     def _queues_in_turn(self) -> list[AssignedQueue]:
         """Return the queues, the one whose turn it is first; a turn ends when the fetched messages of the queue are delivered."""
@@ -890,6 +985,8 @@ class Consumer:
                         self._held.clear()
             self._follow_history()
             self._rebalance()
+            if isinstance(self._session, SharedSession):
+                self._tend(self._session)
             self._bury()
             if (self._options.auto_commit or self._has_acks) and self._session is not None and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._options.commit_interval_s
@@ -899,6 +996,15 @@ class Consumer:
             elif self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):  # read it from its first message on
                 options = replace(self._options, wanted=Wanted(), start="first", queues=None)
                 self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, {}, outer=self)
+                self._stir()
+
+    def _tend(self, session: SharedSession) -> None:
+        """Follow what the other members have done, and give back what dead ones had."""
+        session.tend()
+        with self._state:
+            flights = [held.shared for held in self._held.values() if isinstance(held, SharedAssignment)]
+            self._has_suspects = any(flight.is_suspicious(self._options.max_deliveries) for flight in flights)
+            if any(flight.state is not None and flight.state.free for flight in flights):
                 self._stir()
 
     def _bury(self) -> None:
@@ -983,8 +1089,9 @@ class Consumer:
 
     def _take(self, queue_ids: Iterable[int]) -> None:
         for queue_id, (claim, stored, flight) in self._group_session.take(queue_ids).items():
+            make = SharedAssignment if isinstance(flight, SharedFlight) else AssignedQueue
             with self._state:
-                self._held[queue_id] = AssignedQueue(queue_id, claim, flight.done, flight, -1 if stored is None else stored)
+                self._held[queue_id] = make(queue_id, claim, flight.done, flight, -1 if stored is None else stored)
                 self._has_suspects = self._has_suspects or flight.is_suspicious(self._options.max_deliveries)
             self._stir()
 
@@ -1000,6 +1107,16 @@ class Consumer:
 
     def _give_back(self, queues: Iterable[AssignedQueue]) -> None:
         """Store the offsets and acknowledgements of these queues and release them."""
+        if isinstance(self._session, SharedSession):
+            with self._state:
+                for held in queues:
+                    if isinstance(held, SharedAssignment):
+                        held.shared.give_all_back()
+            self._commit_shared(self._session)
+            with self._state:
+                for held in queues:
+                    self._held.pop(held.queue_id, None)
+            return
         with self._state:
             offsets = {held.grant: held.done for held in queues}
             states = _unsaved(queues)
@@ -1014,7 +1131,24 @@ class Consumer:
                 self._held.pop(claim.queue_id, None)
                 self._outstanding.discard(claim.queue_id)
 
+    def _commit_shared(self, session: SharedSession) -> None:
+        with self._state:
+            flights = [held.shared for held in self._held.values() if isinstance(held, SharedAssignment)]
+        for _ in range(2):
+            try:
+                offsets = session.store(flights)
+            except HistoryChangedError:
+                self._follow_history(certain=True)
+                continue
+            with self._state:
+                for held in self._held.values():
+                    held.committed = offsets.get(held.queue_id, held.committed)
+            return
+
     def _commit_done(self) -> None:
+        if isinstance(self._session, SharedSession):
+            self._commit_shared(self._session)
+            return
         for _ in range(2):
             with self._state:
                 offsets = {held.grant: held.done for held in self._held.values() if held.done != held.committed}
@@ -1071,7 +1205,9 @@ class Consumer:
         stored = self._session.stored() if self._session else {}
         with self._state:
             for held in self._held.values():
-                if not self._has_same_history(held):
+                if isinstance(held, SharedAssignment):
+                    held.drop_buffer()
+                elif not self._has_same_history(held):
                     end = self._reader.queue_end(self.topic, held.queue_id)
                     held.seek(min(stored.get(held.queue_id, held.done), held.done, end))
                     held.committed = stored.get(held.queue_id, -1)

@@ -8,21 +8,35 @@
 
 Every member computes its own share from the living members (AllocateMessageQueueAveragely);
 claims ensure that two members never hold a queue at once, even while they disagree.
+
+If the members share messages (`sharing="messages"`), each takes the next message of any queue:
+
+    with session.turn(flights):         # the group's lock: no other member takes or ends messages meanwhile
+        flight.take(message, ...)       # of a queue, the next one or one that was given back
+    session.tend()                      # messages of members that died are given back
+    session.store(flights)              # the group's offsets, durable
+
+They keep one table of the messages that are open, in the acknowledgements' file (SharedLog): a turn reads what others have
+appended, and appends what this member has taken, ended and given back, before the program gets a message. So a member that is
+killed at any moment costs the others its open messages only, which are theirs within HEARTBEAT_INTERVAL_S. The first member that
+joins begins with what earlier ones have stored beside the group's offset, like the holder of a queue (InFlight.resume).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.ipc.group_members import Claim, GroupMembers
-from pyengine.storage.acknowledgements import AckFile, InFlight, SavedQueue
+from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers
+from pyengine.storage.acknowledgements import AckFile, InFlight, SavedQueue, SharedLog, SharedQueue, new_tenure
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.engine_id import read_epoch
 
@@ -207,7 +221,7 @@ class GroupSession:
     def _joined(self) -> tuple[GroupMembers, int]:
         members = GroupMembers(self._root, self._topic, self._group)
         try:
-            return members, members.join(shares=self._only is None)
+            return members, members.join(MEMBERS if self._only is None else GUESTS)
         except BaseException:  # otherwise the lock would remain, and with it a member that reads nothing
             members.close()
             raise
@@ -355,3 +369,339 @@ class AssignedQueue:
         self.last = None
         self.position = offset
         self.flight.seek(offset)
+
+
+# ---- members that share messages ---------------------------------------------------
+
+
+class SharedFlight(InFlight):
+    """What this member has of one queue, and what of it the table does not say yet."""
+
+    def __init__(self, queue_id: int, log: SharedLog) -> None:
+        super().__init__(0)
+        self.queue_id = queue_id
+        self._log = log
+        self._notes: dict[str, list[int]] = {"ended": [], "back": [], "undone": []}
+        self._taken: dict[int, Message] = {}   # in this turn
+        self._end = 0                          # of what was taken in this turn
+        self._restart: int | None = None
+
+    @property
+    def state(self) -> SharedQueue | None:
+        """The queue in the table; None before the first turn."""
+        return self._log.queues.get(self.queue_id)
+
+    @property
+    def table(self) -> SharedQueue:
+        """The queue in the table, during a turn."""
+        state = self.state
+        assert state is not None
+        return state
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether messages were ended or given back since the last turn."""
+        return any(self._notes.values())
+
+    # -- in a turn
+
+    def take(self, message: Message, deliveries_max: int | None) -> Message | None:
+        """Take a message; return it with its count, None if it was delivered too often."""
+        offset = message.queue_offset
+        deliveries = self.table.deliveries(offset)
+        is_dead = deliveries_max is not None and deliveries >= deliveries_max
+        if deliveries:
+            message = replace(message, delivery_count=deliveries + (not is_dead))
+        self._taken[offset] = self.open[offset] = message
+        if is_dead:
+            self.dead[offset] = None
+        return None if is_dead else message
+
+    def skip(self, offset: int) -> None:
+        """End a message that was given back and does not exist any more."""
+        self._log.add(self.table.step(0, {"ended": [offset]}))
+
+    def take_until(self, end: int) -> None:
+        """Note that the messages below `end` that were not taken are done: the subscription has none of them."""
+        self._end = end
+
+    def restart(self, offset: int) -> None:
+        """Begin a tenure at this offset, whatever was taken before: the log has lost it."""
+        self._restart = offset
+
+    def undo(self) -> None:
+        """Forget a turn that failed: the program did not get its messages."""
+        for offset in self._taken:
+            self.open.pop(offset, None)
+            self.dead.pop(offset, None)
+        self._taken.clear()
+        self._end, self._restart = 0, None
+
+    def begin_turn(self, member: int) -> dict[str, int]:
+        """Tell the table what was ended and given back; return how much of each, for end_turn()."""
+        parts = {name: offsets[:] for name, offsets in self._notes.items()}
+        if any(parts.values()):
+            self._log.add(self.table.step(member, parts))
+        return {name: len(offsets) for name, offsets in parts.items()}
+
+    def tell_taken(self, member: int) -> None:
+        """Tell the table what was taken in this turn."""
+        state = self.table
+        if self._taken or self._end > state.end:
+            newest = max(self._taken, default=-1)
+            last = self._taken[newest] if newest >= state.end else None
+            self._log.add(state.step(member, {"took": self._taken}, max(self._end, newest + 1), last))
+        if self._restart is not None:
+            self._log.add(SavedQueue(self.queue_id, new_tenure(), self._restart, self._restart))
+
+    def end_turn(self, told: Mapping[str, int]) -> None:
+        """Note that the file has what was told."""
+        for name, count in told.items():
+            del self._notes[name][:count]
+        self._taken.clear()
+        self._end, self._restart = 0, None
+        self.done, self.delivered_end, self.last = self.table.done, self.table.end, self.table.last
+
+    # -- what the program says of its messages
+
+    def finish(self, last: Message | None = None) -> None:
+        """Note that what this member has is done; with `last`, up to that message."""
+        self._end_those([offset for offset in self.open if offset not in self.dead and (last is None or offset <= last.queue_offset)])
+
+    def acknowledge(self, message: Message) -> bool:
+        """Note that a message is done; return whether this member has it."""
+        offset = message.queue_offset
+        if offset not in self.open or not self._is_same(message):
+            return False
+        self._end_those([offset])
+        return True
+
+    def give_back(self, message: Message) -> bool:
+        """Note that a message is any member's again; return whether this one has it."""
+        return self._give_back([message.queue_offset] if self._is_same(message) else [], "back")
+
+    def give_all_back(self) -> None:
+        """Note that all messages that this member has are any member's again."""
+        self._give_back([*self.open], "back")
+
+    def take_back(self, messages: Iterable[Message]) -> None:
+        """Note that the program did not get these messages: they are any member's again, without being counted twice."""
+        self._give_back([message.queue_offset for message in messages], "undone")
+
+    def unacknowledged(self, messages: list[Message]) -> list[Message]:
+        """Return those messages that no earlier member has acknowledged."""
+        return self.table.unacknowledged(messages)
+
+    def is_suspicious(self, deliveries_max: int | None) -> bool:
+        """Whether a message comes that was delivered suspicious_deliveries() times and never finished."""
+        return self.state is not None and self.state.is_suspicious(deliveries_max)
+
+    def exceeds(self, span: int) -> bool:
+        """No queue waits for its oldest message: what is stored is what is open."""
+        return False
+
+    def forget(self) -> None:
+        """Forget what earlier members have saved: it is about messages that the log has lost."""
+        self.restart(self.table.done)
+
+    def _end_those(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            del self.open[offset]
+            self.dead.pop(offset, None)
+        self._notes["ended"] += offsets
+
+    def _give_back(self, offsets: list[int], name: str) -> bool:
+        mine = [offset for offset in offsets if self.open.pop(offset, None) is not None]
+        for offset in mine:
+            self.dead.pop(offset, None)
+        self._notes[name] += mine
+        return bool(mine)
+
+
+@dataclass(slots=True)
+class SharedAssignment(AssignedQueue):
+    """A queue that this member reads with all others. `buffer` has the messages from `base` to `position` that match, taken or not."""
+
+    base: int = 0
+
+    @property
+    def shared(self) -> SharedFlight:
+        """Its messages in flight."""
+        assert isinstance(self.flight, SharedFlight)
+        return self.flight
+
+    def follow(self) -> None:
+        """Drop what others have taken meanwhile."""
+        end = self.shared.table.end
+        if not self.base <= end <= self.position:
+            self.buffer.clear()
+            self.position = end
+        self.base = end
+        while self.buffer and self.buffer[0].queue_offset < end:
+            self.buffer.popleft()
+
+    def settle(self) -> None:
+        """The table says what is done."""
+
+    def seek(self, offset: int) -> None:
+        """Continue at `offset` in a turn, because the log ends there."""
+        self.drop_buffer()
+        self.position = offset
+        self.shared.restart(offset)
+
+    def drop_buffer(self) -> None:
+        """Fetch again what was fetched and not taken."""
+        self.buffer.clear()
+        self.position = self.base
+        self.last = None
+
+
+class SharedSession(GroupSession):
+    """A member of `group` on `topic` that shares messages. It joins in begin(). Threads may share it."""
+
+    _slot = -1
+
+    def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, session_timeout_s: float = 30.0,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._turn = threading.RLock()  # the kernel's lock excludes other members only
+        super().__init__(root, topic, group, session_timeout_s=session_timeout_s, clock=clock)
+        self.log = SharedLog(root, self._key)
+        self._stored_size = -1
+
+    def begin(self, starts: Callable[[], Mapping[int, int]]) -> list[str]:
+        """Join, and store where a new group starts; returns the sentences about a damaged file. UsageError beside other members."""
+        found = {} if self._begun(self._offsets.table().offsets) else dict(starts())
+
+        def change(table: Table) -> None:
+            if self._slot < 0:
+                self._slot = self._members.join(SHARERS)
+            row = table.setdefault(self._key, found)
+            if len(self._members.members()) == 1:  # the first one: whoever joins next waits for this lock
+                with self._turn, self._members.table():
+                    self.log.forget()
+                    self.log.follow()
+                    states = self.log.saved()
+                    for queue_id in sorted({*states, *row}):
+                        self.log.add(self._begun_queue(queue_id, states.get(queue_id, ()), row.get(queue_id)))
+                    self.log.write()
+
+        return self._offsets.update(change).notes
+
+    def heartbeat(self) -> None:
+        """Send a heartbeat if the last one is HEARTBEAT_INTERVAL_S old."""
+        if self._slot >= 0:
+            super().heartbeat()
+
+    def rejoin_if_removed(self) -> bool:
+        """Join again if the members' file was removed, which ends what this member has; return whether it was."""
+        if self._members.is_current:
+            return False
+        with self._turn:
+            before, self._slot = self._members, -1
+            self._members, _ = self._joined()
+            before.close()
+        self.begin(dict)
+        return True
+
+    def share(self, queue_ids: Sequence[int]) -> list[int]:
+        """Return all queues."""
+        return list(queue_ids)
+
+    def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
+        """Return what it takes to read these queues. No member claims them."""
+        stored = self.stored()
+        return {queue_id: (Claim(queue_id, 0), stored.get(queue_id), SharedFlight(queue_id, self.log)) for queue_id in queue_ids}
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether this member reads the queue."""
+        return True
+
+    def drop(self, claim: Claim) -> None:
+        """There is no claim to release."""
+
+    @contextlib.contextmanager
+    def turn(self, flights: Sequence[SharedFlight]) -> Iterator[None]:
+        """Exclude the other members; note what they have done, and at the end what this one has, in the file."""
+        member = self._members.incarnation
+        with self._turn, self._members.table():
+            try:
+                self.log.follow()
+                stored: dict[int, int] | None = None
+                for flight in flights:
+                    if flight.state is None:  # a new queue, or a file that was removed
+                        stored = self.stored() if stored is None else stored
+                        self.log.add(self._begun_queue(flight.queue_id, (), stored.get(flight.queue_id)))
+                told = [flight.begin_turn(member) for flight in flights]
+                yield
+                for flight in flights:
+                    flight.tell_taken(member)
+                self.log.write()
+            except BaseException:
+                self.log.forget()
+                raise
+            for flight, counts in zip(flights, told):
+                flight.end_turn(counts)
+
+    def tend(self) -> None:
+        """Give back the messages of members that died, or sent no heartbeat for session_timeout_s; follow the others."""
+        with self._turn:
+            if not self._others() and not self.log.has_news:
+                return
+            with self.turn(()):
+                living = {record.incarnation for at, record in self._members.members().items()
+                          if record.incarnation == self._members.incarnation or not self._liveness.is_expired(("member", at), record)}
+                if 0 in living:  # a record that is just being written
+                    return
+                for dead in self._others() - living:
+                    for queue in self.log.queues.values():
+                        if taken := [offset for offset, (_, owner) in queue.open.items() if owner == dead]:
+                            self.log.add(queue.step(dead, {"back": taken}))
+
+    def store(self, flights: Sequence[SharedFlight]) -> dict[int, int]:
+        """Store what is done, and before it what is done beyond that; return the group's offsets. It is durable then.
+
+        HistoryChangedError, with nothing written, if the store was recovered meanwhile.
+        """
+        if self.log.size_bytes == self._stored_size and not self.log.has_news and not any(flight.has_notes for flight in flights):
+            return self.stored()
+        found: dict[int, int] = {}
+
+        def change(table: Table) -> None:
+            if read_epoch(self._root) != self.epoch:
+                raise HistoryChangedError
+            row = table.get(self._key, {})
+            with self.turn(flights):
+                moved = {queue_id: queue.done for queue_id, queue in self.log.queues.items() if row.get(queue_id) != queue.done}
+                for queue_id, done in moved.items():
+                    self.log.add(self.log.queues[queue_id].saved(done))
+            self.log.sync()
+            found.update(row | moved)
+            if moved:
+                table[self._key] = found.copy()
+            with self._turn, self._members.table():
+                self.log.compact(row)
+            self._stored_size = self.log.size_bytes
+
+        self._offsets.update(change)
+        return found
+
+    def close(self) -> None:
+        """Leave the group; messages that this member still has are the others'."""
+        super().close()
+        with self._turn:
+            self.log.close()
+
+    def _joined(self) -> tuple[GroupMembers, int]:
+        return GroupMembers(self._root, self._topic, self._group), -1
+
+    def _others(self) -> set[int]:
+        """Return the other members that have messages."""
+        return {owner for queue in self.log.queues.values() for owner in queue.owners} - {self._members.incarnation}
+
+    def _begun_queue(self, queue_id: int, states: Sequence[SavedQueue], offset: int | None) -> SavedQueue:
+        """Return a new tenure with what earlier ones have left."""
+        flight = InFlight(0 if offset is None else offset)
+        flight.resume(states, offset, partial(self._members.marked_end, queue_id))
+        state = flight.saved(queue_id, -1 if offset is None else offset)
+        assert state is not None
+        return state

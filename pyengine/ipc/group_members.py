@@ -7,11 +7,13 @@ what locks cannot express: each member's heartbeat, and which claims are no long
 |---|---|---|
 | MEMBERS + slot | a member, as long as it lives | gets a share of the queues |
 | GUESTS + slot | a member that chose its queues itself | lives, but gets no share |
+| SHARERS + slot | a member of a group whose members share messages | reads all queues, claims none |
+| TABLE | such a member, during a step | no other one takes or ends messages |
 | QUEUES + fence * 2^32 + queue id | the holder of a queue | no other member may claim it under this fence |
 
 | bytes | contents | written by |
 |---|---|---|
-| slot records, SLOTS_AT + 64 * slot | incarnation, heartbeats, pid | the slot's holder |
+| slot records, SLOTS_AT + 64 * slot, for each of the three kinds | incarnation, heartbeats, pid | the slot's holder |
 | queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | the holder of the lock on the groups' offsets |
 | marks, 20 bytes after those | the offset up to which the queue was delivered | the holder of the queue |
 
@@ -28,22 +30,27 @@ The file must not be removed while members live. A member whose file was removed
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import struct
 import weakref
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyengine.errors import EngineError, disk_error, disk_errors
+from pyengine.errors import EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.consumer_offset import group_key
+from pyengine.storage.durable_file import wait_until_held
 from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.ofd_lock import find_lock, try_lock, unlock
 
 SLOTS_MAX = 1024
 MEMBERS = 1 << 40
 GUESTS = 1 << 41
+SHARERS = 1 << 42
+TABLE = 1 << 43
 QUEUES = 1 << 61
 SLOTS_AT = 4096
 RECORDS_AT = 1 << 20
@@ -56,6 +63,10 @@ _CRC = struct.Struct("<I")
 _FENCES = 1 << 24
 _NO_OWNER = 0
 _READS = 4                        # a read during a write may be torn, but not four times in a row
+_MIXED = {
+    False: "the members of the group {1} on {0} share messages, so one that owns queues cannot join",
+    True: "the members of the group {1} on {0} own queues, so one that shares messages cannot join",
+}
 _living: weakref.WeakSet[GroupMembers] = weakref.WeakSet()
 
 
@@ -115,14 +126,19 @@ class GroupMembers:
 
     # -- members ------------------------------------------------------------------
 
-    def join(self, *, shares: bool = True) -> int:
-        """Become a member and return the slot; `shares`: this member gets a share of the queues.
+    def join(self, kind: int = MEMBERS) -> int:
+        """Become a member of this kind, MEMBERS, GUESTS or SHARERS, and return the slot.
 
-        EngineError when all SLOTS_MAX slots are taken.
+        EngineError when all SLOTS_MAX slots are taken; UsageError beside members that do not share, or do share, messages.
         """
-        self._base = MEMBERS if shares else GUESTS
+        self._base = kind
         for slot in range(SLOTS_MAX):
             if self._try_lock(self._base + slot):
+                others = (MEMBERS, GUESTS) if kind == SHARERS else (SHARERS,)
+                if any(self._locked(base, base + SLOTS_MAX) for base in others):  # looked for with the lock: one of two sees the other
+                    self._unlock(self._base + slot)
+                    raise UsageError(_MIXED[kind == SHARERS].format(*self._path.name.split("@"))
+                                     + ": give all of them the same `sharing`, or stop those")
                 self._slot = slot
                 self.heartbeat()
                 return slot
@@ -141,7 +157,7 @@ class GroupMembers:
 
     def members(self) -> dict[int, SlotRecord]:
         """Return the record of each living member, guests too, by a number that identifies the member while it lives."""
-        found = {*self._locked(MEMBERS, MEMBERS + SLOTS_MAX), *self._locked(GUESTS, GUESTS + SLOTS_MAX)}
+        found = {at for base in (MEMBERS, GUESTS, SHARERS) for at in self._locked(base, base + SLOTS_MAX)}
         if self._slot >= 0:
             found.add(self._base + self._slot)
         return {at: self._slot_record(at) for at in sorted(found)}
@@ -157,6 +173,21 @@ class GroupMembers:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
         except OSError:
             return False
+
+    # -- members that share messages ----------------------------------------------
+
+    @contextlib.contextmanager
+    def table(self) -> Iterator[None]:
+        """Allow one process at a time to change which member has which message. StoreBusyError as durable_file.exclusive().
+
+        A thread of this process that already has it must not ask for it.
+        """
+        wait_until_held(lambda: self._try_lock(TABLE), self._path, self._path.name, self.heartbeat)
+        try:
+            yield
+        finally:
+            if self._descriptor >= 0:
+                self._unlock(TABLE)
 
     # -- queues: a caller that changes a record must hold the lock of the groups' offsets --
 
@@ -201,7 +232,7 @@ class GroupMembers:
 
     def drop(self, claim: Claim) -> None:
         """Drop the kernel lock of a claim, valid or not, without a change of the record."""
-        unlock(self._descriptor, _queue_byte(claim.queue_id, claim.fence), 1)
+        self._unlock(_queue_byte(claim.queue_id, claim.fence))
 
     def mark(self, queue_id: int, tenure: int, end: int) -> None:
         """Note that the queue is delivered up to `end` in a tenure; it survives a kill of this process, not a power cut."""
@@ -233,6 +264,9 @@ class GroupMembers:
     def _try_lock(self, byte: int) -> bool:
         return try_lock(self._descriptor, byte, self._path)
 
+    def _unlock(self, byte: int) -> None:
+        unlock(self._descriptor, byte, 1)
+
     def _locked(self, start: int, end: int) -> list[int]:
         """Return the bytes of [start, end) that other open files have locked; each call of the kernel names one."""
         found: list[int] = []
@@ -253,10 +287,10 @@ class GroupMembers:
     # -- records ------------------------------------------------------------------
 
     def _slot_at(self, base: int, slot: int) -> int:
-        return SLOTS_AT + _SLOT_STRIDE * (slot if base == MEMBERS else SLOTS_MAX + slot)
+        return SLOTS_AT + _SLOT_STRIDE * ((base >> 41) * SLOTS_MAX + slot)
 
     def _slot_record(self, byte: int) -> SlotRecord:
-        base = MEMBERS if byte < GUESTS else GUESTS
+        base = byte & -(1 << 40)
         fields = self._get(self._slot_at(base, byte - base), _SLOT)
         return SlotRecord() if fields is None else SlotRecord(*fields[:3])
 

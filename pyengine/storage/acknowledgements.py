@@ -17,6 +17,15 @@ leaves the old state or the new one.
 
 A state belongs to a *tenure*: the time in which one reader reads a queue from one offset on. The reader notes how far it has
 delivered in the members' file (GroupMembers.mark), with the number of its tenure; the next reader counts those deliveries.
+
+    with log.turn(lock) as table:             # members that share messages: all of them write the one file
+        table.apply(step_line(...))           # what one of them has taken, ended, or given back
+
+If the members of a group share messages, all of them read each queue, and a tenure lasts until the last of them ends. Each has
+the whole table in its memory (SharedQueue), and first reads the lines that others have appended. Their lines are *steps*, which
+change the newest state: of a member, what it has taken, ended and given back. A step is appended under the group's lock, before
+the messages are handed out. States are appended and the file is compacted under both that lock and the offsets' lock, which comes
+first: a reset, or a recovery, has only that one. A file that has another inode, or more lines than a member has written, is read again.
 """
 
 from __future__ import annotations
@@ -27,13 +36,13 @@ import os
 import secrets
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import disk_errors
@@ -41,12 +50,15 @@ from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, pwrite_all, sync_descriptor, sync_folder, write_config
+from pyengine.storage.ofd_lock import is_at
 
 COMPACT_BYTES = 256 << 10   # a file is compacted above this size, if it is COMPACT_FACTOR times as long as it was after the last time
 COMPACT_FACTOR = 4
 TENURE_BITS = 48
+STEP_MESSAGES_MAX = 1 << 24
 Ranges = tuple[tuple[int, int], ...]        # (start, end) of queue offsets, ascending
 Counts = tuple[tuple[int, int, int], ...]   # (start, end, deliveries); of overlapping ones the last counts
+Fields = Mapping[str, Any]                  # of a line
 
 
 class Identity(NamedTuple):
@@ -70,6 +82,7 @@ class SavedQueue:
     acked     what is done from `offset` on
     counts    how often open messages were delivered; those below `end` that are not among them once
     last      the queue offset and the Identity of the last message delivered; None if nothing is to be compared
+    taken     the open messages that members which share messages have: (start, end, the member's incarnation)
     """
 
     queue: int
@@ -79,10 +92,14 @@ class SavedQueue:
     acked: Ranges = ()
     counts: Counts = ()
     last: tuple[int, ...] | None = None
+    taken: Counts = ()
 
     def line(self) -> bytes:
         """Return the line of the file. It begins with a newline, because a torn line may be before it."""
-        return _line(asdict(self))
+        fields = asdict(self)
+        if not self.taken:
+            del fields["taken"]
+        return _line(fields)
 
     def recounted(self, offset: int, deliveries: int) -> SavedQueue:
         """Return the state after one of its messages was delivered again."""
@@ -91,7 +108,7 @@ class SavedQueue:
     def below(self, end: int) -> SavedQueue:
         """Return the state without what the queue has lost from `end` on."""
         return replace(self, end=min(self.end, end), acked=_clipped(self.acked, 0, end),
-                       counts=tuple((start, min(stop, end), count) for start, stop, count in self.counts if start < end),
+                       counts=_counts_below(self.counts, end), taken=_counts_below(self.taken, end),
                        last=None if self.last is not None and self.last[0] >= end else self.last)
 
 
@@ -100,17 +117,13 @@ class AckFile:
 
     def __init__(self, root: Root, key: str) -> None:
         """`key` is the group_key() of topic and group."""
-        self._path = _folder(root) / key
+        self.path = _folder(root) / key
         self._compacted_bytes = 0
         self._is_name_durable = False
 
     def read(self) -> dict[int, list[SavedQueue]]:
         """Return queue id -> its states, oldest first; what is damaged is not among them. DiskError if it cannot be read now."""
-        with disk_errors("read", self._path):
-            try:
-                return decode(read_small_file(self._path))
-            except (FileNotFoundError, NotADirectoryError):
-                return {}
+        return decode(self.content())
 
     def append(self, states: Iterable[SavedQueue], stored: Mapping[int, int], *, is_durable: bool) -> None:
         """Add states; the caller has the lock of the groups' offsets. `stored`: the offsets that are stored now, by queue id.
@@ -121,8 +134,20 @@ class AckFile:
         if not content:
             return
         size_bytes = self._append(content, is_durable=is_durable)
+        self.compact_if_long(size_bytes, stored)
+
+    def compact_if_long(self, size_bytes: int, stored: Mapping[int, int]) -> None:
+        """Keep what counts of a file that has become long. The caller may append states."""
         if size_bytes > max(COMPACT_BYTES, COMPACT_FACTOR * self._compacted_bytes):
             self._compact(stored)
+
+    def content(self) -> bytes:
+        """Return the bytes of the file, none without a file."""
+        with disk_errors("read", self.path):
+            try:
+                return read_small_file(self.path)
+            except (FileNotFoundError, NotADirectoryError):
+                return b""
 
     def note_delivery(self, queue: int, tenure: int, offset: int, deliveries: int) -> None:
         """Note that a message is delivered again in a tenure. Without a lock: a compaction at this moment loses the note."""
@@ -130,8 +155,8 @@ class AckFile:
 
     def void(self, offsets: Mapping[int, int]) -> None:
         """Let nothing count that was saved of these queues: the group is set to these offsets. The caller has the lock."""
-        states = [SavedQueue(queue, secrets.randbits(TENURE_BITS), offset, offset) for queue, offset in offsets.items()]
-        if self._path.exists():
+        states = [SavedQueue(queue, new_tenure(), offset, offset) for queue, offset in offsets.items()]
+        if self.path.exists():
             self.append(states, {}, is_durable=True)
 
     def beyond(self, ends: Mapping[int, int]) -> list[SavedQueue]:
@@ -145,20 +170,24 @@ class AckFile:
 
     def remove(self) -> None:
         """Remove the file, if it exists: only the offset counts."""
-        with disk_errors("remove", self._path), suppress(FileNotFoundError):
-            self._path.unlink()
+        with disk_errors("remove", self.path), suppress(FileNotFoundError):
+            self.path.unlink()
+
+    def open(self) -> int:
+        """Open the file to append to it, as open_shared_file does; create it if necessary."""
+        descriptor = open_shared_file(self.path)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
+        return descriptor
 
     def _append(self, content: bytes, *, is_durable: bool) -> int:
-        descriptor = open_shared_file(self._path)
+        descriptor = self.open()
         try:
-            with disk_errors("write", self._path):
-                fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
-            pwrite_all(descriptor, content, 0, self._path)  # Linux appends, whatever the position
+            pwrite_all(descriptor, content, 0, self.path)  # Linux appends, whatever the position
             size_bytes = os.fstat(descriptor).st_size
             if is_durable:
-                sync_descriptor(descriptor, self._path, may_repeat=True)
+                sync_descriptor(descriptor, self.path, may_repeat=True)
                 if not self._is_name_durable or size_bytes == len(content):  # whoever has created it, it was perhaps not durable
-                    sync_folder(self._path.parent)
+                    sync_folder(self.path.parent)
                     self._is_name_durable = True
         finally:
             os.close(descriptor)
@@ -172,33 +201,69 @@ class AckFile:
             kept += [fitting] if fitting is not None and fitting is not states[-1] else []
             kept.append(states[-1])
         content = b"".join(state.line() for state in kept)
-        write_config(self._path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
+        write_config(self.path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
         self._compacted_bytes = len(content)
 
 
 def decode(content: bytes) -> dict[int, list[SavedQueue]]:
     """Return queue id -> its states, oldest first, of the bytes of a file. Damaged lines are left out."""
     found: dict[int, list[SavedQueue]] = {}
+    shared: dict[int, SharedQueue] = {}  # the newest states, with the steps since then
+    for line in parse(content):
+        if isinstance(line, SavedQueue):
+            _fold(found, shared, line.queue)
+            found.setdefault(line.queue, []).append(line)
+            continue
+        queue = line["queue"]
+        states = found.get(queue, [])
+        if not states or states[-1].tenure != line["tenure"]:
+            continue
+        if "again" in line:
+            states[-1] = states[-1].recounted(line["again"], line["deliveries"])
+        else:
+            if queue not in shared:
+                shared[queue] = SharedQueue(states[-1])
+            shared[queue].apply(line)
+    for queue in [*shared]:
+        _fold(found, shared, queue)
+    return found
+
+
+def _fold(found: dict[int, list[SavedQueue]], shared: dict[int, SharedQueue], queue: int) -> None:
+    if queue in shared:
+        found[queue][-1] = shared.pop(queue).saved(found[queue][-1].offset)
+
+
+def parse(content: bytes) -> Iterator[SavedQueue | Fields]:
+    """Yield the states and steps of these lines. Damaged lines are left out."""
     for line in content.split(b"\n"):
         text, _, crc = line.rpartition(b" ")
         try:
-            if int(crc, 16) != zlib.crc32(text):
-                continue
-            fields = json.loads(text)
-            if "again" in fields:
-                states = found.get(fields["queue"], [])
-                if states and states[-1].tenure == fields["tenure"]:
-                    states[-1] = states[-1].recounted(_number(fields["again"]), _number(fields["deliveries"]))
-                continue
-            last = fields["last"]
-            state = SavedQueue(
-                _number(fields["queue"]), _number(fields["tenure"]), _number(fields["offset"], -1), _number(fields["end"]),
-                tuple(_run(run) for run in fields["acked"]), tuple((*_run(run[:2]), _number(run[2])) for run in fields["counts"]),
-                None if last is None else tuple(map(int, last)))
+            if int(crc, 16) == zlib.crc32(text):
+                yield _checked(json.loads(text))
         except PARSE_ERRORS:
             continue
-        found.setdefault(state.queue, []).append(state)
-    return found
+
+
+def _checked(fields: Fields) -> SavedQueue | Fields:
+    if "again" in fields:
+        return {name: _number(fields[name]) for name in ("queue", "tenure", "again", "deliveries")}
+    if "by" in fields:
+        step = {name: _number(fields[name]) for name in ("queue", "tenure", "by", "end")}
+        runs = {name: [_run(run) for run in fields.get(name, ())] for name in STEPS}
+        if any(end - start > STEP_MESSAGES_MAX for each in runs.values() for start, end in each):
+            raise ValueError(fields)
+        return {**step, **runs, "last": fields["last"]}
+    last = fields["last"]
+    return SavedQueue(
+        _number(fields["queue"]), _number(fields["tenure"]), _number(fields["offset"], -1), _number(fields["end"]),
+        tuple(_run(run) for run in fields["acked"]), tuple((*_run(run[:2]), _number(run[2])) for run in fields["counts"]),
+        None if last is None else tuple(map(int, last)), tuple((*_run(run[:2]), _number(run[2])) for run in fields.get("taken", ())))
+
+
+def new_tenure() -> int:
+    """Return the number of a new tenure."""
+    return secrets.randbits(TENURE_BITS)
 
 
 def remove_all(root: Root) -> None:
@@ -218,6 +283,199 @@ def cut_all(root: Root, queue_ends: Mapping[tuple[str, int], int]) -> list[Calla
             if states := file.beyond(ends):
                 calls.append(partial(file.append, states, {}, is_durable=True))
     return calls
+
+
+STEPS = ("ended", "back", "undone", "took")  # the parts of a step, in the order in which they take effect
+
+
+class SharedQueue:
+    """The newest state of a queue whose members share messages, and the steps since then.
+
+    done   all messages below are done: the group's offset
+    end    the offset after the last message that was taken
+    open   those that were taken and are not done, ascending: (deliveries, the member that has it, 0 for none)
+    free   the offsets of those that no member has
+    """
+
+    def __init__(self, saved: SavedQueue) -> None:
+        self.queue, self.tenure, self.end, self.last = saved.queue, saved.tenure, saved.end, saved.last
+        self.open: dict[int, tuple[int, int]] = {}
+        self._skipped = _clipped(saved.acked, saved.end, INT64_MAX)
+        self._counts = tuple(run for run in saved.counts if run[1] > saved.end)
+        at = max(saved.offset, 0)
+        for start, end in (*_clipped(saved.acked, at, saved.end), (saved.end, saved.end)):
+            for offset in range(at, start):
+                self.open[offset] = _count_at(saved.counts, offset) or 1, _count_at(saved.taken, offset)
+            at = end
+        self.free = {offset: None for offset, (_, owner) in self.open.items() if not owner}
+
+    @property
+    def done(self) -> int:
+        """The group's offset: all messages below are done."""
+        return next(iter(self.open), self.end)
+
+    @property
+    def owners(self) -> set[int]:
+        """The members that have messages."""
+        return {owner for _, owner in self.open.values() if owner}
+
+    def unacknowledged(self, messages: list[Message]) -> list[Message]:
+        """Return those messages that were not acknowledged in an earlier tenure."""
+        return [message for message in messages if not _contains(self._skipped, message.queue_offset)] if self._skipped else messages
+
+    def deliveries(self, offset: int) -> int:
+        """Return how often a message was delivered."""
+        return self.open[offset][0] if offset in self.open else _count_at(self._counts, offset)
+
+    def is_suspicious(self, deliveries_max: int | None) -> bool:
+        """Whether a message comes that was delivered suspicious_deliveries() times and never finished."""
+        least = suspicious_deliveries(deliveries_max)
+        return any(self.open[offset][0] >= least for offset in self.free) or any(
+            count >= least and not _contains_all(self._skipped, max(start, self.end), end) for start, end, count in self._counts
+            if end > self.end)
+
+    def step(self, by: int, parts: Mapping[str, Iterable[int]], end: int = 0, last: Message | None = None) -> Fields:
+        """Return the line of a step of a member: `parts` are the offsets of each of STEPS."""
+        identity = None if last is None else (last.queue_offset, *Identity.of(last))
+        return {"queue": self.queue, "tenure": self.tenure, "by": by, "end": end, "last": identity,
+                **{name: _runs(offsets) for name, offsets in parts.items() if offsets}}
+
+    def apply(self, step: Fields) -> None:
+        """Take over what a member has taken, ended or given back; what it did not have any more is left out."""
+        by = step["by"]
+        for offset in _offsets(step["ended"]):
+            if self._has(offset, by):
+                del self.open[offset]
+                self.free.pop(offset, None)
+        for name, uncounted in (("back", 0), ("undone", 1)):
+            for offset in _offsets(step[name]):
+                if self._has(offset, by):
+                    self.open[offset] = self.open[offset][0] - uncounted, 0
+                    self.free[offset] = None
+        for offset in _offsets(step["took"]):
+            if offset >= self.end or offset in self.free:
+                self.open[offset] = self.deliveries(offset) + 1, by
+                self.free.pop(offset, None)
+        if step["end"] > self.end:
+            self.end = step["end"]
+            self._counts = tuple(run for run in self._counts if run[1] > self.end)
+            self._skipped = _clipped(self._skipped, self.end, INT64_MAX)
+        if step["last"] is not None:
+            self.last = tuple(map(int, step["last"]))
+
+    def saved(self, offset: int) -> SavedQueue:
+        """Return the state, to append before `offset` is stored."""
+        at, acked = max(offset, 0), []
+        for start in self.open:
+            if at < start:
+                acked.append((at, start))
+            at = max(at, start + 1)
+        if at < self.end:
+            acked.append((at, self.end))
+        counts = [(start, start + 1, count) for start, (count, _) in self.open.items() if count > 1]
+        counts += [(max(start, self.end), end, count) for start, end, count in self._counts]
+        taken = [(start, start + 1, owner) for start, (_, owner) in self.open.items()]
+        return SavedQueue(self.queue, self.tenure, offset, self.end, (*acked, *self._skipped), _merged(counts), self.last, _merged(taken))
+
+    def _has(self, offset: int, member: int) -> bool:
+        return offset in self.open and self.open[offset][1] == member
+
+
+class SharedLog:
+    """The file of a group whose members share messages, as one member reads and writes it. It keeps the file open until close().
+
+    The caller of follow(), add(), write() and compact() has the group's lock.
+    """
+
+    def __init__(self, root: Root, key: str) -> None:
+        """`key` is the group_key() of topic and group."""
+        self.queues: dict[int, SharedQueue] = {}
+        self._file = AckFile(root, key)
+        self._descriptor = -1
+        self._read_to = 0
+        self._lines: list[bytes] = []
+        self._is_name_durable = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the file that were read and written."""
+        return self._read_to
+
+    @property
+    def has_news(self) -> bool:
+        """Whether others have changed the file since this member has read it."""
+        return not self._is_current or os.fstat(self._descriptor).st_size != self._read_to
+
+    def follow(self) -> None:
+        """Read what others have appended. Raises DiskError."""
+        self._lines.clear()
+        if not self._is_current:
+            self.close()
+            self._descriptor = self._file.open()
+            self._is_name_durable = False
+        size_bytes = os.fstat(self._descriptor).st_size
+        if self._read_to == 0 or size_bytes < self._read_to:
+            content = self._file.content()
+            self.queues = {queue: SharedQueue(states[-1]) for queue, states in decode(content).items()}
+            self._read_to = len(content)
+        elif size_bytes > self._read_to:
+            with disk_errors("read", self._file.path):
+                content = os.pread(self._descriptor, size_bytes - self._read_to, self._read_to)
+            for line in parse(content):
+                self._apply(line)
+            self._read_to += len(content)
+
+    def saved(self) -> dict[int, list[SavedQueue]]:
+        """Return the states of the file, by queue id and oldest first."""
+        return self._file.read()
+
+    def add(self, line: SavedQueue | Fields) -> None:
+        """Apply a line; write() appends it."""
+        self._lines.append(line.line() if isinstance(line, SavedQueue) else _line(line))
+        self._apply(line if isinstance(line, SavedQueue) else {**dict.fromkeys(STEPS, ()), **line})
+
+    def write(self) -> bool:
+        """Append what was added; return whether there was any. Raises DiskFullError or DiskError: then forget() it."""
+        content = b"".join(self._lines)
+        self._lines.clear()
+        if content:
+            pwrite_all(self._descriptor, content, 0, self._file.path)  # Linux appends, whatever the position
+            size_bytes = os.fstat(self._descriptor).st_size
+            self._read_to = size_bytes if size_bytes == self._read_to + len(content) else 0  # 0: a reset has appended a line before
+        return bool(content)
+
+    def sync(self) -> None:
+        """Make what was written durable; needs no lock. Raises DiskFullError or FlushError."""
+        sync_descriptor(self._descriptor, self._file.path, may_repeat=True)
+        if not self._is_name_durable:
+            sync_folder(self._file.path.parent)
+            self._is_name_durable = True
+
+    def forget(self) -> None:
+        """Read the whole file again next time."""
+        self._lines.clear()
+        self._read_to = 0
+
+    def compact(self, stored: Mapping[int, int]) -> None:
+        """Compact a file that is long, with the offsets that are stored now. The caller also has the lock of the offsets."""
+        self._file.compact_if_long(self._read_to, stored)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.forget()
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    @property
+    def _is_current(self) -> bool:
+        return self._descriptor >= 0 and is_at(self._descriptor, self._file.path)
+
+    def _apply(self, line: SavedQueue | Fields) -> None:
+        if isinstance(line, SavedQueue):
+            self.queues[line.queue] = SharedQueue(line)
+        elif "by" in line and (queue := self.queues.get(line["queue"])) is not None and queue.tenure == line["tenure"]:
+            queue.apply(line)
 
 
 class InFlight:
@@ -244,7 +502,7 @@ class InFlight:
         self.done = self.delivered_end = offset
         for each in (self.open, self.again, self.dead, self.spared):
             each.clear()
-        self.tenure = secrets.randbits(TENURE_BITS)
+        self.tenure = new_tenure()
         self._skipped: Ranges = ()
         self._counts: Counts = ()
         self._newest: Message | None = None
@@ -471,6 +729,26 @@ def _counted(state: SavedQueue, done: int, marked_end: int) -> Counts:
         count = _count_at(state.counts, start) or (1 if start < state.end else 0)
         found.append((start, end, count + (1 if state.end <= start < marked_end else 0)))
     return _merged(found)
+
+
+def _counts_below(counts: Counts, end: int) -> Counts:
+    return tuple((start, min(stop, end), count) for start, stop, count in counts if start < end)
+
+
+def _runs(offsets: Iterable[int]) -> list[list[int]]:
+    """Return offsets as (start, end) of neighbours."""
+    found: list[list[int]] = []
+    for offset in sorted(offsets):
+        if found and found[-1][1] == offset:
+            found[-1][1] += 1
+        else:
+            found.append([offset, offset + 1])
+    return found
+
+
+def _offsets(runs: Iterable[Sequence[int]]) -> Iterator[int]:
+    for start, end in runs:
+        yield from range(start, end)
 
 
 def _merged(counts: Iterable[tuple[int, int, int]]) -> Counts:

@@ -201,19 +201,7 @@ def exclusive(path: Path, while_waiting: Callable[[], object] = lambda: None) ->
     descriptor, pid = open_shared_file(lock), os.getpid()
     _locked.add(descriptor)
     try:
-        until_s, interval_s = time.monotonic() + LOCK_WAIT_S, _POLL_INTERVAL_FIRST_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until_s:
-                    raise StoreBusyError(f"{path.name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s") from None
-            except OSError as error:  # for example of a network file system without locks
-                raise disk_error(error, "lock", lock) from error
-            while_waiting()
-            time.sleep(interval_s)
-            interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
+        wait_until_held(lambda: _try_flock(descriptor, lock), lock, path.name, while_waiting)
         yield
     finally:
         if pid == os.getpid():  # a child that was forked by a change has no descriptor
@@ -221,3 +209,24 @@ def exclusive(path: Path, while_waiting: Callable[[], object] = lambda: None) ->
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child of a fork at this moment may have it too
             _locked.discard(descriptor)
             os.close(descriptor)
+
+
+def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str, while_waiting: Callable[[], object]) -> None:
+    """Call `try_lock` until it is true; StoreBusyError after LOCK_WAIT_S, because a stopped process must not block the others for ever."""
+    until_s, interval_s = time.monotonic() + LOCK_WAIT_S, _POLL_INTERVAL_FIRST_S
+    while not try_lock():
+        if time.monotonic() >= until_s:
+            raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
+        while_waiting()
+        time.sleep(interval_s)
+        interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
+
+
+def _try_flock(descriptor: int, lock: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # for example of a network file system without locks
+        raise disk_error(error, "lock", lock) from error
+    return True

@@ -10,7 +10,7 @@ import pytest
 
 from pyengine.errors import DiskError, EngineError, UsageError
 from pyengine.ipc import group_members
-from pyengine.ipc.group_members import GroupMembers
+from pyengine.ipc.group_members import GUESTS, GroupMembers
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def path(tmp_path):
 
 
 def test_members_see_each_other_while_they_live(member):
-    first, second, guest = member(), member(), member(shares=False)
+    first, second, guest = member(), member(), member(kind=GUESTS)
     assert first.sharing() == second.sharing() == guest.sharing() == [0, 1]
     assert [record.pid for record in first.members().values()] == [os.getpid()] * 3
     first.close()

@@ -1,0 +1,511 @@
+"""Groups whose members share messages: any member takes the next message of any queue, and kills free what the dead one had."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import pyengine
+from fix_cli import environment
+from fix_engine import SMALL
+from pyengine.client.retries import retry_topic
+from pyengine.errors import UsageError
+from pyengine.storage import acknowledgements
+from pyengine.storage.acknowledgements import AckFile
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.engine_id import raise_epoch
+from waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def engine(undelayed):
+    return undelayed
+
+
+@pytest.fixture
+def member(engine, names):
+    """member(...) a consumer of the test's topic and group that shares messages; it is closed at the end."""
+    opened = []
+
+    def make(**options) -> pyengine.Consumer:
+        opened.append(pyengine.consume(engine.path, names[0], **({"group": names[1], "auto_commit": False, "commit_interval_s": 0.05,
+                                                                  "sharing": "messages"} | options)))
+        return opened[-1]
+
+    yield make
+    for consumer in opened:
+        consumer.close()
+
+
+def put(engine, topic, count, queue_id=0):
+    bodies = [b"%05d" % number for number in range(count)]
+    with engine.connect() as producer:
+        producer.put_many(topic, bodies, queue_id=queue_id)
+    return bodies
+
+
+def pull(consumer, count=1):
+    """Pull exactly `count` messages."""
+    found = []
+    eventually(lambda: found.extend(consumer.pull(count - len(found), timeout_s=0.1)) or len(found) == count, f"{count} messages")
+    return found
+
+
+def offsets(found):
+    return [each.queue_offset for each in found]
+
+
+def counted(found):
+    return [(each.queue_offset, each.delivery_count) for each in found]
+
+
+def stored(engine, names):
+    return ConsumerOffsets(engine.path).read(*names)
+
+
+# --- who gets what --------------------------------------------------------------------------------
+
+
+def test_more_members_than_queues_all_have_work(engine, names, member):
+    put(engine, names[0], 9)
+    members = [member() for _ in range(3)]
+    found = [offsets(pull(each, 3)) for each in members]
+    assert sorted(itertools.chain(*found)) == list(range(9)) and all(found)
+    assert not any(each.notes for each in members)
+
+
+def test_a_slow_message_delays_no_other_one(engine, names, member):
+    put(engine, names[0], 3000)
+    slow, quick = member(max_span=10), member(max_span=10)
+    (first,) = pull(slow)
+    for count in (*[100] * 29, 99):
+        quick.ack(pull(quick, count))
+    assert quick.commit([]) == {0: 0}, "the offset is that of the oldest open message"
+    slow.ack(first)
+    assert slow.commit([]) == {0: 3000}
+
+
+def test_what_is_done_in_any_order_moves_the_offset_up_to_the_first_open_message(engine, names, member):
+    put(engine, names[0], 6)
+    one, other = member(), member()
+    a, b = pull(one, 3), pull(other, 3)
+    other.ack(b)
+    one.ack([a[0], a[2]])
+    assert one.commit([]) == {0: 1} and other.commit([]) == {0: 1}
+    one.ack(a[1])
+    eventually(lambda: stored(engine, names) == {0: 6}, "the offset is stored in the background")
+
+
+def test_with_auto_commit_what_was_delivered_is_done_by_the_next_request(engine, names, member):
+    put(engine, names[0], 5)
+    one = member(auto_commit=True)
+    assert [each.queue_offset for _, each in zip(range(4), one)] == [0, 1, 2, 3]
+    one.close()
+    assert stored(engine, names) == {0: 4}
+
+
+def test_tags_leave_out_messages_that_are_done_for_all(engine, names, member):
+    with engine.connect() as producer:
+        for number in range(6):
+            producer.put(names[0], b"%d" % number, queue_id=0, tags="even" if number % 2 == 0 else "odd")
+    one, other = member(tags="even"), member(tags="even")
+    found = pull(one, 2), pull(other)
+    assert [offsets(each) for each in found] == [[0, 2], [4]]
+    one.ack(found[0])
+    other.ack(found[1])
+    assert other.pull(1, timeout_s=0) == [] and one.commit([]) == {0: 6}
+
+
+def test_what_is_given_back_goes_to_any_member_and_is_a_dead_letter_at_last(engine, names, member):
+    put(engine, names[0], 2)
+    one, other = member(max_deliveries=2), member(max_deliveries=2)
+    first, _second = pull(one, 2)
+    one.requeue(first)
+    one.commit([])
+    (again,) = pull(other)
+    assert counted([again]) == [(0, 2)]
+    other.requeue(again)
+    letters = pyengine.DeadLetters(engine.path)
+    eventually(lambda: [one.pull(timeout_s=0), other.pull(timeout_s=0)] == [[], []] and
+               [each.queue_offset for each in letters.messages(names[1])] != [], "the dead letter")
+    eventually(lambda: stored(engine, names) == {0: 1}, "the other one is open still")
+
+
+def test_retried_messages_are_shared_too(engine, names, member):
+    put(engine, names[0], 4)
+    one, other = member(), member()
+    for message in pull(one, 4):
+        one.retry(message)
+    found = pull(one) + pull(other, 2) + pull(one)
+    assert sorted(each.body for each in found) == [b"%05d" % number for number in range(4)]
+    assert {each.reconsume_times for each in found} == {1}
+    one.ack([found[0], found[3]])
+    other.ack(found[1:3])
+    one.commit([])
+    other.commit([])
+    assert ConsumerOffsets(engine.path).read(retry_topic(names[1]), names[1]) == {0: 4}
+
+
+def test_a_closed_member_gives_its_messages_to_the_others_at_once(engine, names, member):
+    put(engine, names[0], 3)
+    one, other = member(), member()
+    a, b, c = pull(one, 3)
+    one.ack(b)
+    one.close()
+    assert counted(pull(other, 2)) == [(0, 2), (2, 2)]
+
+
+def test_an_error_half_way_takes_nothing(engine, names, member, monkeypatch):
+    put(engine, names[0], 3)
+    one, other = member(), member()
+    take = type(one)._take_shared
+
+    def fail(*arguments):
+        take(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(one), "_take_shared", fail)
+    with pytest.raises(KeyboardInterrupt):
+        one.pull(2)
+    monkeypatch.undo()
+    assert counted(pull(other, 3)) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_rows_of_arrow_that_the_program_did_not_get_come_again_uncounted(engine, names, member, monkeypatch):
+    put(engine, names[0], 2)
+    one = member()
+    rows = pytest.importorskip("pyarrow") and type(one._reader)._named_rows
+    monkeypatch.setattr(type(one._reader), "_named_rows", lambda *_: lambda entries: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one.pull_arrow(2, timeout_s=5)
+    monkeypatch.setattr(type(one._reader), "_named_rows", rows)
+    assert counted(pull(one, 2)) == [(0, 1), (1, 1)]
+
+
+# --- members that do not fit, and what no member can do ------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"queues": [0]}], ids=["shares of queues", "chosen queues"])
+def test_a_group_of_both_kinds_is_refused_either_way(engine, names, member, options):
+    put(engine, names[0], 1)
+    one = member()
+    with pytest.raises(UsageError, match="share messages, so one that owns queues cannot join"):
+        member(sharing="queues", **options)
+    one.close()
+    two = member(sharing="queues", **options)
+    with pytest.raises(UsageError, match="own queues, so one that shares messages cannot join"):
+        member()
+    two.close()
+    assert pull(member())
+
+
+def test_wrong_options_are_refused(engine, names, member):
+    with pytest.raises(UsageError, match='"queues" or "messages"'):
+        member(sharing="all")
+    with pytest.raises(UsageError, match="leave out `queues`"):
+        member(queues=[0])
+    with pytest.raises(UsageError, match="no group"):
+        member(group=None)
+    put(engine, names[0], 1)
+    with pytest.raises(UsageError, match="reset"):
+        member().seek(0, 0)
+
+
+def test_a_group_changes_its_sharing_and_keeps_acknowledgements_and_counts(engine, names, member):
+    put(engine, names[0], 6)
+    for sharing, count in (("queues", 1), ("messages", 2), ("messages", 3), ("queues", 4), ("messages", 5)):
+        one = member(sharing=sharing, max_deliveries=None)
+        found = []
+        eventually(lambda one=one, found=found: found.extend(one.pull(6, timeout_s=0.1)) or len(found) == 7 - count, "all open ones")
+        assert counted(found) == [(offset, count) for offset in range(7 - count)]
+        one.ack(found[-1])
+        one.close()
+
+
+# --- what ends a turn from outside ----------------------------------------------------------------
+
+
+def test_a_reset_sets_all_members_and_voids_what_they_had(engine, names, member):
+    put(engine, names[0], 4)
+    one, other = member(), member()
+    held = pull(one, 2)
+    other.ack(pull(other, 2))
+    other.commit([])
+    pyengine.ConsumerGroups(engine.path).reset(*names, 1)
+    one.ack(held)
+    found = []
+    eventually(lambda: found.extend(other.pull(timeout_s=0.1)) or len(found) == 3, "the messages from 1 on")
+    assert counted(found) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_a_recovery_that_has_lost_nothing_changes_nothing(builder):
+    for number in range(6):
+        builder.put("orders", b"%d" % number)
+    options = {"group": "g", "auto_commit": False, "sharing": "messages"}
+    with pyengine.consume(builder.root, "orders", **options) as one, pyengine.consume(builder.root, "orders", **options) as other:
+        a, b, c = one.pull(3)
+        epoch = raise_epoch(builder.root)
+        eventually(lambda: one._epoch == other._epoch == epoch, "the members have looked")
+        one.ack([a, b, c])
+        assert offsets(other.pull(3)) == [3, 4, 5] and one.commit([]) == {0: 3}
+
+
+def test_a_restart_of_the_engine_changes_nothing(tmp_path):
+    options = {"group": "g", "auto_commit": False, "sharing": "messages"}
+    with pyengine.Engine(tmp_path / "store", **SMALL) as engine, engine.connect() as producer:
+        producer.put_many("jobs", [b"1", b"2", b"3"], queue_id=0)
+        one, other = pyengine.consume(engine.path, "jobs", **options), pyengine.consume(engine.path, "jobs", **options)
+        a = pull(one)
+    with one, other, pyengine.Engine(tmp_path / "store", **SMALL) as engine, engine.connect() as producer:
+        b = pull(other, 2)
+        producer.put("jobs", b"4", queue_id=0)
+        assert offsets(pull(one)) == [3]
+        one.ack(a)
+        other.ack(b)
+        assert one.commit([]) == {0: 1} and other.commit([]) == {0: 3}
+
+
+def test_removed_files_cost_a_redelivery_at_most(engine, names, member):
+    put(engine, names[0], 4)
+    one, other = member(), member()
+    one.ack(pull(one, 2))
+    other.commit(pull(other))
+    eventually(lambda: stored(engine, names) == {0: 3}, "the offset")
+    for folder in ("consumers", "consumers/acks"):
+        (engine.path / "config" / folder / "@".join(names)).unlink()
+    assert offsets(pull(one)) == [3]
+
+
+def test_members_that_start_at_once_have_one_table(engine, names, member):
+    put(engine, names[0], 40)
+    found, barrier = [], threading.Barrier(4)
+
+    def run():
+        barrier.wait()
+        found.extend(offsets(pull(member(), 10)))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(found) == list(range(40))
+
+
+def test_the_file_is_compacted_under_members_that_use_it(engine, names, member, monkeypatch):
+    monkeypatch.setattr(acknowledgements, "COMPACT_BYTES", 2000)
+    put(engine, names[0], 600)
+    one, other = member(), member()
+    (kept,) = pull(one)
+    seen = [kept.queue_offset]
+    while len(seen) < 600:
+        for each in (one, other):
+            found = each.pull(7, timeout_s=0)
+            seen += offsets(found)
+            each.ack(found)
+            each.commit([])
+    assert sorted(seen) == list(range(600))
+    assert os.stat(engine.path / "config" / "consumers" / "acks" / "@".join(names)).st_size < 6000
+    one.ack(kept)
+    assert other.commit([]) == {0: 0} and one.commit([]) == {0: 600}
+
+
+# --- kills, hung members --------------------------------------------------------------------------
+
+
+SHARER = """
+import os, random, sys
+import pyengine
+store, topic, group, log, kind = sys.argv[1:6]
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def note(kind, messages):
+    os.write(out, b"".join(b"%s %s %d\\n" % (kind, message.body, message.delivery_count) for message in messages))
+with pyengine.consume(store, topic, group=group, auto_commit=False, commit_interval_s=60, max_deliveries=None, sharing="messages",
+                      session_timeout_s=3) as consumer:
+    held = []
+    while kind == "hold":
+        found = consumer.pull(3 - len(held), timeout_s=0.1)
+        note(b"got", found)
+        held += found
+        if len(held) == 3:
+            os.read(0, 1)
+            consumer.ack(held)
+            consumer.commit([])
+            note(b"late", held)
+            held = []
+    while True:
+        found = consumer.pull(5, timeout_s=0.05)
+        note(b"got", found)
+        held += found
+        random.shuffle(held)
+        ended, held = held[: len(held) // 2 + 1], held[len(held) // 2 + 1 :]
+        if random.random() < 0.1:
+            consumer.requeue(held)
+            held = []
+        consumer.ack(ended)
+        consumer.commit([])
+        note(b"saved", ended)
+"""
+
+
+def sharer(engine, names, log, kind="any"):
+    return subprocess.Popen([sys.executable, "-c", SHARER, str(engine.path), *names, str(log), kind], env=environment(),
+                            stdin=subprocess.PIPE)
+
+
+def lines(log):
+    return [line.split() for line in log.read_bytes().splitlines()] if log.exists() else []
+
+
+def end(processes):
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(("count", "kills"), [
+    (400, 4), pytest.param(10_000, 60, marks=pytest.mark.long)], ids=["short", "long"])
+def test_kills_of_members_repeat_no_stored_acknowledgement_and_lose_no_message(engine, names, tmp_path, rng, count, kills):
+    put(engine, names[0], count // 2, 0)
+    bodies = {b"%05d" % number for number in range(count // 2)}
+    log = tmp_path / "log"
+    processes = [sharer(engine, names, log) for _ in range(3)]
+
+    def saved():
+        return {body for kind, body, _ in lines(log) if kind == b"saved"}
+
+    try:
+        for number in range(kills):
+            before = (number + 1) * len(bodies) // (kills + 2)
+            eventually(lambda: len(saved()) >= before, f"{before} acknowledgements are stored", timeout_s=90)
+            victim = rng.randrange(3)
+            end([processes[victim]])
+            processes[victim] = sharer(engine, names, log)
+        eventually(lambda: stored(engine, names) == {0: len(bodies)}, "every message is done", timeout_s=120)
+    finally:
+        end(processes)
+    got, ended = set(), set()
+    for kind, body, _ in lines(log):
+        (ended if kind == b"saved" else got).add(body)
+        assert kind == b"saved" or body not in ended, f"{body!r} came again after its acknowledgement was stored"
+    assert got == bodies
+
+
+def test_a_killed_member_frees_its_open_messages_alone_and_they_are_counted(engine, names, member, tmp_path):
+    put(engine, names[0], 8)
+    log = tmp_path / "log"
+    process = sharer(engine, names, log, "hold")
+    one = member()
+    try:
+        eventually(lambda: len(lines(log)) == 3, "it has three")
+        mine = pull(one, 5)
+        one.ack(mine[2:])
+        assert one.pull(timeout_s=0) == []
+    finally:
+        end([process])
+    theirs = {int(body) for _, body, _ in lines(log)}
+    assert counted(sorted(pull(one, 3), key=lambda each: each.queue_offset)) == [(offset, 2) for offset in sorted(theirs)]
+    assert one.pull(timeout_s=0) == []
+
+
+def test_a_stopped_member_loses_its_messages_and_its_late_acknowledgement_does_not_count(engine, names, member, tmp_path):
+    put(engine, names[0], 3)
+    log = tmp_path / "log"
+    process = sharer(engine, names, log, "hold")
+    try:
+        eventually(lambda: len(lines(log)) == 3, "it has three")
+        os.kill(process.pid, signal.SIGSTOP)
+        one = member(session_timeout_s=2)
+        found = pull(one, 3)
+        assert counted(found) == [(0, 2), (1, 2), (2, 2)]
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: lines(log)[-1][0] == b"late", "it has acknowledged them")
+        assert one.commit([]) == {0: 0}
+        one.ack(found)
+        assert one.commit([]) == {0: 3}
+    finally:
+        end([process])
+
+
+def test_a_handler_of_a_shared_group_that_kills_is_a_dead_letter_and_the_slow_one_beside_it_is_none(engine, names, tmp_path):
+    put(engine, names[0], 1)
+    with engine.connect() as producer:
+        producer.put_many(names[0], [b"poison", b"after"], queue_id=0)
+    program = """
+import os, sys, threading
+import pyengine
+begun = threading.Event()
+def handle(message):
+    if message.body == b"00000":
+        begun.set()
+        threading.Event().wait(0.5)
+    if message.body == b"poison":
+        begun.wait(0.3)
+        os.kill(os.getpid(), 9)
+pyengine.run_consumer(*sys.argv[1:4], handle, concurrency=3, commit_interval_s=0.05, max_deliveries=3, sharing="messages")
+"""
+    letters = pyengine.DeadLetters(engine.path)
+
+    def is_over():
+        return [each.body for each in letters.messages(names[1])] == [b"poison"] and stored(engine, names) == {0: 3}
+
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", program, str(engine.path), *names], env=environment())
+        try:
+            eventually(lambda: process.poll() is not None or is_over(), "a kill, or the dead letter")
+        finally:
+            process.kill()
+            process.wait()
+    assert is_over()
+
+
+def test_saved_steps_and_states_give_one_table(rng):
+    """Steps at random of three members, against a plain model; the table after each is the one that is read from the file."""
+    for number in range(40):
+        first = acknowledgements.SavedQueue(0, 7, -(number % 2), 0)  # of a group that has no offset of the queue yet
+        queue, content = acknowledgements.SharedQueue(first), first.line()
+        model: dict[int, tuple[int, int]] = {}
+        top = 0
+        for _ in range(30):
+            member = rng.randrange(1, 4)
+            mine = [offset for offset, (_, owner) in model.items() if owner == member]
+            ended, back = rng.sample(mine, rng.randrange(len(mine) + 1)), rng.sample(mine, rng.randrange(len(mine) + 1))
+            free = [offset for offset, (_, owner) in model.items() if not owner]
+            new = rng.sample(range(top, top + 5), rng.randrange(4))
+            step = queue.step(member, {"ended": ended, "back": back, "took": free + new}, max(new, default=top - 1) + 1 + rng.randrange(2))
+            for offset in ended:
+                del model[offset]
+            for offset in set(back) - set(ended):
+                model[offset] = model[offset][0], 0
+            for offset in (*free, *new):
+                model[offset] = model.get(offset, (0, 0))[0] + 1, member
+            top = max(top, step["end"])
+            line = acknowledgements._line(step)
+            content += line
+            (parsed,) = acknowledgements.parse(line)
+            queue.apply(parsed)
+            assert queue.open == model and queue.end == top
+            assert set(queue.free) == {offset for offset, (_, owner) in model.items() if not owner}
+            (state,) = acknowledgements.decode(content)[0]
+            again = acknowledgements.SharedQueue(state)
+            assert (again.open, again.end, again.done) == (queue.open, queue.end, queue.done)
+
+
+def test_the_ack_file_of_a_shared_group_is_one_that_a_holder_of_the_queue_reads(engine, names, member):
+    put(engine, names[0], 10)
+    one = member()
+    found = pull(one, 8)
+    one.ack(found[3:])
+    one.commit([])
+    (*_, state) = AckFile(engine.path, "@".join(names)).read()[0]
+    assert (state.offset, state.end, state.acked) == (0, 8, ((3, 8),))
+    assert {run[2] for run in state.taken} == {one._session._members.incarnation}
