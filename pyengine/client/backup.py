@@ -130,10 +130,10 @@ class BackupReport:
 
 def backup_store(store: str | os.PathLike[str], dest: str | os.PathLike[str] | Destination, *, read_back: bool = False,
                  progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> BackupReport:
-    """Back up a store, running or stopped, into the folder or URI `dest`; what an earlier backup there has is not copied again.
+    """Back up a store, running or stopped, into the folder or URI `dest`, whose earlier backup is continued (docs/backup.md).
 
-    `read_back` verifies all of `dest` afterwards. The same call continues an interrupted backup. UsageError if `dest` has other
-    files, StoreBusyError if it is in use, CorruptionError if the store has lost what the backup has, which stays as it is.
+    `read_back` verifies all of `dest` afterwards. UsageError if `dest` has other files, StoreBusyError if it is in use, CorruptionError
+    if the store has lost what the backup has.
     """
     started_s = time.monotonic()
     root, dest = existing_store(Path(store)), _opened(dest)
@@ -451,10 +451,9 @@ def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """The outcome of a restore.
+    """The outcome of a restore; `refused`: why queues and index could not be rebuilt.
 
-    `rebuilt` and `check` are None if an interrupted restore had completed the store, so that this run only moved it; `found` is
-    the result of that run's check. `refused`: why queues and index could not be rebuilt; the log is restored as it was.
+    `rebuilt` and `check` are None, and `found` has the result, if an earlier restore had completed the store.
     """
 
     store: str
@@ -517,10 +516,9 @@ class _Ready:
 
 def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.PathLike[str], *,
                   progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> RestoreReport:
-    """Restore the backup in `dest` to `store`, absent or empty: log and tables as they were, queues and index rebuilt.
+    """Restore the backup in `dest` to `store`, absent or empty, with queues and index rebuilt.
 
-    It becomes a store only when all is complete, durable and checked; the same call continues an interrupted one. UsageError if
-    `store` is not empty or `dest` has no backup; CorruptionError, without a store, if the backup does not match its checksums.
+    It becomes a store when all is complete and checked; the same call continues an interrupted one. UsageError, CorruptionError.
     """
     started_s = time.monotonic()
     dest, root = _opened(dest), Path(store)

@@ -398,9 +398,9 @@ class Consumer:
     # -- acknowledge, seek, report ------------------------------------------------
 
     def commit(self, messages: Message | Iterable[Message] | None = None) -> dict[int, int]:
-        """Store that these messages, and all before them in their queues, are done (None: all delivered); durable when it returns.
+        """Store durably that these messages, and all before them in their queues, are done (None: all delivered).
 
-        Returns queue id -> next offset for the queues of this member. UsageError without a group.
+        Returns queue id -> next offset of this member. UsageError without a group.
         """
         self._require_group()
         own, retried = (None, None) if messages is None else _split_by_topic([messages] if isinstance(messages, Message) else messages)
@@ -423,9 +423,9 @@ class Consumer:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
-        """Say that these messages are done, in any order; stored every commit_interval_s.
+        """Say that these messages are done, in any order, from any thread. UsageError without a group.
 
-        UsageError without a group. With auto_commit it does nothing but warn.
+        With auto_commit it does nothing but warn.
         """
         self._require_group()
         self._require_open()
@@ -466,10 +466,9 @@ class Consumer:
         return result
 
     def requeue(self, messages: Message | Iterable[Message]) -> None:
-        """Give messages back without a delay: the group gets them again next.
+        """Give messages back without a delay: the group gets them next; `delivery_count` counts it. From any thread.
 
-        `delivery_count` counts it; after max_deliveries the message is a dead letter. Nothing happens to one that is done. UsageError
-        without a group.
+        UsageError without a group.
         """
         self._require_group()
         own, retried = _split_by_topic([messages] if isinstance(messages, Message) else messages)
@@ -567,7 +566,7 @@ class Consumer:
     # -- end ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Store the offsets (with auto_commit) and leave the group. A second call does nothing."""
+        """Store the offsets (with auto_commit) and leave the group."""
         self._close(finished=True, closer=threading.get_ident())
 
     def __repr__(self) -> str:

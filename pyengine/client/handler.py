@@ -126,10 +126,7 @@ async def run_consumer_async(
     stop: asyncio.Event | None = None,
     **options: Unpack[ConsumeOptions],
 ) -> None:
-    """Like run_consumer(), for asyncio: `handler` is a coroutine function, and up to `concurrency` tasks of it run at once.
-
-    A cancelled call cancels the handlers; their messages are delivered again.
-    """
+    """Like run_consumer(), for asyncio: `handler` is a coroutine function. A cancelled call cancels the handlers."""
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=True)
     delays = _Delays.of(delay_level, backoff)

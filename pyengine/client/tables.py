@@ -123,7 +123,7 @@ class TablesState:
 
 @dataclass(frozen=True, slots=True)
 class TablesReport:
-    """The messages by topic and the commits that a run added, and the offset reached; `failed`: topics whose tables lack some, and why."""
+    """The messages by topic and the commits that a run added; `failed`: topics whose tables lack some, and why."""
 
     store: str
     dest: str
@@ -163,11 +163,8 @@ def write_tables(
 ) -> TablesReport:
     """Add the new messages of a store to tables of Delta Lake or Iceberg in the folder `dest`, each exactly once (docs/tables.md).
 
-    `topics` is a regular expression for whole names (None: all but RocketMQ's internal ones). With `follow` it continues until `over`
-    is set, with a commit per `interval_s` at most. The log is held until `hold_hours` after the last commit. `json` names columns and
-    types of bodies that are JSON objects.
-    TopicsFailedError, with the report, says which tables failed; the others are complete. UsageError for a folder of another origin
-    or other topics, and for a pattern without topics unless `allow_missing`; MissedMessagesError for deleted messages unless
+    `topics` is a regular expression. With `follow` it continues until `over` is set. `json` names columns and types of bodies that are
+    JSON objects. TopicsFailedError, with the report; UsageError for a folder of another origin; MissedMessagesError without
     `allow_loss`; CorruptionError.
     """
     started_s = time.monotonic()

@@ -282,7 +282,7 @@ class Message:
     """The producer's clock."""
     born_host: str = "127.0.0.1:0"
     store_timestamp_ms: int = 0
-    """The store time: the writer's clock, never decreasing."""
+    """The writer's clock, never decreasing."""
     store_host: str = "127.0.0.1:10911"
     reconsume_times: int = 0
     """How often it was delivered again."""
@@ -291,7 +291,7 @@ class Message:
     body_crc: int = 0
     """Of the body as stored."""
     delivery_count: int = field(default=1, compare=False)
-    """How often a group's members got it, this time included; one given back by retry() is another message."""
+    """How often the group got it, this time included."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -305,17 +305,17 @@ class Message:
 
     @property
     def store_time(self) -> datetime:
-        """With UTC as its zone."""
+        """In UTC."""
         return _moment(self.store_timestamp_ms)
 
     @property
     def born_time(self) -> datetime:
-        """The producer's time, with UTC as its zone."""
+        """The producer's time, in UTC."""
         return _moment(self.born_timestamp_ms)
 
     @property
     def content(self) -> bytes:
-        """The body as the producer had it, decompressed. FormatError for another compression than zlib, and above 256 MiB."""
+        """The body as the producer had it. FormatError above 256 MiB, and for another compression than zlib."""
         return decompress_body(self.body, self.sys_flag)
 
     @property
@@ -334,12 +334,12 @@ class Message:
 
     @property
     def keys(self) -> str | None:
-        """Keys of the index, separated by spaces."""
+        """Words, separated by spaces."""
         return self.properties.get(PROPERTY_KEYS)
 
     @property
     def uniq_key(self) -> str | None:
-        """The unique key that the client made."""
+        """The client's unique key."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property

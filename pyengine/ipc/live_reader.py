@@ -345,13 +345,13 @@ class LiveStoreReader(StoreReader):
         return self.is_live or super()._is_dispatched()
 
     def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
-        """Return the physical offset below which each message of this level is in its queue."""
+        """Return the offset below which each message is in its queue."""
         return self._queue_limit(level)
 
     def wait_for_message(
         self, topic: str, queue_id: int, offset: int, timeout_s: float, level: ReadLevel | str | None = None
     ) -> bool:
-        """Sleep until the queue has a message at `offset` or beyond (True), or until the timeout (False)."""
+        """Sleep until the queue has a message at `offset` or beyond; False at the timeout."""
         deadline_s = time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
         while True:
             look = self._look(topic, queue_id, level)
@@ -429,11 +429,7 @@ class LiveStoreReader(StoreReader):
 
     @contextlib.contextmanager
     def hold(self, physical_offset: int) -> Iterator[bool]:
-        """Keep the segment with this physical offset from being deleted inside the block, if True. RocketMQ: MappedFile.hold.
-
-        False when its deletion has begun, too many are held, or no engine runs. The engine waits for a hold up to
-        destroy_mapped_file_interval_forcibly_ms.
-        """
+        """Keep the segment with this physical offset from being deleted inside the block, if True (docs/cleaning.md)."""
         with self._hold(physical_offset - physical_offset % self.commit_log.size_bytes) as held:
             yield held
 

@@ -207,7 +207,7 @@ class StoreReader:
 
     @property
     def min_physical_offset(self) -> int:
-        """The start of the log's first segment, -1 if there is none."""
+        """Where the log starts, -1 if it is empty."""
         self._require_open()
         return self.commit_log.min_offset
 
@@ -217,24 +217,24 @@ class StoreReader:
         return self._watermark.limit(self._level(level))
 
     def topics(self) -> dict[str, list[int]]:
-        """Return topic -> queue ids of every queue that has a file, sorted."""
+        """Return topic -> ids of the queues that have a file."""
         self._require_open()
         found = ((topic, self._queue_ids(topic)) for topic in folder_names(self._consume_queue))
         return {topic: ids for topic, ids in found if ids}
 
     def queue_ids(self, topic: str) -> list[int]:
-        """Return the topic's queues that have a file, sorted."""
+        """Return the ids of the topic's queues that have a file."""
         self._require_open()
         is_topic = arguments.is_folder_name(arguments.text(topic, "topic")) and _is_folder(os.path.join(self._consume_queue, topic))
         return self._queue_ids(topic) if is_topic else []
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
-        """Return (first offset, offset after the last); (0, 0) without such a queue."""
+        """Return (first offset, offset after the last)."""
         entries = self._entries(topic, queue_id, level)
         return (0, 0) if entries is None else (entries.min_offset, entries.max_offset)
 
     def queue_end(self, topic: str, queue_id: int) -> int:
-        """Return the offset after the queue's last entry, also where no level shows it yet."""
+        """Return the offset after the queue's last entry, whatever the level."""
         queue = self._queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset(self.max_physical_offset(ReadLevel.WRITTEN))
 
@@ -250,9 +250,8 @@ class StoreReader:
     ) -> GetResult:
         """Return messages of one queue from `offset` on. RocketMQ: getMessage.
 
-        `tags` is a subscription (`a || b`), `sql` a condition on the properties in SQL92 (docs/consumers.md); other messages are
-        skipped. A call returns up to `max_messages` within the transfer limits (32, or 256 KiB), of one queue file. Continue at
-        `next_begin_offset`, whatever the status. UsageError.
+        `tags` is `a || b`, `sql` a condition in SQL92 (docs/consumers.md). A call returns up to `max_messages` within the transfer limits
+        (32, or 256 KiB), of one queue file. Continue at `next_begin_offset`, whatever the status.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -293,12 +292,12 @@ class StoreReader:
         return self._gets.figures
 
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
-        """Return the message that starts at this byte of the log."""
+        """Return the message that starts at this byte."""
         self._require_open()
         return self._message_below(arguments.integer(physical_offset, "physical_offset"), self._watermark.limit(self._level(level)))
 
     def message(self, msg_id: str, level: ReadLevel | str | None = None) -> Message | None:
-        """Return the message with this offset id. FormatError if the text is none."""
+        """Return the message with this offset id. FormatError."""
         _, physical_offset = decode_message_id(arguments.text(msg_id, "msg_id"))
         message = self.message_at(physical_offset, level)
         return message if message is not None and message.msg_id == msg_id.upper() else None
@@ -316,8 +315,8 @@ class StoreReader:
     ) -> list[Message]:
         """Return messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
 
-        At most the newest `max_messages`, up to the one that reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time, both
-        included. `verify_key=False` gives RocketMQ's hits: at most 64, other keys of the same hash, duplicates, whole seconds.
+        At most the newest `max_messages`, up to the one that reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time.
+        `verify_key=False` gives RocketMQ's hits: at most 64, also of other keys, doubled, in whole seconds.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -336,10 +335,7 @@ class StoreReader:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None
     ) -> int:
-        """Return the offset of the message with the nearest store time, the older one on a tie. RocketMQ: getOffsetInQueueByTime.
-
-        0 for an empty queue. It uses the files' modification times, which a copy must keep.
-        """
+        """Return the offset of the message with the nearest store time, the older on a tie. RocketMQ: getOffsetInQueueByTime."""
         arguments.integer(timestamp_ms, "timestamp_ms")
         entries = self._entries(topic, queue_id, level)
         return 0 if entries is None else offset_by_time(entries, self.commit_log, timestamp_ms)
@@ -353,9 +349,8 @@ class StoreReader:
     ) -> Iterator[pyarrow.RecordBatch]:
         """Return the log as Arrow record batches in the order of its bytes; needs pyarrow.
 
-        Without `topics` all records; with them what consumers see, without prepared and rolled-back messages. `columns` chooses columns
-        (docs/arrow.md), `choice` rows. Segments that are deleted meanwhile are left out. UsageError for an unknown column, or an unknown
-        topic without `allow_missing`; CorruptionError at damage.
+        Without `topics` all records; with them what consumers see. `columns` (docs/arrow.md) and `choice` choose columns and rows.
+        UsageError for unknown columns and topics; CorruptionError.
         """
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice)
 
@@ -371,10 +366,7 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         **choice: Unpack[ScanChoice],
     ) -> pyarrow.RecordBatchReader:
-        """Return the batches of `scan` as one Arrow stream, read once while the reader is open, without a copy.
-
-        `polars.DataFrame(stream)`, `duckdb.sql("... FROM stream")`, `stream.read_pandas()`.
-        """
+        """Return the batches of `scan` as one Arrow stream, for Polars, DuckDB and pandas, read once while the reader is open."""
         names = _names(columns, "columns")
         batches = self._rows("to_arrow", _names(topics, "topics"), names, level, choice)
         from pyengine.storage.arrow import stream
@@ -447,7 +439,7 @@ class StoreReader:
         return message if physical_offset >= self.commit_log.min_offset else None
 
     def close(self) -> None:
-        """Release all files. A second call does nothing."""
+        """Release all files."""
         self._is_open = False
         self._queues.clear()
         self.index.close()
