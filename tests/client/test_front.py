@@ -100,18 +100,6 @@ def test_put_many_of_any_number_of_bodies_of_any_length(parts, producer, count, 
     assert bodies(parts)[2:] == given
 
 
-def test_a_put_that_is_answered_late_gets_its_answer(parts, producer):
-    writer = parts.workers[native.WRITER]
-    for put in (lambda: producer.put("T", b"late"), lambda: producer.put_many("T", [b"late"]),
-                lambda: producer.put_async("T", b"late").result()):
-        writer.send_signal(signal.SIGSTOP)
-        timer = threading.Timer(0.3, writer.send_signal, (signal.SIGCONT,))
-        timer.start()
-        assert put().ok
-        timer.join()
-    assert bodies(parts)[2:] == [b"late"] * 3
-
-
 def test_results_may_be_asked_for_in_any_order_and_more_than_once(parts, producer, rng):
     futures = [producer.put_async("T", b"%d" % n) for n in range(600)]
     for n in rng.sample(range(600), 600):
@@ -169,24 +157,6 @@ def test_in_sync_mode_a_future_is_done_when_it_is_durable(make_parts):
         assert all(future.result(30).ok for future in late)
 
 
-def test_futures_whose_sync_comes_too_late_return_flush_disk_timeout(make_parts):
-    """From the writer's answer on: the hour that a put may wait for that answer does not count."""
-    parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 16, sync_flush_timeout_ms=100, put_timeout_ms=3_600_000)
-    flusher = parts.workers[native.FLUSHER]
-    with parts.producer() as producer:
-        assert producer.put("T", b"first").ok
-        flusher.send_signal(signal.SIGSTOP)
-        try:
-            futures = [producer.put_async("T", b"late") for _ in range(6)]
-            futures[3].add_done_callback(lambda future: None)  # the answers' thread asks too
-            results = [future.result(30) for future in futures]
-            results += [producer.put("T", b"late"), producer.put("T", bytes(50_000))]  # the last one goes beside the ring
-        finally:
-            flusher.send_signal(signal.SIGCONT)
-        assert {result.status for result in results} == {PutStatus.FLUSH_DISK_TIMEOUT}
-        assert all(result.stored and not result.ok and "not durable" in result.reason for result in results)
-
-
 @pytest.mark.parametrize("ahead_ms", [-10**12, -5000, 0, 3_600_000], ids=["replayed", "a while ago", "now", "the clock was set back"])
 def test_a_timestamp_tells_when_it_was_stored_between_submission_and_now(ahead_ms):
     submitted_ns = time.monotonic_ns() - 3_000_000_000
@@ -231,16 +201,6 @@ def test_an_unknown_attribute_is_an_attribute_error(producer):
         producer.put_async("T", b"x").spam  # noqa: B018
 
 
-def test_futures_of_an_engine_that_dies_become_indeterminate(parts, producer, stopped_writer):
-    stopped_writer()
-    futures = [producer.put_async("T", b"x") for _ in range(5)]
-    futures[4].add_done_callback(lambda _: None)
-    native.store(parts.control.state, "retired", 1)  # as a start does that recovers the store
-    results = [future.result(60) for future in futures]
-    assert all(result.indeterminate and result.status is PutStatus.UNKNOWN_ERROR and "it may or may not be stored" in result.reason
-               for result in results)
-
-
 def test_closing_a_producer_resolves_its_waiting_futures(parts, producer):
     writer = parts.workers[native.WRITER]
     answered = producer.put_async("T", b"x")
@@ -262,48 +222,6 @@ def test_a_dropped_producer_answers_its_futures(parts):
     gc.collect()
     assert is_there() is None
     assert [future.result(30).queue_offset for future in futures] == list(range(1, 11))
-
-
-def test_a_forked_child_knows_nothing_of_its_parents_futures(parts, producer):
-    future = producer.put_async("T", b"x")
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        result = future.result(5)
-        os.write(writing, f"{result.status.name} {result.indeterminate} {future.done()}".encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert os.read(reading, 1000) == b"UNKNOWN_ERROR True True"
-    os.close(reading)
-    os.close(writing)
-    assert future.result(30).ok and producer.put("T", b"after").ok
-
-
-def test_threads_that_put_in_all_ways_get_answers_of_their_own(parts, producer):
-    found: list[int] = []
-
-    def run(number: int) -> None:
-        mine, futures = [], []
-        for n in range(150):
-            if n % 3 == number % 3:
-                futures.append(producer.put_async("T", b"a"))
-            elif n % 3 == 1:
-                mine.append(producer.put("T", b"b").queue_offset)
-            else:
-                many = producer.put_many("T", [b"c", b"d"])
-                mine.extend((many.first_queue_offset, many.first_queue_offset + 1))
-            if n % 20 == 0:
-                mine.extend(future.result(60).queue_offset for future in futures)
-                futures.clear()
-        mine.extend(future.result(60).queue_offset for future in futures)
-        found.extend(mine)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == list(range(1, len(found) + 1))
 
 
 def test_a_future_may_be_asked_by_several_threads(parts, producer, stopped_writer):
@@ -704,25 +622,6 @@ def test_a_message_is_born_in_the_millisecond_of_its_put_and_stored_not_before(p
     for before_ms, result, after_ms in times:
         message = decode_record(log, result.physical_offset)
         assert before_ms <= message.born_timestamp_ms <= message.store_timestamp_ms <= after_ms
-
-
-@pytest.mark.parametrize("state", ["frozen", "read-only", "closed", "busy"])
-@in_async_mode
-def test_refusals_are_the_same_on_both_ways(parts, producer, state):
-    if state == "frozen":
-        native.freeze(parts.control, native.FLUSHER, 5, "the flusher could not make it durable (Input/output error)")
-    elif state == "read-only":
-        native.store(parts.control.state, "state", native.STATE_READ_ONLY)
-    elif state == "closed":
-        producer.close()
-    else:
-        parts.kill(native.WRITER)
-        native.store(parts.control.writer, "pass_started_ms", int(time.time() * 1000) - 100_000)
-    ways = [[producer.put("T", b"x", **more), producer.put_async("T", b"x", **more).result(30), producer.put_many("T", [b"x"], **more)]
-            for more in ({}, {"timeout_s": 5})]
-    for short, long in zip(*ways):
-        assert (short.status, short.reason, short.indeterminate, short.count) == (long.status, long.reason, long.indeterminate, long.count)
-        assert not short.ok and short.reason and not short.indeterminate
 
 
 @in_async_mode

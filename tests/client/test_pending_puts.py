@@ -15,7 +15,7 @@ from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import LoopPuts
 from pyengine.formats.record import BatchMember
 from pyengine.native import control as native
-from pyengine.results import PutIndeterminateError, PutResult, PutStatus
+from pyengine.results import PutResult, PutStatus
 from waiting import eventually, scaled_timeout_s
 
 ROOMY = {"session_ring_bytes_default": 1 << 20}
@@ -246,23 +246,6 @@ def test_the_loop_goes_on_while_a_put_waits_for_its_sync(make_parts, stopped):
         asyncio.run(run(producer))
 
 
-@pytest.mark.parametrize(("identity", "status"), [
-    ({"mode": native.MODE_SYNC, "sync_flush_timeout_ms": 200}, PutStatus.FLUSH_DISK_TIMEOUT),
-    ({"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": 100}, PutStatus.FLUSH_SLAVE_TIMEOUT),
-], ids=["no sync", "no slave confirms"])
-def test_an_awaited_put_that_is_not_durable_in_time_says_so(make_parts, stopped, identity, status):
-    parts = make_parts(**identity, **ROOMY)
-    native.store(parts.control.replicator, "slaves_connected", 1)
-
-    async def run(producer):
-        return await asyncio.gather(*(put(producer) for _ in range(20)))
-
-    with parts.producer() as producer:
-        assert producer.put("T", b"first", wait=False).ok
-        stopped(native.FLUSHER, parts)
-        assert {result.status for result in asyncio.run(run(producer))} == {status}
-
-
 def test_a_put_without_a_slave_waits_for_the_disk_before_it_says_so(make_parts, stopped):
     parts = make_parts(mode=native.MODE_SYNC, role=native.SYNC_MASTER, replicates=1, sync_flush_timeout_ms=60_000,
                        slave_timeout_ms=60_000, **ROOMY)
@@ -296,32 +279,6 @@ def test_a_blocking_put_without_a_slave_waits_for_the_disk_before_it_says_so(mak
         result = answer.result(60)
         assert result.status is PutStatus.SLAVE_NOT_AVAILABLE
         assert native.load_position(parts.control.flushed) >= result.physical_offset + result.size_bytes
-
-
-def test_awaited_puts_of_an_engine_that_dies_are_indeterminate_and_the_next_one_has_a_new_session(parts, stopped):
-    async def run(producer):
-        stopped(native.WRITER)
-        tasks = [asyncio.create_task(put(producer)) for _ in range(20)]
-        await until(lambda: producer._puts._pending._loops, "the tasks wait")
-        native.store(parts.control.state, "retired", 1)  # as a start does that recovers the store
-        for found in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(found, PutIndeterminateError) and "it may or may not be stored" in str(found)
-
-    with parts.producer(refusals="raise") as producer:
-        assert producer.put("T", b"first").ok
-        asyncio.run(run(producer))
-
-
-def test_awaited_puts_get_the_answers_of_the_next_writer(parts, producer, stopped):
-    async def run():
-        stopped(native.WRITER)
-        tasks = [asyncio.create_task(put(producer)) for _ in range(20)]
-        await until(lambda: producer._puts._pending._loops, "the tasks wait")
-        parts.kill(native.WRITER)
-        parts.start(native.WRITER)
-        return await asyncio.gather(*tasks)
-
-    assert [result.queue_offset for result in asyncio.run(run())] == list(range(1, 21))
 
 
 def test_closing_the_producer_in_the_loop_answers_its_tasks(parts, producer):

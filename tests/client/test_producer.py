@@ -9,7 +9,6 @@ import contextlib
 import gc
 import json
 import os
-import queue
 import random
 import signal
 import struct
@@ -39,7 +38,7 @@ from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
 from pyengine.native.session import COMPLETIONS, PUT, ProducerSession, Sends
-from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError, PutResult, PutStatus
+from pyengine.results import PutRefusedError, PutResult, PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually, scaled_timeout_s
 
@@ -84,17 +83,6 @@ def test_put_returns_the_offsets_and_id_of_the_message(parts):
     assert (stored[0].body, stored[0].flag, stored[1].body) == (b"hello", 5, b"")
 
 
-def test_an_acknowledged_put_in_sync_mode_is_flushed(make_parts):
-    parts = make_parts(mode=native.MODE_SYNC)
-    with parts.producer() as producer:
-        for n in range(20):
-            result = producer.put("T", b"x" * n)
-            assert result.ok
-            assert native.load_position(parts.control.flushed) >= result.physical_offset + result.size_bytes
-        result = producer.put_many("T", [b"y"] * 100)
-        assert result.ok and native.load_position(parts.control.flushed) >= result.end_physical_offset
-
-
 def test_put_many_and_large_bodies_go_beside_the_ring(parts):
     with parts.producer() as producer:
         bodies = [bytes([n % 251]) * (n % 1500) for n in range(150)]
@@ -128,17 +116,6 @@ def test_put_batch_keeps_each_members_properties(parts):
     assert [m.raw_properties for m in stored] == ["KEYS\x01k\x02TAGS\x01x\x02B\x01b", "B\x01b"]
 
 
-def test_futures_resolve_in_order_and_can_be_awaited(parts):
-    with parts.producer() as producer:
-        futures = [producer.put_async("T", b"%d" % n) for n in range(500)]
-        assert [future.result(10).queue_offset for future in futures] == list(range(500))
-
-        async def puts():
-            return await asyncio.gather(*(producer.put_async("T", b"a") for _ in range(20)))
-
-        assert [result.queue_offset for result in asyncio.run(puts())] == list(range(500, 520))
-
-
 def test_a_queue_id_is_no_float_on_the_fast_path_either(make_parts):
     with make_parts(**ROOMY).producer() as producer:
         assert [producer.put("T", b"a", queue_id=number).queue_offset for number in (1, 1, True)] == [0, 1, 2]
@@ -159,22 +136,6 @@ def test_puts_go_the_short_way_however_many_tags_came_before(shared_parts, monke
         monkeypatch.setattr(Producer, "_put_any", None)
         assert producer.put("T", b"x", tags="hot").ok
         assert len(producer._prefixes) <= 4
-
-
-def test_threads_share_a_producer(parts):
-    offsets: list[int] = []
-    with parts.producer() as producer:
-
-        def work():
-            for _ in range(50):
-                offsets.append(producer.put("T", b"t").queue_offset)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(offsets) == list(range(200))
 
 
 @pytest.mark.parametrize(("arguments", "status", "says"), [
@@ -344,35 +305,6 @@ def test_a_dead_writer_is_waited_for_and_loses_nothing(parts):
 
 
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
-def test_a_put_that_no_writer_answers_is_indeterminate(make_parts, ring):
-    parts = make_parts(**ring)
-    with parts.producer() as producer:
-        assert producer.put("T", b"1").ok
-        parts.kill(native.WRITER)
-        result = producer.put("T", b"2", timeout_s=0.05)
-        assert (result.status, result.indeterminate) == (PutStatus.UNKNOWN_ERROR, True)
-        parts.start(native.WRITER)
-        assert producer.put("T", b"3").queue_offset == 2
-
-
-@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
-def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts, ring):
-    parts = make_parts(**ring, os_page_cache_busy_timeout_ms=1000)
-    with parts.producer() as producer:
-        assert producer.put("T", b"0").ok
-        parts.kill(native.WRITER)
-        native.store(parts.control.writer, "pass_started_ms", now_ms() - 2000)  # as if it were caught in a page fault
-        results = [producer.put("T", b"x"), producer.put("T", b"x", keys="k"), producer.put_many("T", [b"x", b"y"]),
-                   producer.put_async("T", b"x").result(5)]
-        for result in results:
-            assert (result.status, result.indeterminate) == (PutStatus.OS_PAGECACHE_BUSY, False)
-            assert "1000 ms" in result.reason and "again later" in result.reason
-        parts.start(native.WRITER)
-        eventually(lambda: native.load(parts.control.writer, "pass_started_ms") == 0, "the next writer ended the pass")
-        assert producer.put("T", b"1").queue_offset == 1, "nothing of what was refused had been submitted"
-
-
-@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
 def test_an_engine_that_was_killed_in_a_pass_and_replaced_is_not_busy(make_parts, ring):
     busy = {"os_page_cache_busy_timeout_ms": 1000}
     parts = [make_parts(**ring, **busy)]
@@ -421,45 +353,6 @@ def test_closing_over_a_dead_writer_makes_waiting_puts_indeterminate_at_once(mak
     futures = [producer.put_async("T", b"%d" % n) for n in range(200)]
     producer.close()
     assert all(future.done() and future.result().indeterminate for future in futures)
-
-
-def test_a_frozen_store_refuses_puts_and_names_the_cause(make_parts):
-    parts = make_parts(mode=native.MODE_SYNC)
-    with parts.producer() as producer:
-        assert producer.put("T", b"1").ok
-        native.freeze(parts.control, native.FLUSHER, 5, "the flusher could not make it durable (Input/output error)")
-        result = producer.put("T", b"2")
-    assert (result.status, result.indeterminate) == (PutStatus.SERVICE_NOT_AVAILABLE, False)
-    assert "read-only" in result.reason
-
-
-@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
-def test_a_closed_producer_says_so(make_parts, ring):
-    producer = make_parts(**ring).producer()
-    producer.close()
-    result = producer.put("T", b"x")
-    assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "closed" in result.reason
-
-
-@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
-def test_a_forked_child_puts_into_a_ring_of_its_own(make_parts, ring):
-    parts = make_parts(**ring)
-    with parts.producer() as producer:
-        assert producer.put("T", b"before").ok
-        slot = producer._puts.session.slot
-        pid = os.fork()
-        if pid == 0:
-            async def put_from_a_loop():
-                return await producer.put_async("T", b"child, in a loop")
-
-            is_first = asyncio.run(put_from_a_loop()).queue_offset == 1 and producer.put("T", b"child").queue_offset == 2
-            own_slot = producer._puts.session.slot
-            producer.close()
-            os._exit(int(not (is_first and own_slot != slot)))
-        assert os.waitpid(pid, 0)[1] == 0
-        assert producer.put("T", b"after").queue_offset == 3 and producer._puts.session.slot == slot
-    all_committed(parts)
-    assert [m.body for m in messages(parts)] == [b"before", b"child, in a loop", b"child", b"after"]
 
 
 class Longer(bytes):
@@ -565,16 +458,6 @@ def test_a_callback_may_put_again_also_while_the_producer_closes(make_parts):
     producer.close()
     assert results[0].ok and len(results) == 2  # the late one: stored, or refused because the producer is closed
     assert results[1].ok or "closed" in results[1].reason
-
-
-@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
-def test_sync_and_async_puts_mixed_keep_their_own_answers(make_parts, ring):
-    with make_parts(**ring).producer() as producer:
-        for _ in range(40):
-            futures = [producer.put_async("A", b"a") for _ in range(150)]
-            assert producer.put("S", b"s", queue_id=1).ok
-            first = futures[0].result(10).queue_offset
-            assert [f.result(10).queue_offset for f in futures] == list(range(first, first + 150))
 
 
 @pytest.mark.parametrize("bodies", [[array.array("I", [1, 2])], [memoryview(b"12345678").cast("I")]])
@@ -824,105 +707,6 @@ def test_puts_that_wait_for_room_are_refused_when_the_producer_closes(make_parts
     results = [future.result(0) for future in futures]
     assert {result.indeterminate for result in results} == {True, False}
     assert all(result.indeterminate or result.status is PutStatus.SERVICE_NOT_AVAILABLE for result in results)
-
-
-# ---- puts that raise -----------------------------------------------------------
-
-
-async def _awaited(future):
-    return await future
-
-
-def _called_back(future):
-    """The result as a callback sees it."""
-    seen = queue.SimpleQueue()
-    future.add_done_callback(lambda done: seen.put(done.exception(0) or done.result(0)))
-    found = seen.get(timeout=60)
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-RAW = RawMessage("T", b"x")
-WAYS = {
-    "put": lambda producer: producer.put("T", b"x"),
-    "put with keys": lambda producer: producer.put("T", b"x", keys="k"),
-    "put_many": lambda producer: producer.put_many("T", [b"x"]),
-    "put_many with keys": lambda producer: producer.put_many("T", [b"x"], keys="k"),
-    "put_batch": lambda producer: producer.put_batch("T", [b"x"]),
-    "put_raw": lambda producer: producer.put_raw(RAW),
-    "put_batch_raw": lambda producer: producer.put_batch_raw(RAW, [BatchMember(b"x", 0, "")]),
-    "a large put": lambda producer: producer.put("T", bytes(900_000)),
-    "put_async": lambda producer: producer.put_async("T", b"x").result(60),
-    "put_async with keys": lambda producer: producer.put_async("T", b"x", keys="k").result(60),
-    "put_many_async": lambda producer: producer.put_many_async("T", [b"x"]).result(60),
-    "put_raw_async": lambda producer: producer.put_raw_async(RAW).result(60),
-    "put_batch_raw_async": lambda producer: producer.put_batch_raw_async(RAW, [BatchMember(b"x", 0, "")]).result(60),
-    "await": lambda producer: asyncio.run(_awaited(producer.put_async("T", b"x"))),
-    "a callback": lambda producer: _called_back(producer.put_async("T", b"x")),
-}
-STORES = {"segment_bytes": 1 << 20, "session_ring_bytes_default": 1 << 20}
-
-
-def outcomes(parts, kind, *, spoil=lambda producer: None) -> set[PutStatus]:
-    """Check that each way of a put raises an error of this kind, and returns its result if refusals are to be returned."""
-    statuses = set()
-    for refusals in ("raise", "return"):
-        with parts.producer(refusals=refusals) as producer:
-            assert producer.put("T", b"first", wait=False).ok
-            spoil(producer)
-            for name, way in WAYS.items():
-                if refusals == "return":
-                    result = way(producer)
-                else:
-                    with pytest.raises(kind) as raised:
-                        way(producer)
-                    result = raised.value.result
-                    assert type(raised.value) is kind and result.reason in str(raised.value), name
-                assert not result.ok and (result.indeterminate, result.stored) == (
-                    kind is PutIndeterminateError, kind is PutNotDurableError), name
-                statuses.add(result.status)
-    return statuses
-
-
-def test_a_put_that_is_refused_raises_whichever_way_it_is_made(make_parts):
-    assert outcomes(make_parts(**STORES), PutRefusedError, spoil=Producer.close) == {PutStatus.SERVICE_NOT_AVAILABLE}
-
-
-def test_a_put_that_is_not_synced_in_time_raises_whichever_way_it_is_made(make_parts):
-    parts = make_parts(mode=native.MODE_SYNC, sync_flush_timeout_ms=30, **STORES)
-    assert outcomes(parts, PutNotDurableError, spoil=lambda _: parts.kill(native.FLUSHER)) == {PutStatus.FLUSH_DISK_TIMEOUT}
-
-
-@pytest.mark.parametrize(("slaves", "status"), [(0, PutStatus.SLAVE_NOT_AVAILABLE), (1, PutStatus.FLUSH_SLAVE_TIMEOUT)])
-def test_a_put_that_no_slave_confirms_raises_whichever_way_it_is_made(make_parts, slaves, status):
-    parts = make_parts(role=native.SYNC_MASTER, replicates=1, slave_timeout_ms=30, **STORES)
-    native.store(parts.control.replicator, "slaves_connected", slaves)
-    assert outcomes(parts, PutNotDurableError) == {status}
-
-
-def test_a_put_without_an_answer_raises_that_its_fate_is_unknown(make_parts):
-    parts = make_parts(session_ring_bytes_default=1 << 20)
-    with parts.producer(refusals="raise") as producer:
-        assert producer.put("T", b"first").ok
-        parts.workers[native.WRITER].send_signal(signal.SIGSTOP)
-        futures = [producer.put_async("T", b"x") for _ in range(3)]
-        futures[1].add_done_callback(lambda _: None)
-        with pytest.raises(PutIndeterminateError, match="may or may not be stored; look for it"):
-            producer.put("T", b"x", timeout_s=0.2)
-        child = os.fork()
-        if child == 0:
-            kinds = []
-            for call in (futures[0].result, futures[0].exception, lambda: producer.put("T", b"x", timeout_s=0.2)):
-                try:
-                    kinds.append(type(call()).__name__)
-                except Exception as error:
-                    kinds.append(type(error).__name__)
-            os._exit(int(kinds != ["PutIndeterminateError"] * 3))
-        assert os.waitpid(child, 0)[1] == 0
-        parts.kill(native.WRITER)
-    for future in futures:
-        assert isinstance(future.exception(0), PutIndeterminateError)
 
 
 def test_futures_of_refused_puts_leave_nothing(make_parts):
