@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 
 from shapes import SCHEMES, Picture  # noqa: E402
 
-COMMON = ("make", "shapes", "charts", "record")
+COMMON = ("make", "shapes", "charts", "terminal", "record")
 NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in COMMON)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/api/*.md.in")])
 ELEMENT = re.compile(r"<picture>\n(?:(?!</picture>).)*?src=\"([^\"]*?)([a-z_]+)\.svg\".*?</picture>", re.DOTALL)

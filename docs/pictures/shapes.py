@@ -72,10 +72,12 @@ class Picture:
         self._shapes: list[str] = []
         self._texts: list[tuple[Box, str]] = []
         self._markers: set[str] = set()
-        self._style = ""
+        self._styles: list[str] = []
+        self.is_dark = scheme == "dark"
 
     def colour(self, name: str) -> str:
-        return self._colours[name]
+        """That of a name, or of its value as it is."""
+        return name if name.startswith("#") else self._colours[name]
 
     def text(self, x: float, y: float, text: str, size: float = 13, *, anchor: str = "start", colour: str = "ink",
              bold: bool = False, mono: bool = False) -> Box:
@@ -143,18 +145,28 @@ class Picture:
     @contextmanager
     def appearing(self, at_s: float) -> Iterator[None]:
         """What is drawn inside appears after that time; at once for a reader who wants no motion."""
-        self._style = ("<style>@keyframes appear{from{visibility:hidden}}\n"
-                       "@media (prefers-reduced-motion:no-preference){.late{animation:appear 1ms both}}</style>\n")
+        self.style("@keyframes appear{from{visibility:hidden}}\n"
+                   "@media (prefers-reduced-motion:no-preference){.late{animation:appear 1ms both}}")
         self._shapes.append(f'<g class="late" style="animation-delay:{at_s:.2f}s">')
         yield
         self._shapes.append("</g>")
+
+    def style(self, rules: str) -> None:
+        """Add rules of CSS, once."""
+        if rules not in self._styles:
+            self._styles.append(rules)
+
+    def part(self, x: float, y: float, width: float, height: float, svg: str) -> None:
+        """Place a whole <svg> that other code has drawn, stretched to the size."""
+        self._shapes.append(svg.replace("<svg ", f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" ', 1))
 
     def svg(self) -> str:
         markers = "".join(
             f'<marker id="{colour}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
             f'<path d="M0,0.5 L8,4 L0,7.5 z" fill="{self.colour(colour)}"/></marker>' for colour in sorted(self._markers))
         body = "\n".join(self._shapes)
+        style = f"<style>{' '.join(self._styles)}</style>\n" if self._styles else ""
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
                 f'viewBox="0 0 {self.width} {self.height}" role="img" aria-label={quoteattr(self._alt)} font-family="{SANS}">\n'
-                f"{self._style}<defs>{markers}</defs>\n"
+                f"{style}<defs>{markers}</defs>\n"
                 f'<rect width="{self.width}" height="{self.height}" rx="8" fill="{self.colour("paper")}"/>\n{body}\n</svg>\n')
