@@ -225,6 +225,8 @@ class EngineConfig:
     namesrv_addr: str = setting(
         "", "Name servers of a cluster, `host:port;host:port`: it registers there, and has none itself. Empty: `$NAMESRV_ADDR`.",
         key="namesrvAddr", group="gateway")
+    gateway_namesrv_cluster: bool = setting(
+        False, "Its own name server runs too, and takes brokers: namesrv_addr names it.", group="gateway")
     gateway_namesrv_ca_file: str = setting(
         "", "CAs of those name servers, as PEM; empty: no TLS.", group="gateway")
     auto_create_topic_enable: bool = setting(
@@ -420,6 +422,8 @@ class EngineConfig:
         for address in self.name_servers:
             if not _has_port(address):
                 raise ConfigError(f"namesrv_addr: {address} is not an address: give host:port, as in 10.0.0.1:9876;10.0.0.2:9876")
+        if self.gateway_namesrv_cluster and not self.name_servers:
+            raise ConfigError("gateway_namesrv_cluster needs namesrv_addr: the name server of each host of the cluster, this one's too")
         is_anywhere = not self.gateway_advertised_host and self.gateway_listen_host in ("", "0.0.0.0", "::")
         if self.name_servers and self.gateway_enable and is_anywhere:
             raise ConfigError("namesrv_addr needs the address by which clients of the cluster reach this host: set gateway_advertised_host")
@@ -596,6 +600,7 @@ class EngineSettings(TypedDict, total=False):
     broker_id: int | str
     slave_read_enable: bool | str
     namesrv_addr: str
+    gateway_namesrv_cluster: bool | str
     gateway_namesrv_ca_file: str
     auto_create_topic_enable: bool | str
     auto_create_subscription_group: bool | str

@@ -37,8 +37,9 @@ _LIST_CODES = frozenset((codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CO
 _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CONFIG, codes.DELETE_TOPIC_IN_BROKER,
                           codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP)) | _LIST_CODES
 # Changes at the name server, whose other requests need no key.
-NAME_SERVER_CODES = frozenset((codes.WIPE_WRITE_PERM_OF_BROKER, codes.ADD_WRITE_PERM_OF_BROKER, codes.PUT_KV_CONFIG,
-                               codes.DELETE_KV_CONFIG, codes.UPDATE_NAMESRV_CONFIG))
+NAME_SERVER_CODES = frozenset((
+    codes.REGISTER_BROKER, codes.UNREGISTER_BROKER, codes.DELETE_TOPIC_IN_NAMESRV, codes.WIPE_WRITE_PERM_OF_BROKER,
+    codes.ADD_WRITE_PERM_OF_BROKER, codes.PUT_KV_CONFIG, codes.DELETE_KV_CONFIG, codes.UPDATE_NAMESRV_CONFIG))
 _REPLY_CODES = frozenset((codes.SEND_REPLY_MESSAGE, codes.SEND_REPLY_MESSAGE_V2))
 _SEND_CODES = frozenset((codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE)) | _REPLY_CODES
 # Group by the code of the request that names it in its header.

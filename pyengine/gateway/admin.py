@@ -189,7 +189,6 @@ class Admin:
             codes.DELETE_EXPIRED_COMMITLOG: self.clean,
             codes.CLEAN_UNUSED_TOPIC: self.clean_unused,
         }
-        self.name_server_handlers: Handlers = {codes.DELETE_TOPIC_IN_NAMESRV: lambda request: Answer()}
 
     # ---- topics -------------------------------------------------------------------
 

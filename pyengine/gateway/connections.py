@@ -247,9 +247,9 @@ class Connections:
     async def _close_idle(self) -> None:
         while True:
             await asyncio.sleep(min(TICK_S, self.limits.idle_s / 4))
-            oldest_s = time.monotonic() - self.limits.idle_s
-            for connection in [each for each in self.open if each.active_s < oldest_s]:
-                connection.fail(f"nothing whole came for {self.limits.idle_s:g} s")
+            now_s = time.monotonic()
+            for connection in [each for each in self.open if each.active_s < now_s - each.idle_s]:
+                connection.fail(f"nothing whole came for {connection.idle_s:g} s")
 
 
 class Connection(asyncio.Protocol):
@@ -275,6 +275,7 @@ class Connection(asyncio.Protocol):
         self.host, self.address, self.born_host = "", "", b""
         self.frame_bytes_max = owner.limits.frame_bytes_max
         self.active_s = time.monotonic()
+        self.idle_s = owner.limits.idle_s  # after which it is closed
         self.is_closed = True
         self.in_order = asyncio.Lock()  # for requests whose handler may wait, and whose order must not change
         self.waiting = 0                # pending requests of that kind

@@ -25,10 +25,10 @@ from pyengine.gateway.access import NAME_SERVER_CODES, AccessList, printable, wi
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TurnExecutor
 from pyengine.gateway.members import Members, Relays
-from pyengine.gateway.names import Address, Names, NameServer
+from pyengine.gateway.names import Address, Names, NameServer, OwnRoutes
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
-from pyengine.gateway.registration import CHECK_S, Registration
+from pyengine.gateway.registration import CHECK_S, ClusterRoutes, Registration
 from pyengine.gateway.sends import NOT_AVAILABLE, NOT_RESUMED, REGION, Ends, Puts, Sends
 from pyengine.gateway.tls import TlsHandler
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
@@ -111,11 +111,13 @@ class Gateway:
             return sends.plain.take(connection, data, at) if broker.get(codes.SEND_MESSAGE_V2) == sends.send else (0, 0)
 
         name_server: Handlers = {}
+        name_port = 0
         try:
             broker_port = await self.connections.listen(host, config.gateway_broker_port, broker, take_first)
             if config.gateway_broker_port > VIP_DISTANCE:
                 await self.connections.listen(host, config.gateway_broker_port - VIP_DISTANCE, broker, take_first)
-            name_port = 0 if config.name_servers else await self.connections.listen(host, config.gateway_namesrv_port, name_server)
+            if config.gateway_namesrv_cluster or not config.name_servers:
+                name_port = await self.connections.listen(host, config.gateway_namesrv_port, name_server)
         except OSError:
             self.connections.give_back()
             raise
@@ -142,10 +144,15 @@ class Gateway:
             refusals = self._lines_of(Event.CLIENT_REFUSED)
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
             self.connections.rights = access.rights(refusals)
-        name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
-        if access is not None:
-            name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES})
         self.connections.when_closed += [members.closed, pulls.closed]
+        if config.gateway_namesrv_cluster:
+            cluster = ClusterRoutes(names, executor)
+            self.connections.when_closed.append(cluster.closed)
+            name_server.update(NameServer(names, cluster).handlers | cluster.handlers)
+        else:
+            name_server.update(NameServer(names, OwnRoutes(names, address)).handlers)
+        if access is not None:
+            name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES & name_server.keys()})
         logger = logging.getLogger("asyncio")
         logger.addHandler(self._asyncio_log)
         logger.propagate = False

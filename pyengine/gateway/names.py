@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pyengine.engine_config import SLAVE, EngineConfig
 from pyengine.errors import DiskError, EngineError, FormatError, UsageError
@@ -357,13 +357,65 @@ def _rewrite(file: ConfigFile[dict[str, Any]], changed: Callable[[dict[str, Any]
         file.write(changed(file.read_to_change().value or {}))
 
 
-class NameServer:
-    """Serves a name server's requests: routes and lists of names. The cluster has one broker, this gateway."""
+@dataclass(slots=True)
+class Broker:
+    """The brokers of one name: addresses by number, of which 0 is the master's. wipeWritePerm clears `may_write`."""
+
+    cluster: str
+    addresses: dict[int, str]
+    may_write: bool = True
+
+
+class Routes(Protocol):
+    """What a name server's routes are made of."""
+
+    def brokers(self) -> Mapping[str, Broker]:
+        """Return the brokers by name."""
+
+    def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
+        """Return a topic as each broker has it, by the broker's name."""
+
+    def topic_count(self, broker: str) -> int:
+        """Return how many topics a broker has."""
+
+    def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
+        """Return what `make` makes of all topics, once for each change of them; `name` tells the lists apart."""
+
+    def drop_topic(self, topic: str) -> None:
+        """Leave a topic out until a broker registers it again."""
+
+
+class OwnRoutes:
+    """The routes of a name server that knows this gateway's broker alone, as number 0, by its files."""
 
     def __init__(self, names: Names, address: Address) -> None:
         self._names = names
-        self._address = address
-        self._may_write = True  # wipeWritePerm clears it until this process ends
+        self._name = address.broker_name
+        self._brokers = {address.broker_name: Broker(address.cluster, {0: address.broker})}
+
+    def brokers(self) -> Mapping[str, Broker]:
+        return self._brokers
+
+    def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
+        row = self._names.topic(topic)
+        return {} if row is None else {self._name: row}
+
+    def topic_count(self, broker: str) -> int:
+        return len(self._names.topic_table())
+
+    def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
+        return self._names.of_topics(name, lambda topics, _: make(topics))
+
+    def drop_topic(self, topic: str) -> None:
+        """Do nothing: the topic is in the routes while the broker has it."""
+
+
+class NameServer:
+    """Serves a name server's requests: routes and lists of names."""
+
+    def __init__(self, names: Names, routes: Routes) -> None:
+        self._names = names
+        self._routes = routes
         self.handlers: Handlers = {
             codes.GET_ROUTEINFO_BY_TOPIC: self.route,
             codes.GET_BROKER_CLUSTER_INFO: self.cluster,
@@ -381,52 +433,55 @@ class NameServer:
             codes.GET_KVLIST_BY_NAMESPACE: self.key_values,
             codes.GET_NAMESRV_CONFIG: self.config,
             codes.UPDATE_NAMESRV_CONFIG: self.update_config,
+            codes.DELETE_TOPIC_IN_NAMESRV: self.drop_topic,
         }
 
     def route(self, request: Request) -> Answer:
-        """Return the route of a topic. As from RocketMQ, clients before 4.9.4 get the broker's number as a bare integer."""
+        """Return the route of a topic. As from RocketMQ, clients before 4.9.4 get brokers' numbers as bare integers."""
         name = request.frame.fields.get("topic")
-        topic = self._names.topic(name) if name else None
-        if topic is None:
+        brokers, rows = self._routes.brokers(), self._routes.rows_of(name) if name else {}
+        if name is None or not rows:
             return Answer(codes.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {name or 'null'}{codes.FAQ}")
         strict = request.frame.version >= _STRICT_JSON_VERSION or request.flag("acceptStandardJsonOnly")
-        address = self._address
-        perm = topic.perm if self._may_write else topic.perm & ~PERM_WRITE
-        addresses: object = {"0": address.broker} if strict else IntKeys({0: address.broker})
-        return Answer(body=write_json(self._order(topic) | {
-            "brokerDatas": [{"brokerAddrs": addresses, "brokerName": address.broker_name, "cluster": address.cluster}],
+        return Answer(body=write_json(self._order(name, rows) | {
+            "brokerDatas": [_broker_data(each, brokers[each], strict) for each in rows],
             "filterServerTable": {},
-            "queueDatas": [{"brokerName": address.broker_name, "perm": perm, "readQueueNums": topic.read_queue_nums,
-                            "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}]}))
+            "queueDatas": [{"brokerName": each, "perm": row.perm if brokers[each].may_write else row.perm & ~PERM_WRITE,
+                            "readQueueNums": row.read_queue_nums, "topicSysFlag": row.topic_sys_flag,
+                            "writeQueueNums": row.write_queue_nums} for each, row in rows.items()]}))
 
-    def _order(self, topic: TopicConfig) -> dict[str, str]:
-        """Return updateOrderConf's value of a topic, for its route, if every client can parse it and all its queues exist: tools
-        need no key to set it, and clients create the queues in a route."""
-        text = self._names.key_values().get(ORDERS_NAMESPACE, {}).get(topic.topic, "") if self._names.orders_by_configuration else ""
+    def _order(self, topic: str, rows: Mapping[str, TopicConfig]) -> dict[str, str]:
+        """Return updateOrderConf's value of a topic, for its route, as far as every client can parse it and all its queues exist:
+        tools need no key to set it, and clients create the queues in a route."""
+        text = self._names.key_values().get(ORDERS_NAMESPACE, {}).get(topic, "") if self._names.orders_by_configuration else ""
+        queues: dict[str, int] = {}
         for piece in text.split(";") if len(text) <= ORDER_CHARS_MAX else ():
             name, _, number = piece.partition(":")
-            if name == self._address.broker_name and number.isascii() and number.isdecimal():
-                return {"orderTopicConf": f"{name}:{min(int(number), topic.write_queue_nums)}"}
-        return {}
+            if name in rows and name not in queues and number.isascii() and number.isdecimal():
+                queues[name] = min(int(number), rows[name].write_queue_nums)
+        return {"orderTopicConf": ";".join(f"{name}:{number}" for name, number in queues.items())} if queues else {}
 
     def cluster(self, request: Request) -> Answer:
-        address = self._address
+        brokers, clusters = self._routes.brokers(), dict[str, list[str]]()
+        for name, broker in brokers.items():
+            clusters.setdefault(broker.cluster, []).append(name)
         return Answer(body=write_json({
-            "brokerAddrTable": {address.broker_name: {"brokerAddrs": IntKeys({0: address.broker}), "brokerName": address.broker_name,
-                                                      "cluster": address.cluster}},
-            "clusterAddrTable": {address.cluster: [address.broker_name]}}))
+            "brokerAddrTable": {name: _broker_data(name, broker, strict=False) for name, broker in brokers.items()},
+            "clusterAddrTable": clusters}))
 
     def topic_list(self, request: Request) -> Answer:
-        """Return the names of all topics; none for another cluster."""
+        """Return the names of all topics; none for a cluster without brokers."""
         cluster = request.frame.fields.get("cluster")
-        if cluster not in (None, self._address.cluster):
+        if cluster is not None and all(broker.cluster != cluster for broker in self._routes.brokers().values()):
             return Answer(body=write_json({"topicList": []}))
-        return Answer(body=self._names.of_topics("names", lambda topics, _: write_json({"topicList": sorted(topics)})))
+        return Answer(body=self._routes.of_topics("names", lambda topics: write_json({"topicList": sorted(topics)})))
 
     def system_topics(self, request: Request) -> Answer:
-        """Return the names of the cluster and its broker, which are topics in RocketMQ, and the broker's address."""
-        return Answer(body=write_json({"brokerAddr": self._address.broker,
-                                       "topicList": [self._address.cluster, self._address.broker_name]}))
+        """Return the names of clusters and brokers, which are topics in RocketMQ, and one broker's address."""
+        brokers = self._routes.brokers()
+        names = dict.fromkeys([*(broker.cluster for broker in brokers.values()), *brokers])
+        addresses = [address for broker in brokers.values() for address in broker.addresses.values()]
+        return Answer(body=write_json(({"brokerAddr": addresses[0]} if addresses else {}) | {"topicList": list(names)}))
 
     def unit_topics(self, request: Request) -> Answer:
         """Return topics by the bits of their topicSysFlag: of a unit, with subscribers of a unit, or only the latter."""
@@ -437,16 +492,21 @@ class NameServer:
                 return bool(flags & FLAG_UNIT)
             return bool(flags & FLAG_UNIT_SUB) and not (flags & FLAG_UNIT and code == codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
 
-        return Answer(body=self._names.of_topics(f"of units, {code}", lambda topics, _: write_json({"topicList": sorted(
+        return Answer(body=self._routes.of_topics(f"of units, {code}", lambda topics: write_json({"topicList": sorted(
             name for name, topic in topics.items() if is_wanted(topic.topic_sys_flag))})))
 
     def set_write_perm(self, request: Request) -> Answer:
-        """Mark the broker in routes as writable or not, so that producers leave it; messages that they send anyway are stored."""
-        may_write = request.frame.code == codes.ADD_WRITE_PERM_OF_BROKER
-        is_this = request.text("brokerName") == self._address.broker_name
-        if is_this:
-            self._may_write = may_write
-        return Answer(fields={"addTopicCount" if may_write else "wipeTopicCount": str(len(self._names.topic_table()) if is_this else 0)})
+        """Mark a broker in routes as writable or not, so that producers leave it; messages that they send anyway are stored."""
+        may_write, name = request.frame.code == codes.ADD_WRITE_PERM_OF_BROKER, request.text("brokerName")
+        broker = self._routes.brokers().get(name)
+        if broker is not None:
+            broker.may_write = may_write
+        return Answer(fields={"addTopicCount" if may_write else "wipeTopicCount":
+                              str(0 if broker is None else self._routes.topic_count(name))})
+
+    def drop_topic(self, request: Request) -> Answer:
+        self._routes.drop_topic(request.text("topic"))
+        return Answer()
 
     # ---- keys and values of tools -------------------------------------------------
 
@@ -498,6 +558,11 @@ class NameServer:
             return Answer(codes.SYSTEM_ERROR, f"{ORDER_MESSAGE_ENABLE}={value}: give true or false")
         await self._names.order_by_configuration(value == "true")
         return Answer()
+
+
+def _broker_data(name: str, broker: Broker, strict: bool) -> dict[str, object]:
+    addresses: object = {str(number): address for number, address in broker.addresses.items()} if strict else IntKeys(broker.addresses)
+    return {"brokerAddrs": addresses, "brokerName": name, "cluster": broker.cluster}
 
 
 def decode_key_values(text: str) -> KeyValues:

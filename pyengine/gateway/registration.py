@@ -1,4 +1,6 @@
-"""Registers the gateway's broker with the name servers of a cluster (RocketMQ: BrokerOuterAPI, RouteInfoManager).
+"""Brokers and name servers of a cluster, both sides: how this broker registers, and the routes of a name server that takes brokers.
+
+RocketMQ: BrokerOuterAPI, RouteInfoManager.
 
 A name server drops a broker from its routes as soon as the broker's connection ends. So the process that serves clients holds
 one connection to each: if it dies, clients leave it at once. It registers when it starts, every 30 s, and at once when topics,
@@ -17,24 +19,26 @@ import contextlib
 import ssl
 import time
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import SLAVE, EngineConfig
-from pyengine.errors import EngineError, os_error_sentence
+from pyengine.errors import EngineError, UsageError, os_error_sentence
 from pyengine.events import Event, Report
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.constants import TOPIC_BYTES_MAX
+from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Connection, Connections, TurnExecutor
-from pyengine.gateway.names import Address, Names, topics_document
+from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Request, TurnExecutor
+from pyengine.gateway.names import ORDERS_NAMESPACE, Address, Broker, Names, topic_fault, topics_document
 from pyengine.gateway.tls import CA_BYTES_MAX
-from pyengine.gateway.wire import WireError, write_json
+from pyengine.gateway.wire import WireError, as_object, read_json, read_object, write_json
 from pyengine.ipc.control_block import EngineMemory, now_ms, write_name_servers
 from pyengine.native import control as native
 from pyengine.settings import split_address
-from pyengine.storage.config_table import PERM_WRITE, NamedRows, TopicConfig
+from pyengine.storage.config_table import PERM_WRITE, TOPICS_FORMAT, NamedRows, TopicConfig
 
 INTERVAL_S = 30.0           # between two registrations without a change; name servers forget a silent broker after 120 s
 LIMIT_S = 6.0               # for a connection, and for an answer (RocketMQ: registerBrokerTimeoutMills)
@@ -43,6 +47,10 @@ UNREGISTER_LIMIT_S = 1.0    # an orderly stop waits no longer for name servers
 CHECK_S = 0.1               # between two looks for changes
 CHECK_SHARE = 5             # of the time without a look after a change, in times that it took: many topics take long
 RETRY_MIN_S, RETRY_MAX_S = 0.5, 10.0
+SILENT_S = 120.0            # after which a name server forgets a broker
+BROKERS_MAX = 256           # of which a name server knows, each address counted
+TOPICS_MAX = 400_000        # of all of them
+ADDRESS_CHARS_MAX = 255
 PUTS_REFUSED = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE | native.REFUSE_LOST
 
 
@@ -262,3 +270,209 @@ def _trusting(ca_file: Path) -> ssl.SSLContext:
         raise EngineError(f"the certificates in {ca_file} cannot be used: {why} (gateway_namesrv_ca_file)") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+# ---- the other side: a name server that takes registrations -------------------------------
+
+
+@dataclass(slots=True)
+class _Registered(Broker):
+    """The brokers of one name, and the topics that their master has registered."""
+
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Live:
+    """One registered broker process: it is in the routes while its connection is open."""
+
+    connection: Connection
+    name: str
+    number: int
+    version: dict[str, int]
+    ha_address: str
+
+
+class ClusterRoutes:
+    """The routes of all brokers that have registered with this name server (RocketMQ: RouteInfoManager). Used in the event loop.
+
+    They are soft state: each broker registers with every name server, and is forgotten when its connection ends, or is silent for
+    SILENT_S. The last broker that registers under a name and number has it, unless its term is lower than the other's. One host
+    may have a quarter of what there is room for, and nobody can take a broker's address from another host.
+    """
+
+    def __init__(self, names: Names, executor: TurnExecutor) -> None:
+        """`names` has the order of topics that brokers are told."""
+        self._names = names
+        self._executor = executor
+        self._brokers: dict[str, _Registered] = {}
+        self._live: dict[str, _Live] = {}  # by address
+        self._lists: dict[str, bytes] = {}
+        self.handlers: Handlers = {
+            codes.REGISTER_BROKER: self.register, codes.UNREGISTER_BROKER: self.unregister, codes.QUERY_DATA_VERSION: self.query_version}
+
+    # ---- Routes -------------------------------------------------------------------
+
+    def brokers(self) -> Mapping[str, Broker]:
+        return self._brokers
+
+    def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
+        return {name: broker.topics[topic] for name, broker in self._brokers.items() if topic in broker.topics}
+
+    def topic_count(self, broker: str) -> int:
+        return len(self._brokers[broker].topics)
+
+    def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
+        if name not in self._lists:
+            topics: dict[str, TopicConfig] = {}
+            for broker in self._brokers.values():
+                topics = broker.topics | topics
+            self._lists[name] = make(topics)
+        return self._lists[name]
+
+    def drop_topic(self, topic: str) -> None:
+        for broker in self._brokers.values():
+            broker.topics.pop(topic, None)
+        self._lists.clear()
+
+    # ---- requests of brokers ------------------------------------------------------
+
+    async def register(self, request: Request) -> Answer:
+        """Take a registration; the answer has the order of topics and, for a slave, its master's addresses."""
+        body = request.frame.body
+        identity = _identity_of(request)
+        if request.flag("compressed"):
+            raise WireError("compressed registrations are not taken: set compressedRegister=false")
+        if (crc := request.integer("bodyCrc32", 0)) and crc != zlib.crc32(body) & 0x7FFFFFFF:
+            return Answer(codes.SYSTEM_ERROR, "crc32 not match")
+        async with request.connection.in_order:
+            version, topics = await self._executor.run(_decode_registration, body)
+            if request.connection.is_closed:  # meanwhile: connection_lost() has no more to forget
+                return Answer(codes.SYSTEM_ERROR, "the connection has ended")
+            if why := self._refusal(request.connection, identity, topics):
+                return Answer(codes.SYSTEM_ERROR, why)
+            self._take(request, identity, version, topics)
+        answer = Answer()
+        orders = self._names.key_values().get(ORDERS_NAMESPACE)
+        if orders:
+            answer.body = write_json({"table": orders})
+        master = self._brokers[identity.name].addresses.get(0) if identity.name in self._brokers else None
+        if identity.number != 0 and master is not None:
+            answer.fields = {"masterAddr": master, "haServerAddr": self._live[master].ha_address if master in self._live else ""}
+        return answer
+
+    def unregister(self, request: Request) -> Answer:
+        identity = _identity_of(request)
+        live = self._live.get(identity.address)
+        if live is not None and live.connection.host == request.connection.host:
+            self._forget(identity.address)
+        return Answer()
+
+    def query_version(self, request: Request) -> Answer:
+        """Return whether a broker's topics have another version than the registered ones."""
+        live = self._live.get(_identity_of(request).address)
+        if live is None:
+            return Answer(fields={"changed": "true"})
+        asked = read_object(request.frame.body)
+        is_changed = any(asked.get(name, 0) != number for name, number in live.version.items())
+        return Answer(fields={"changed": str(is_changed).lower()}, body=write_json(live.version))
+
+    def closed(self, connection: Connection) -> None:
+        """Forget the brokers of a connection that has ended."""
+        for address in [address for address, live in self._live.items() if live.connection is connection]:
+            self._forget(address)
+
+    def _refusal(self, connection: Connection, identity: _Identity, topics: Mapping[str, TopicConfig]) -> str:
+        """Return why a registration is refused, "" if it is taken."""
+        live = self._live.get(identity.address)
+        if live is not None and not live.connection.is_closed and live.connection.host != connection.host:
+            return f"{identity.address} is registered from another host, {live.connection.host}"
+        others = [each for address, each in self._live.items() if address != identity.address]
+        of_host = [each for each in others if each.connection.host == connection.host]
+        if len(others) >= BROKERS_MAX or len(of_host) >= BROKERS_MAX // 4:
+            return f"there are {len(others)} brokers already, {len(of_host)} of them of {connection.host}"
+        known = self._brokers.get(identity.name)
+        coming = len(topics) if len(topics) != 1 or known is None else len(known.topics.keys() | topics)
+        rows = sum(len(broker.topics) for name, broker in self._brokers.items() if name != identity.name)
+        names_of_host = {each.name for each in of_host} - {identity.name}
+        rows_of_host = sum(len(self._brokers[name].topics) for name in names_of_host if name in self._brokers)
+        if rows + coming > TOPICS_MAX or rows_of_host + coming > TOPICS_MAX // 4:
+            return f"{coming} topics are too many: there are {rows} of other brokers, {rows_of_host} of them of {connection.host}"
+        return ""
+
+    def _take(self, request: Request, identity: _Identity, version: dict[str, int], topics: dict[str, TopicConfig]) -> None:
+        broker = self._brokers.get(identity.name)
+        holder = broker.addresses.get(identity.number) if broker is not None else None
+        if holder not in (None, identity.address) and (held := self._live.get(holder or "")) is not None \
+                and held.version["stateVersion"] > version["stateVersion"]:
+            self._forget(identity.address)  # an old master, which RocketMQ 5 answers in the same way: it is in no route
+            return
+        live = self._live.get(identity.address)
+        if live is not None and (live.name, live.number) != (identity.name, identity.number):
+            self._forget(identity.address)
+            live, broker = None, self._brokers.get(identity.name)
+        if broker is None:
+            broker = self._brokers[identity.name] = _Registered(identity.cluster, {})
+        broker.cluster = identity.cluster
+        broker.addresses[identity.number] = identity.address
+        self._live[identity.address] = _Live(request.connection, identity.name, identity.number, version,
+                                             request.frame.fields.get("haServerAddr", ""))
+        request.connection.idle_s = max(request.connection.idle_s, SILENT_S)
+        is_changed = live is None or live.version != version
+        if identity.number == 0 and (is_changed or holder != identity.address):
+            is_one_change = len(topics) == 1  # brokers register a single topic when it alone has changed
+            broker.topics = broker.topics | topics if is_one_change else topics
+            broker.may_write = True
+            self._lists.clear()
+
+    def _forget(self, address: str) -> None:
+        """Take a broker out of the routes, with its topics if it is the last one of its name."""
+        live = self._live.pop(address, None)
+        broker = self._brokers.get(live.name) if live is not None else None
+        if live is None or broker is None:
+            return
+        if broker.addresses.get(live.number) == address:
+            del broker.addresses[live.number]
+        if not broker.addresses:
+            del self._brokers[live.name]
+            self._lists.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """A broker as its requests to a name server name it."""
+
+    name: str
+    address: str
+    cluster: str
+    number: int
+
+
+def _identity_of(request: Request) -> _Identity:
+    """Return who registers; WireError for names and addresses that no broker has."""
+    name, cluster, address = request.text("brokerName"), request.text("clusterName"), request.text("brokerAddr")
+    number = request.integer("brokerId", bits=64)
+    if topic_fault(name) or topic_fault(cluster):
+        raise WireError(f"a broker's name and cluster have letters, digits, _, - and at most {TOPIC_BYTES_MAX} characters")
+    try:
+        has_port = len(address) <= ADDRESS_CHARS_MAX and split_address(address)[1] > 0
+    except ValueError:
+        has_port = False
+    if not has_port or number < 0:
+        raise WireError("a broker has an address, host:port, and a number from 0 on")
+    return _Identity(name, address, cluster, number)
+
+
+def _decode_registration(body: bytes) -> tuple[dict[str, int], dict[str, TopicConfig]]:
+    """Return version and topics of a registration, without topics that no client could use; WireError for another structure."""
+    wrapper = as_object(as_object(read_json(body, len(body))).get("topicConfigSerializeWrapper"))
+    table, told = as_object(wrapper.get("topicConfigTable")), as_object(wrapper.get("dataVersion"))
+    version = {name: told.get(name, 0) for name in ("counter", "stateVersion", "timestamp")}
+    if any(type(number) is not int or abs(number) > INT64_MAX for number in version.values()):
+        raise WireError("a dataVersion of other than three numbers")
+    topics = {}
+    for name, fields in table.items():
+        if isinstance(fields, dict) and not topic_fault(name):
+            with contextlib.suppress(UsageError, *PARSE_ERRORS):
+                topics[name] = replace(TOPICS_FORMAT.row_of(name, fields), topic_filter_type="SINGLE_TAG", more={}).check()
+    return version, topics

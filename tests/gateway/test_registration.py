@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
+import zlib
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import trustme
 
 from crash.replicas import free_port
 from fix_cli import run
-from fix_gateway import send_fields, start_served
+from fix_gateway import put_private, send_fields, start_served
 from fix_name_server import NameServer
 from pyengine.errors import ConfigError
 from pyengine.gateway import codes, registration
 from pyengine.gateway.connections import Connections, Limits, TurnExecutor
 from pyengine.gateway.gateway import repeat
 from pyengine.gateway.names import Address, Names
-from pyengine.gateway.registration import Registration
+from pyengine.gateway.registration import ClusterRoutes, Registration, _Identity
 from pyengine.gateway.wire import ANSWER, Frame
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
@@ -282,6 +285,174 @@ def test_a_name_server_that_does_not_answer_is_left(make_owner, name_server, mon
     script = partial(eventually, lambda: len(name_server.registrations()) >= 2, "it is asked again")
     assert while_registered(make_owner(), name_server, script) == [
         f"not registered with the name server {name_server.address}: it did not answer within 0.05 s"]
+
+
+# ---- the gateway's own name server takes brokers ----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """A ServedStore whose name server takes brokers, its own first."""
+    port = free_port()
+    store = start_served(tmp_path_factory.mktemp("host") / "store", gateway_namesrv_cluster=True, gateway_namesrv_port=port,
+                         namesrvAddr=f"127.0.0.1:{port}", brokerName="broker-h")
+    eventually(lambda: route(store, "TBW102"), "it has registered with itself")
+    yield store
+    store.close()
+
+
+def route(store, topic: str) -> dict[str, dict[str, str]]:
+    """The addresses of each broker in a topic's route, by name and number."""
+    answer = store.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+    return {row["brokerName"]: row["brokerAddrs"] for row in json.loads(answer.body)["brokerDatas"]} if answer.code == 0 else {}
+
+
+def perms(store, topic: str) -> dict[str, int]:
+    answer = store.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+    return {row["brokerName"]: row["perm"] for row in json.loads(answer.body)["queueDatas"]} if answer.code == 0 else {}
+
+
+def register(client, name: str, address: str, *topics: str, number: int = 0, version: int = 1, state: int = 0, **more) -> Frame:
+    """Register as a broker with two topics more than those given."""
+    table = {topic: {"order": False, "perm": 6, "readQueueNums": 4, "topicFilterType": "SINGLE_TAG", "topicName": topic,
+                     "topicSysFlag": 0, "writeQueueNums": 4} for topic in (*topics, f"{name}_1", f"{name}_2")}
+    body = json.dumps({"filterServerList": [], "topicConfigSerializeWrapper": {
+        "dataVersion": {"counter": version, "stateVersion": state, "timestamp": 5}, "topicConfigTable": table}}).encode()
+    fields = {"brokerName": name, "brokerAddr": address, "clusterName": "DefaultCluster", "haServerAddr": f"{address}0", "brokerId": number,
+              "compressed": "false", "bodyCrc32": zlib.crc32(body) & 0x7FFFFFFF, **more}
+    return client.ask(codes.REGISTER_BROKER, fields, body)
+
+
+def test_routes_have_all_brokers_that_have_registered_while_they_are_connected(host):
+    TopicConfigs(host.root).ensure(TopicConfig("shared"))
+    own = {"0": f"127.0.0.1:{host.ports[1]}"}
+    eventually(lambda: route(host, "shared") == {"broker-h": own}, "the own broker has it")
+    master, slave = host.name_server(), host.name_server()
+    assert register(master, "real", "10.0.0.1:1", "shared").code == codes.SUCCESS
+    answer = register(slave, "real", "10.0.0.2:1", number=1)
+    assert answer.fields == {"masterAddr": "10.0.0.1:1", "haServerAddr": "10.0.0.1:10"}
+    assert route(host, "shared") == {"broker-h": own, "real": {"0": "10.0.0.1:1", "1": "10.0.0.2:1"}}
+    found = json.loads(re.sub(rb"([{,])(\d+):", rb'\1"\2":', slave.ask(codes.GET_BROKER_CLUSTER_INFO).body))
+    assert found["brokerAddrTable"].keys() == {"broker-h", "real"} and sorted(found["clusterAddrTable"]["DefaultCluster"]) == [
+        "broker-h", "real"]
+    assert {"shared", "real_1", "TBW102"} <= set(json.loads(slave.ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"])
+    master.close()
+    eventually(lambda: route(host, "shared")["real"] == {"1": "10.0.0.2:1"}, "consumers read from the slave")
+    slave.close()
+    eventually(lambda: route(host, "shared") == {"broker-h": own} and not route(host, "real_1"), "both are gone")
+
+
+def test_topics_are_taken_with_a_new_version_only_so_that_wipe_write_perm_lasts(host):
+    client = host.name_server()
+    register(client, "wiped", "10.0.1.1:1", "lasting")
+    assert client.ask(codes.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "wiped"}).fields == {"wipeTopicCount": "3"}
+    register(client, "wiped", "10.0.1.1:1", "lasting", "not yet")
+    assert perms(host, "lasting") == {"wiped": 4} and not route(host, "not_yet")
+    identity = {"brokerName": "wiped", "brokerAddr": "10.0.1.1:1", "clusterName": "DefaultCluster", "brokerId": 0}
+    for counter, changed in ((1, "false"), (2, "true")):
+        answer = client.ask(codes.QUERY_DATA_VERSION, identity, {"counter": counter, "timestamp": 5})
+        assert answer.fields == {"changed": changed} and json.loads(answer.body)["counter"] == 1
+    register(client, "wiped", "10.0.1.1:1", "not_yet", version=2)
+    assert perms(host, "not_yet") == {"wiped": 6} and not route(host, "lasting"), "a whole table says what there is not"
+    assert client.ask(codes.DELETE_TOPIC_IN_NAMESRV, {"topic": "not_yet"}).code == codes.SUCCESS and not route(host, "not_yet")
+    assert client.ask(codes.UNREGISTER_BROKER, identity).code == codes.SUCCESS and not route(host, "wiped_1")
+
+
+def test_the_master_with_the_highest_term_has_the_name(host):
+    old, new = host.name_server(), host.name_server()
+    register(old, "pair", "10.0.2.1:1")
+    register(new, "pair", "10.0.2.2:1", number=1)
+    register(new, "pair", "10.0.2.2:1", state=1)
+    assert route(host, "pair_1") == {"pair": {"0": "10.0.2.2:1"}}
+    assert register(old, "pair", "10.0.2.1:1", version=2).code == codes.SUCCESS
+    assert route(host, "pair_1") == {"pair": {"0": "10.0.2.2:1"}}
+    gone = {"brokerName": "pair", "brokerAddr": "10.0.2.1:1", "clusterName": "DefaultCluster", "brokerId": 0}
+    assert old.ask(codes.UNREGISTER_BROKER, gone).code == codes.SUCCESS
+    old.close()
+    assert route(host, "pair_1") == {"pair": {"0": "10.0.2.2:1"}}, "an old master takes nobody with it"
+    new.close()
+    eventually(lambda: not route(host, "pair_1"), "the routes are empty")
+
+
+@pytest.mark.parametrize("changed", [
+    {"bodyCrc32": 7}, {"compressed": "true"}, {"brokerName": "a b"}, {"brokerName": "x" * 500}, {"brokerName": ""},
+    {"brokerAddr": "nowhere"}, {"brokerAddr": "h" * 300 + ":1"}, {"brokerAddr": "a:0"},
+    {"brokerId": -1}, {"brokerId": "many"}, {"clusterName": "a/b"}],
+    ids=lambda changed: " ".join(f"{name} {str(value)[:8]}" for name, value in changed.items()))
+def test_a_forged_registration_is_refused(host, changed):
+    client = host.name_server()
+    assert register(client, "forged", "10.0.3.1:1", **changed).code == codes.SYSTEM_ERROR
+    assert not route(host, "forged_1") and "broker-h" in route(host, "TBW102")
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"[]", b"{", b'{"topicConfigSerializeWrapper":{}}', b"[" * 100_000,
+    b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":1e400},"topicConfigTable":{}}}'])
+def test_a_registration_that_is_no_table_is_refused(host, body):
+    fields = {"brokerName": "strange", "brokerAddr": "10.0.3.2:1", "clusterName": "DefaultCluster", "brokerId": 0}
+    assert host.name_server().ask(codes.REGISTER_BROKER, fields, body).code == codes.SYSTEM_ERROR
+
+
+def test_topics_that_no_client_could_use_are_left_out(host):
+    client, name = host.name_server(), "partly"
+    table = {"fine": {"perm": 6}, "a/b": {"perm": 6}, "wide": {"readQueueNums": 1 << 30}, "no_row": 7, "none": {"perm": "x"}}
+    body = json.dumps({"topicConfigSerializeWrapper": {"dataVersion": {}, "topicConfigTable": table}}).encode()
+    fields = {"brokerName": name, "brokerAddr": "10.0.3.3:1", "clusterName": "DefaultCluster", "brokerId": 0}
+    assert client.ask(codes.REGISTER_BROKER, fields, body).code == codes.SUCCESS
+    assert perms(host, "fine") == {name: 6} and not any(route(host, topic) for topic in table.keys() - {"fine"})
+
+
+def test_one_host_has_a_quarter_of_the_room(monkeypatch):
+    monkeypatch.setattr(registration, "BROKERS_MAX", 8)
+    monkeypatch.setattr(registration, "TOPICS_MAX", 40)
+    routes = ClusterRoutes(SimpleNamespace(key_values=dict), None)
+
+    def take(host: str, number: int, count: int, first: int = 0) -> str:
+        connection = SimpleNamespace(host=host, is_closed=False, idle_s=1.0)
+        who = _Identity(f"{host}-{number}", f"{host}:{number}", "c", 0)
+        topics = {f"t{each}": TopicConfig(f"t{each}") for each in range(first, first + count)}
+        if why := routes._refusal(connection, who, topics):
+            return why
+        routes._take(SimpleNamespace(connection=connection, frame=Frame(0)), who, {"stateVersion": 0, "counter": number}, topics)
+        return ""
+
+    assert [bool(take("a", number, 2)) for number in (1, 2, 3)] == [False, False, True]
+    assert "topics are too many" in take("b", 1, 11) and not take("b", 1, 10)
+    assert "topics are too many" in take("b", 2, 2) and not take("c", 1, 10)
+    assert not take("b", 1, 1) and len(routes.brokers()) == 4
+    assert "topics are too many" in take("b", 1, 1, first=10), "a table that grows by single topics has the same bound"
+    assert "registered from another host" in routes._refusal(
+        SimpleNamespace(host="evil"), _Identity("any", "a:1", "c", 0), {}), "nobody takes an address"
+
+
+def test_with_access_keys_a_broker_needs_an_admins_or_a_known_address(tmp_path):
+    port = free_port()
+    (tmp_path / "store" / "config").mkdir(parents=True)
+    put_private(tmp_path / "store/config/plain_acl.yml", b"globalWhiteRemoteAddresses:\n- 10.9.9.9\naccounts:\n"
+                b"- {accessKey: operator, secretKey: a-secret-of-the-operator, admin: true}\n")
+    store = start_served(tmp_path / "store", gateway_namesrv_cluster=True, gateway_namesrv_port=port, namesrvAddr=f"127.0.0.1:{port}",
+                         acl_enable=True)
+    assert "AclException" in register(store.name_server(), "stranger", "10.0.4.1:1").remark and not route(store, "stranger_1")
+    eventually(lambda: "not registered with the name server" in store.engine.log(), "its own broker comes from no known address")
+    put_private(store.root / "config/plain_acl.yml", b"globalWhiteRemoteAddresses:\n- 127.0.0.1\naccounts: []\n")
+    eventually(lambda: route(store, "TBW102"), "it has registered")
+    store.close()
+
+
+def test_three_hosts_are_a_cluster_by_themselves(tmp_path):
+    ports = [free_port() for _ in range(3)]
+    addresses = ";".join(f"127.0.0.1:{port}" for port in ports)
+    stores = [start_served(tmp_path / str(number), gateway_namesrv_cluster=True, gateway_namesrv_port=port, namesrvAddr=addresses,
+                           brokerName=f"broker-{number}") for number, port in enumerate(ports)]
+    try:
+        for store in stores:
+            eventually(lambda store=store: len(route(store, "TBW102")) == 3, "each knows each")
+        stores[0].engine.kill_all()
+        for store in stores[1:]:
+            eventually(lambda store=store: route(store, "TBW102").keys() == {"broker-1", "broker-2"}, "they know who has gone", 10)
+    finally:
+        for store in stores:
+            store.close()
 
 
 # ---- settings -------------------------------------------------------------------------
