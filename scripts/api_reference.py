@@ -123,6 +123,8 @@ def _value_items(found: griffe.Class, values: dict[str, griffe.Object], in_signa
 def _method_item(name: str, member: griffe.Function, earlier: dict[str, list[str]]) -> str:
     """One item of a list: the signature, in a block of its own where it is long, and the docstring."""
     signature, text = _signature(name, member, earlier), _text(member)
+    if text.startswith("Return ") and "->" in signature:
+        text = text[7].upper() + text[8:]
     if "\n" in signature:
         return "\n".join(["- ```py", *(f"  {line}" for line in signature.splitlines()), "  ```", "", *(
             f"  {line}".rstrip() for line in text.splitlines())])

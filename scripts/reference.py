@@ -61,7 +61,7 @@ def configuration_page() -> str:
     lines += ["## Known to RocketMQ, accepted, without effect here", "", ", ".join(f"`{key}`" for key in INERT_KEYS) + ".", "",
               "## Without a setting", "",
               "`mqadmin updateBrokerConfig` accepts other keys of RocketMQ's broker without effect, and refuses other values of these:", ""]
-    lines += [f"- `{key}`{f' (`{held}`)' if held else ''}: {why}" for key, (held, why) in REFUSED_KEYS.items()]
+    lines.append(", ".join(f"`{key}{f'={held}' if held else ''}`" for key, (held, _) in REFUSED_KEYS.items()) + ". The refusal says why.")
     return "\n".join(lines) + "\n"
 
 

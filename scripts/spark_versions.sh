@@ -28,7 +28,6 @@ trap 'rm -f "$results" "$wanted"' EXIT
 
 note_on_page() { # note_on_page pytest arguments...: what $results says, in the row of this version
   PYTHONPATH=$checkout/bench "$PYTHON" - "$checkout/docs/spark.md" "$results" "$*" <<'PYTHON'
-import datetime
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -42,12 +41,10 @@ suite = ElementTree.parse(sys.argv[2]).getroot().find("testsuite")
 tests, failed, left_out = (int(suite.get(name)) for name in ("tests", "failures", "skipped"))
 failed += int(suite.get("errors"))
 begin, end = markers(NAME, MAKER)
-rows = {tuple(line.split(" | ")[::2][:2]): line for line in page.read_text().partition(begin)[2].partition(end)[0].splitlines()[2:]}
-row = (f"| {pyspark.__version__} | {datetime.date.today()} | `pytest {arguments}` | "
-       f"{tests - failed - left_out} | {failed} | {left_out} |")
-rows[tuple(row.split(" | ")[::2][:2])] = row  # by version and arguments
-head = ["| Spark | when | what | passed | failed | left out |", "|---|---|---|---|---|---|"]
-write_into(page, NAME, MAKER, "\n".join([*head, *(rows[which] for which in sorted(rows))]) + "\n")
+rows = {line.split(": ")[0]: line for line in page.read_text().partition(begin)[2].partition(end)[0].splitlines()}
+row = f"* {pyspark.__version__}, `pytest {arguments}`: {tests - failed - left_out} passed, {failed} failed, {left_out} left out"
+rows[row.split(": ")[0]] = row  # by version and arguments
+write_into(page, NAME, MAKER, "\n".join(rows[which] for which in sorted(rows)) + "\n")
 PYTHON
 }
 

@@ -106,7 +106,7 @@ def _check_dest(dest: str) -> str:
               help="Regular expression for whole names. Default: all but RocketMQ's internal topics.")
 @click.option("--follow/--once", default=False, help="Continue until interrupted, or stop at the log's end (the default).")
 @click.option("--interval", "interval_s", type=NumberRange(min=0, min_open=True), default=10.0, show_default=True,
-              help="With --follow: least time between two commits of a table, in seconds.")
+              help="With --follow: seconds between two commits, at least.")
 @click.option("--hold-hours", type=NumberRange(min=0, max=168), default=24.0, show_default=True,
               help="How long after its last commit the cleaner keeps the log.")
 @click.option("--allow-loss", is_flag=True, help="Continue after messages deleted before they were read.")

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @store_command
-@click.option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers; log on stderr.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground; log on stderr.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=3600.0, show_default=True,
               help="Longest wait, in seconds.")
 @click.option("--take-over", is_flag=True,
-              help="End the running supervisor and adopt its workers: an upgrade without a stop.")
+              help="Replace the running supervisor: an upgrade without a stop.")
 @broker_conf_option
 def start(
     store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float, take_over: bool,
@@ -147,7 +147,7 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
 @click.option("--older-than", "hours", type=NumberRange(min=0), metavar="HOURS",
               help="Delete segments of this age, not file_reserved_time_hours; 0: all but the last.")
 @click.option("--until-used", "percent", type=click.IntRange(min=1, max=99), metavar="PERCENT",
-              help="Delete the oldest segments until at most this percentage of the disk is used.")
+              help="Delete the oldest segments until no more of the disk is used.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=600.0, show_default=True,
               help="Longest wait for a running engine, in seconds.")
 def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | None, percent: int | None,

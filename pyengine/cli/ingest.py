@@ -59,9 +59,9 @@ STOP_TIMEOUT_S = 20.0
 @click.option("--producers", type=click.IntRange(min=1), default=1, show_default=True,
               help="Producer processes, each with a share of the input.")
 @click.option("--format", "format_", type=click.Choice(["lines", "jsonl"]), default="lines", show_default=True,
-              help="lines: the line is the body; jsonl: the line is a JSON object.")
+              help="Whether a line is a body or a JSON object.")
 @click.option("--tags", default=None, help="The tag of every message, with --format lines.")
-@click.option("--glob", "pattern", default=None, help="Of folders, only files with such names, as in '*.py'.")
+@click.option("--glob", "pattern", default=None, help="Of folders, only such files, as in '*.py'.")
 @click.option("--acked", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE",
               help="Append a JSON line for each acknowledged message, for `check --acked`.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Read the input this many times.")

@@ -118,7 +118,7 @@ def query(
 ) -> None:
     """Find the messages with a key, without false hits.
 
-    A time is ISO 8601 (UTC if it names no zone), or milliseconds since 1970.
+    A TIME may also be milliseconds since 1970.
 
     \b
     Example:
@@ -192,7 +192,7 @@ def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tu
 @topic_option
 @queue_id_option
 @click.option("--timestamp", "timestamp_ms", type=TimeMs(), required=True,
-              help="The time: ISO 8601 (UTC if it names no zone), or milliseconds since 1970.")
+              help="The time; also milliseconds since 1970.")
 def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, timestamp_ms: int) -> None:
     """Find the queue offset nearest to a store time. Of two equally near ones it is the older.
 
@@ -230,7 +230,7 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
 @topic_option
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="The queue's number. Default: the topic's queues in turn.")
 @click.option("--sharding-key", default=None, metavar="KEY",
-              help="Choose the queue by this key: messages with one key stay in order.")
+              help="Choose the queue by this key, whose messages stay in order.")
 @click.option("--tags", default=None, help="The message's tag.")
 @click.option("--keys", default=None, help="Keys for `pyengine query`, separated by blanks.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=_properties,
@@ -239,10 +239,10 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option("--delay-level", type=click.IntRange(min=0), default=0, show_default=True,
               help="Deliver after this level of message_delay_level.")
 @click.option("--deliver-at", metavar="TIME", callback=_deliver_at,
-              help="Deliver at this time, up to 40 days ahead: ISO 8601, or @ and ms since 1970.")
+              help="Deliver at this time, up to 40 days ahead.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=None,
-              help="Longest wait for the engine, and for its answer, in seconds. Default: 10, and put_timeout_ms.")
+              help="Longest wait for the engine, and for its answer. Default: 10, and put_timeout_ms.")
 @click.argument("body")
 def put(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int | None,
@@ -335,10 +335,8 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="Only this queue; may be repeated. Default: all queues, also new ones.")
 @click.option("--from", "place", type=PlaceType(), default=None, metavar="first|last|OFFSET|TIME",
-              help="Where to start in each queue: at its first message, with new messages only (last), at an offset, or at the first "
-              "message stored at a time or later. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970. "
-              "Default: last; with --group first, if the group is new to the topic.")
-@click.option("--group", default=None, help="Join this consumer group: continue at its offsets, and commit them.")
+              help="Where to start in each queue; last: new messages only. Default: last; with --group first, if the group is new.")
+@click.option("--group", default=None, help="Join this consumer group.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")

@@ -75,8 +75,8 @@ class ModeProof:
 @click.option("--minutes", type=NumberRange(min=0, min_open=True), default=3.0, show_default=True, help="Minutes of the whole run.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(list(MODES)),
               help="Only this flush mode; may be repeated.")
-@click.option("--seed", type=int, default=None, help="Repeats the order of kills of an earlier run.")
-@click.option("--keep", is_flag=True, help="Keep the stores; those of a failed run are always kept.")
+@click.option("--seed", type=int, default=None, help="Repeats an earlier run's order of kills.")
+@click.option("--keep", is_flag=True, help="Keep the stores, not only those of a failed run.")
 @set_option
 @json_option
 def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None, keep: bool, settings: dict[str, str],

@@ -154,8 +154,8 @@ def _difference_text(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...
 @click.command()
 @store_command
 @click.option("--accept-loss", is_flag=True,
-              help="Recover with damaged durable bytes: everything after the damage goes to quarantine.")
-@click.option("--dry-run", is_flag=True, help="Print what would be truncated, kept and moved to quarantine; change nothing.")
+              help="Move everything after damage to quarantine.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
     """Recover a store that was not stopped in order. `start` does it first.
 
@@ -262,7 +262,7 @@ def _print_rebuild(report: RebuildReport) -> None:
 @store_command
 @click.argument("dest", type=GivenPath(path_type=Path), metavar="DEST")
 @click.option("--quarantine/--no-quarantine", "with_quarantine", default=True, show_default=True,
-              help="Copy the messages in STORE/quarantine too, after those of the log.")
+              help="Copy the messages in STORE/quarantine too.")
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
     """Make a new store of every whole record of a damaged one. The damaged one, also a broker's, stays as it is.
 

@@ -450,7 +450,7 @@ def _whole(number: int) -> str:
 
 @click.command()
 @store_command
-@click.option("--html", "file", type=click.Path(path_type=Path), required=True, help="The file to write; an existing one is replaced.")
+@click.option("--html", "file", type=click.Path(path_type=Path), required=True, help="The file to write, or replace.")
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True,
               help="Topics and groups with a row of their own.")
 @master_option

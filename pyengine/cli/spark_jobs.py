@@ -36,7 +36,7 @@ _allow_missing = click.option("--allow-missing", is_flag=True, help="Accept a to
               help="Count by queue, topic, or topic and hour or day (UTC).")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
 @_allow_missing
-@click.option("--verify-crc", is_flag=True, help="Check the CRC of every body; damage fails the command.")
+@click.option("--verify-crc", is_flag=True, help="Check the CRC of every body.")
 @master_option
 @spark_level_option
 def stats(
@@ -97,7 +97,7 @@ def _begin_text(time_ms: int | None, by: str) -> str:
               help="The format of the files.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
 @_allow_missing
-@click.option("--columns", default=None, help="Columns, separated by commas; * for all (docs/spark.md lists them).")
+@click.option("--columns", default=None, help="Columns, separated by commas; * for all (docs/spark.md).")
 @click.option("--compression", type=click.Choice(["snappy", "zstd", "gzip", "lz4", "none"]), default="snappy",
               show_default=True, help="Compression of the files.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in DEST.")

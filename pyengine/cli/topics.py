@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--write-queues", type=click.IntRange(min=1), default=None, help="Queues to write.")
 @click.option("--perm", type=click.Choice(list(PERMS)), default=None, help="What clients may do; rw for a new topic.")
 @click.option("--order/--no-order", default=None, help="Whether it is an ordered topic.")
-@click.option("--sizes", is_flag=True, help="List also the bytes of the messages in the log, the largest topic first.")
+@click.option("--sizes", is_flag=True, help="List also the bytes of the messages, the largest topic first.")
 def topics(
     store: Path, settings: dict[str, str], as_json: bool, action: str, topic: str | None, queues: int | None,
     read_queues: int | None, write_queues: int | None, perm: str | None, order: bool | None, sizes: bool,
@@ -126,7 +126,7 @@ GROUP_ACTIONS = ("list", "lag", "reset", "forget")
 @click.option("--group", default=None, help="Only this group.")
 @click.option("--topic", default=None, help="Only this topic.")
 @click.option("--to", type=PlaceType(), default=None, metavar="first|last|OFFSET|TIME",
-              help="For reset: where the group continues. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970.")
+              help="For reset: where the group continues.")
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="For reset: only this queue; may be repeated.")
 def groups(

@@ -303,8 +303,8 @@ def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[
 @click.command()
 @store_command
 @click.option("--since", default="1h", show_default=True, callback=_since, metavar="SPAN|TIME",
-              help="How far back: 90s, 10m, 2h, 1d, a time in ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
-@click.option("--all", "shows_all", is_flag=True, help="Show every entry, also those for which no put waited.")
+              help="How far back: 90s, 10m, 2h, 1d, or a time.")
+@click.option("--all", "shows_all", is_flag=True, help="Show also those for which no put waited.")
 def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[float], float], shows_all: bool) -> None:
     """Explain why puts were slow. It shows each wait of 5 ms or more for the engine, with its cause.
 
