@@ -1,12 +1,12 @@
 """What each part of the engine costs as the work grows: queues, segments, sessions, size of a message, its properties.
 
-usage: python bench/growth.py [--quick] [--folder DIR] [--only TEXT] [--json FILE] [--picture FILE]
-       python bench/growth.py --kept FILE... [--picture FILE]
+usage: python bench/growth.py [--quick] [--folder DIR] [--only TEXT] [--json FILE]
+       python bench/growth.py --kept FILE...
 
 Each point is a store of its own. Costs are CPU of the processes, which a busy machine changes less than rates: of the
 producer, the writer and the reputter for each message, of a start after an orderly stop, of a `pyengine recover` after kill -9
 without what shared memory remembers. The last column of the tables tells how a figure grows from the first point to the last:
-0 is flat, 1 is in proportion. --picture draws the curves (SVG or PNG; needs matplotlib).
+0 is flat, 1 is in proportion.
 """
 
 from __future__ import annotations
@@ -203,32 +203,12 @@ def markdown(measured: dict[str, list[Point]]) -> str:
     return "\n".join(lines)
 
 
-def draw(measured: dict[str, list[Point]], path: Path) -> None:
-    """A picture: a panel for each dimension, both axes logarithmic; costs of a message above, totals below."""
-    from matplotlib import pyplot
-
-    pyplot.rcParams["svg.fonttype"] = "none"
-    figure_, panels = pyplot.subplots(2, len(measured), figsize=(4.2 * len(measured), 8.5), squeeze=False)
-    for column, (name, points) in enumerate(measured.items()):
-        for row, is_shown in enumerate((lambda each: each.endswith("message, us"), lambda each: each.endswith((", ms", "MiB", "process")))):
-            panel = panels[row][column]
-            for each in filter(is_shown, points[0].figures):
-                drawn = [point for point in points if point.figures.get(each, 0) > 0]
-                panel.plot([point.value for point in drawn], [point.figures[each] for point in drawn], marker="o", label=each)
-            panel.set(xscale="log", yscale="log", xlabel=name)
-            panel.grid(visible=True, alpha=0.3)
-            panel.legend(fontsize=6)
-    figure_.tight_layout()
-    figure_.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two small points of each")
     parser.add_argument("--folder", type=Path, help="where the stores go (default: a temporary folder beside this one's disk)")
     parser.add_argument("--only", default="", help="only dimensions with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every point")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves, as .svg or .png; needs matplotlib")
     parser.add_argument("--kept", type=Path, nargs="+", metavar="FILE", help="measure nothing: show what --json kept in these files")
     arguments = parser.parse_args()
     measured: dict[str, list[Point]] = {}
@@ -247,8 +227,6 @@ def main() -> None:
     if arguments.json:
         document = {name: [asdict(point) for point in points] for name, points in measured.items()}
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.picture:
-        draw(measured, arguments.picture)
 
 
 if __name__ == "__main__":

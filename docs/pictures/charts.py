@@ -120,15 +120,27 @@ def legend(p: Picture, x: float, y: float, names: Mapping[str, str]) -> None:
         x += 18 + p.text(x + 9, y, name, 12).width + 12
 
 
-def table(first: str) -> tuple[list[float], dict[str, list[float]]]:
-    """The values and the figures of the table of bench/notes/engine.md that begins with `first`."""
+def markdown_table(begin: str) -> list[dict[str, str]]:
+    """The rows of the table of bench/notes/engine.md whose first line begins so, by the names of the columns."""
     lines = (BENCH / "notes" / "engine.md").read_text(encoding="utf-8").splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |") and line.endswith("| growth |"))
-    rows = {}
-    for line in lines[begin:]:
-        if not line:
+    at = next((number for number, line in enumerate(lines) if line.startswith(f"| {begin}")), None)
+    if at is None:
+        raise ValueError(f"bench/notes/engine.md has no table {begin}")
+    rows = []
+    for line in lines[at:]:
+        if not line.startswith("|"):
             break
-        name, *cells = (cell.strip().replace(",", "") for cell in line.strip("|").split("|"))
-        rows[name] = cells[:-1]
-    values = [float(cell) for cell in rows.pop(first)]
-    return values, {name: [float(cell) for cell in cells] for name, cells in rows.items() if not name.startswith("---")}
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    names, _, *cells = rows
+    return [dict(zip(names, row, strict=True)) for row in cells]
+
+
+def table(first: str) -> tuple[list[float], dict[str, list[float]]]:
+    """The values and the figures of a table of bench/growth.py, which begins with `first`."""
+    rows = markdown_table(f"{first} | 1")
+    values = [name for name in rows[0] if name not in (first, "growth")]
+    return [number(value) for value in values], {row[first]: [number(row[value]) for value in values] for row in rows}
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))

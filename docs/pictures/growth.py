@@ -15,7 +15,7 @@ TOTALS = {"start": "yellow_edge", "recovery after kill -9": "red_edge"}
 
 def message(p: Picture, x: float, y: float, first: str, below: str) -> None:
     values, rows = table(first)
-    lines = {name: list(zip(values, rows[f"{name} a message us"], strict=True)) for name in WORKERS}
+    lines = {name: list(zip(values, rows[f"{name}, a message, us"], strict=True)) for name in WORKERS}
     curves(p, x, y, 240, "CPU of a message, us", below, lines, list(WORKERS.values()))
 
 
@@ -25,8 +25,8 @@ def draw(p: Picture) -> None:
         message(p, 16 + 246 * number, 58, first, below)
     message(p, 16, 250, "queues", "queues")
     values, rows = table("queues")
-    costs = {"start": rows["start CPU ms"], "recovery": rows["recover after kill -9 CPU ms"]}
+    costs = {"start": rows["start, CPU, ms"], "recovery": rows["recover after kill -9, CPU, ms"]}
     curves(p, 262, 250, 240, "CPU, ms", "queues", {name: list(zip(values, cells, strict=True)) for name, cells in costs.items()},
            list(TOTALS.values()))
-    memory = rows["private memory all processes MiB"]
+    memory = rows["private memory, all processes, MiB"]
     curves(p, 508, 250, 240, "private memory, MiB", "queues", {"memory": list(zip(values, memory, strict=True))}, ["line"])
