@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from pyengine.client.producer import ConnectOptions, Producer, connect
     from pyengine.client.retries import DeadLetterQueue, DeadLetters
     from pyengine.client.tables import TablesReport, TopicsFailedError, write_tables
-    from pyengine.client.topics import Topics, TopicState
+    from pyengine.client.topics import Codec, Topic, Topics, TopicState, Typed, TypedConsumer
     from pyengine.client.transactions import Checker, Transaction
     from pyengine.engine.embedded import Engine
     from pyengine.engine_config import EngineSettings
     from pyengine.errors import (
+        BadMessageError,
         ConfigError,
         CorruptionError,
         DegradedError,
@@ -69,7 +70,7 @@ __version__ = "0.3.0.dev0"
 
 _MODULES = {
     "pyengine.storage.config_table": ("TopicConfig",),
-    "pyengine.client.topics": ("TopicState", "Topics"),
+    "pyengine.client.topics": ("Codec", "Topic", "TopicState", "Topics", "Typed", "TypedConsumer"),
     "pyengine.client.backup": ("BackupReport", "RestoreReport", "backup_store", "restore_store"),
     "pyengine.client.half_messages": ("Outcome",),
     "pyengine.client.transactions": ("Checker", "Transaction",),
@@ -85,7 +86,7 @@ _MODULES = {
     "pyengine.engine.embedded": ("Engine",),
     "pyengine.engine_config": ("EngineSettings",),
     "pyengine.errors": (
-        "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
+        "BadMessageError", "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
         "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
         "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
@@ -101,15 +102,16 @@ _SUBMODULES = ("arrow",)  # those that a program uses by `import pyengine` alone
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BackupReport", "BatchMessage", "Checker", "ConfigError", "ConnectOptions", "ConsumeOptions", "Consumer",
-    "ConsumerGroups", "CorruptionError", "DeadLetterQueue", "DeadLetters", "DegradedError", "DiskError", "DiskFullError",
-    "Engine", "EngineConfig", "EngineError", "EngineSettings", "EngineUnavailableError", "ExitCode", "FlushError",
-    "FormatError", "GetResult", "GetStatus", "GroupState", "InvariantError", "LiveStoreReader", "Message", "NotAStoreError",
-    "Outcome", "Producer", "PutError", "PutFuture", "PutIndeterminateError", "PutManyResult", "PutNotDurableError",
-    "PutRefusedError", "PutResult", "PutStatus", "QueueLag", "RawMessage", "ReadLevel", "RestoreReport", "ScanChoice",
-    "Start", "StoreBusyError", "StoreReader", "StoreRefusedError", "TablesReport", "TopicConfig", "TopicState",
-    "Topics", "TopicsFailedError", "Transaction", "UsageError", "__version__", "backup_store", "connect", "consume", "load_config",
-    "open_store", "restore_store", "run_consumer", "run_consumer_async", "write_tables",
+    "BackupReport", "BadMessageError", "BatchMessage", "Checker", "Codec", "ConfigError", "ConnectOptions",
+    "ConsumeOptions", "Consumer", "ConsumerGroups", "CorruptionError", "DeadLetterQueue", "DeadLetters",
+    "DegradedError", "DiskError", "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineSettings",
+    "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "GetResult", "GetStatus", "GroupState",
+    "InvariantError", "LiveStoreReader", "Message", "NotAStoreError", "Outcome", "Producer", "PutError", "PutFuture",
+    "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError", "PutResult", "PutStatus",
+    "QueueLag", "RawMessage", "ReadLevel", "RestoreReport", "ScanChoice", "Start", "StoreBusyError", "StoreReader",
+    "StoreRefusedError", "TablesReport", "Topic", "TopicConfig", "TopicState", "Topics", "TopicsFailedError",
+    "Transaction", "Typed", "TypedConsumer", "UsageError", "__version__", "backup_store", "connect", "consume",
+    "load_config", "open_store", "restore_store", "run_consumer", "run_consumer_async", "write_tables",
 ]
 
 

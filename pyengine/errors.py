@@ -15,6 +15,7 @@
     |   +-- PutRefusedError          1: nothing was stored
     |   +-- PutIndeterminateError    1: it was submitted and its fate is not known
     |   +-- PutNotDurableError       1: it is stored, but not as durable or as replicated as asked
+    +-- BadMessageError              1: a message whose body is of no use, which becomes a dead letter
     +-- DiskError                    1: a system call on the store's files failed; carries errno and path
     |   +-- FlushError               1: fdatasync or fsync failed: final, never retried
     |   +-- DiskFullError            1: no room; the store resumes by itself once there is some
@@ -130,6 +131,10 @@ class EngineUnavailableError(EngineError):
 
 class OtherLayoutError(EngineUnavailableError):
     """The engine is of another version of pyengine: its shared memory has another layout."""
+
+
+class BadMessageError(EngineError):
+    """A message can never be handled: a handler that raises this makes it a dead letter at once, with the text as the reason."""
 
 
 class DiskError(EngineError):

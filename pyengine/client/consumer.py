@@ -445,13 +445,13 @@ class Consumer:
                 inner._acknowledge(retried)
 
     def retry(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
-              at: datetime | timedelta | int | None = None, timeout_s: float | None = None) -> PutResult:
+              at: datetime | timedelta | int | None = None, reason: str = "", timeout_s: float | None = None) -> PutResult:
         """Give a message back: the group gets it again after a delay, and this consumer counts it as done.
 
         By default the delay is level 3 (10 s) the first time and one level more each time; or it comes after `delay_s` seconds, or `at` a
         time (as `deliver_at` of a put). After max_reconsume_times, or with a negative level, or without room for its properties, it
-        becomes a dead letter. No kill loses it; one may duplicate it. PutError, EngineUnavailableError: not done. UsageError without a
-        group.
+        becomes a dead letter, whose property __PYENGINE_REASON is `reason`. No kill loses it; one may duplicate it. PutError,
+        EngineUnavailableError: not done. UsageError without a group.
         """
         self._require_group()
         self._require_open()
@@ -460,7 +460,7 @@ class Consumer:
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other: give one")
         due_ms = seconds_ms(delay_s) if delay_s is not None else None if at is None else deliver_at_ms(at, "at")
-        result = self._retries.put(message, delay_level, deliver_at_ms=due_ms, timeout_s=timeout_s)
+        result = self._retries.put(message, delay_level, deliver_at_ms=due_ms, reason=arguments.text(reason, "reason"), timeout_s=timeout_s)
         if not self._options.auto_commit:
             self.ack(message)
         return result
@@ -485,10 +485,10 @@ class Consumer:
         self._stir()
 
     async def retry_async(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
-                          at: datetime | timedelta | int | None = None, timeout_s: float | None = None) -> PutResult:
+                          at: datetime | timedelta | int | None = None, reason: str = "", timeout_s: float | None = None) -> PutResult:
         """Like retry(), for asyncio."""
         return await arguments.event_loop().run_in_executor(
-            None, lambda: self.retry(message, delay_level, delay_s=delay_s, at=at, timeout_s=timeout_s))
+            None, lambda: self.retry(message, delay_level, delay_s=delay_s, at=at, reason=reason, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
         """Continue at an offset, the first or last message, or the first of a time, forward or back, durable from the next commit on.

@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar, Unpack
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, consume
 from pyengine.client.consumer_groups import ConsumerGroups
-from pyengine.errors import EngineError, UsageError
+from pyengine.errors import BadMessageError, EngineError, UsageError
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import open_store
@@ -74,16 +74,20 @@ class _Delays:
             raise UsageError("delay_level and backoff exclude each other: give one")
         return cls(level, given)
 
-    def before(self, message: Message) -> dict[str, Any]:
-        """Return the keywords of Consumer.retry for what `backoff` says, at most the longest delay; none for that of the level."""
+    def after(self, message: Message, error: Exception) -> tuple[int | None, dict[str, Any]]:
+        """Return the delay level, and the keywords of Consumer.retry, for a message whose handler has raised this error."""
+        if isinstance(error, BadMessageError):
+            _LOG.error("%s of %s can never be handled, and becomes a dead letter: %s", message.msg_id, message.topic, error)
+            return -1, {"reason": str(error)}
+        _LOG.exception("the handler failed for %s, which is delivered again", message.msg_id)
         if self.backoff is None:
-            return {}
+            return self.level, {}
         try:
             delay_s = arguments.number(self.backoff(message.reconsume_times), "what backoff returns")
-            return {"delay_s": min(delay_s, DELIVER_AT_DAYS_MAX * 86_400)}
+            return None, {"delay_s": min(delay_s, DELIVER_AT_DAYS_MAX * 86_400)}
         except Exception:  # noqa: BLE001 - the program's own: the message must not be lost for it
             _LOG.exception("backoff failed for %s, which comes again after the usual delay", message.msg_id)
-            return {}
+            return None, {}
 
 
 def run_consumer(
@@ -161,13 +165,13 @@ def _handle(consumer: Consumer, handler: Callable[[Message], object], delays: _D
     while True:
         try:
             handler(message)
-        except Exception:  # noqa: BLE001 - the handler's own: the message is delivered again
-            _LOG.exception("the handler failed for %s, which is delivered again", message.msg_id)
+        except Exception as error:  # noqa: BLE001 - the handler's own: the message is delivered again
+            level, options = delays.after(message, error)
         else:
             consumer.ack(message)
             return
         try:
-            consumer.retry(message, delays.level, **delays.before(message))
+            consumer.retry(message, level, **options)
             return
         except EngineError as error:
             if _is_given_up(consumer, message, error):
@@ -281,13 +285,13 @@ async def _handle_async(
     while True:
         try:
             await handler(message)
-        except Exception:  # noqa: BLE001 - the handler's own: the message is delivered again
-            _LOG.exception("the handler failed for %s, which is delivered again", message.msg_id)
+        except Exception as error:  # noqa: BLE001 - the handler's own: the message is delivered again
+            level, options = delays.after(message, error)
         else:
             consumer.ack(message)
             return
         try:
-            await consumer.retry_async(message, delays.level, **delays.before(message))
+            await consumer.retry_async(message, level, **options)
             return
         except EngineError as error:
             if _is_given_up(consumer, message, error):
@@ -353,19 +357,20 @@ def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
 # ---- for brokers of task libraries, whose queues are topics with a group of the same name ----
 
 
-def give_up(consumer: Consumer, message: Message) -> None:
+def give_up(consumer: Consumer, message: Message, reason: str = "") -> None:
     """Make a message a dead letter of the group; PutError or EngineUnavailableError if that is not possible now.
 
     If it can never be one, it counts as done, and the log says so.
     """
     try:
-        consumer.retry(message, delay_level=-1)
+        consumer.retry(message, delay_level=-1, reason=reason)
     except PutError as error:
         if not error.result.status.is_lasting:
             raise
         _LOG.error("%s failed and can never be a dead letter of %s, so it counts as done; read it by its id: %s", message.msg_id,
                    consumer.group, error)
-        consumer.ack(message)
+        if not consumer._options.auto_commit:
+            consumer.ack(message)
 
 
 def undone(store: str | os.PathLike[str], topic: str) -> int:

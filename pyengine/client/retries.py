@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from pyengine.formats.constants import (
     PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_REASON,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_SEPARATOR,
     PROPERTY_WAIT,
@@ -56,6 +58,8 @@ RETRY_QUEUE_NUMS = 1      # SubscriptionGroupConfig.retryQueueNums
 DLQ_QUEUE_NUMS = 1
 GROUP_BYTES_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
 LOST_NAMES_MAX, LOST_CHARS_MAX = 5, 60  # of the properties that a note names
+REASON_CHARS_MAX = 1000
+_NO_REASON = re.compile("[\x00-\x02\ud800-\udfff]")  # what the text of properties cannot have
 REQUEUE_MESSAGES = 32     # dead letters that are put back between two notes
 _KEPT = frozenset((PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID))  # by them a dead letter goes back, and is found
 _LOG = logging.getLogger("pyengine.client.retries")
@@ -84,14 +88,14 @@ class SentBack(NamedTuple):
 
 def sent_back(
     message: Message, group: str, *, delay_level: int = 0, deliver_at_ms: int | None = None,
-    max_reconsume_times: int = MAX_RECONSUME_TIMES, retry_queue_nums: int = RETRY_QUEUE_NUMS,
+    max_reconsume_times: int = MAX_RECONSUME_TIMES, retry_queue_nums: int = RETRY_QUEUE_NUMS, reason: str = "",
 ) -> SentBack:
     """Return what is stored for a message that `group` gives back.
 
     `delay_level` 0 means level 3 + reconsume times, a negative one the dead letters at once; `deliver_at_ms` takes its place.
     Topic and queue of the raw message are those that it is delivered to; put_raw() sends it through the delay schedule. Its put waits
     for the disk in sync mode, although its properties have WAIT=false as RocketMQ's do: the original counts as done once this one is
-    stored. A message that leaves no room for the properties of a retry is a dead letter.
+    stored. A message that leaves no room for the properties of a retry is a dead letter. `reason` becomes a property of a dead letter.
     """
     properties = dict(message.properties)
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
@@ -111,6 +115,8 @@ def sent_back(
             return SentBack(topic, raw)
         note = f"{message.msg_id} is a dead letter of {group} at once, because its properties leave no room for those of a retry"
         properties[PROPERTY_DELAY] = "0"
+    if reason:
+        properties[PROPERTY_REASON] = _NO_REASON.sub("\ufffd", reason)[:REASON_CHARS_MAX]
     topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
     kept, lost = fitting(properties)
     if lost:
@@ -170,15 +176,15 @@ class Retries:
         self._producer: Producer | None = None
         self._entered: set[str] = set()
 
-    def put(self, message: Message, delay_level: int | None = None, *, deliver_at_ms: int | None = None, timeout_s: float | None = None
-            ) -> PutResult:
+    def put(self, message: Message, delay_level: int | None = None, *, deliver_at_ms: int | None = None, reason: str = "",
+            timeout_s: float | None = None) -> PutResult:
         """Store the retry or dead letter of a message. PutError if it was not stored, or EngineUnavailableError.
 
         If the status of the PutError is a lasting one, the message can neither be retried nor be a dead letter.
         """
         level = 0 if delay_level is None else arguments.integer(delay_level, "delay_level")
         topic, raw, note = sent_back(message, self._group, delay_level=level, deliver_at_ms=deliver_at_ms,
-                                     max_reconsume_times=self._max_reconsume_times)
+                                     max_reconsume_times=self._max_reconsume_times, reason=reason)
         result = self.put_into(topic, raw, timeout_s=timeout_s)
         if note:
             _LOG.error("%s", note)
@@ -269,7 +275,8 @@ class DeadLetters:
         def put_back(messages: list[Message]) -> int:
             count = 0
             for message in messages:
-                kept, lost = fitting(message.properties | {PROPERTY_RETRY_TOPIC: message.topic})
+                kept, lost = fitting({name: value for name, value in message.properties.items() if name != PROPERTY_REASON}
+                                     | {PROPERTY_RETRY_TOPIC: message.topic})
                 try:
                     retries.put_into(topic, replace(raw_of(message, kept), topic=topic.topic, queue_id=0, reconsume_times=0))
                 except PutError as error:

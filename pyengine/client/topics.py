@@ -1,26 +1,51 @@
-"""The topics of a store: their entries in config/topics.json, and what the store has of each.
+"""The topics of a store, and topics whose messages are values of a type.
 
     topics = pyengine.Topics(path)
     topics.create("orders", queues=4)
     print([(each.topic, each.messages) for each in topics.list()])
+
+    orders = pyengine.Topic("orders", Order)
+    orders.put(producer, Order(17, "paid"))
+    with orders.consume(path, group="billing") as consumer:
+        print([each.value.state for each in consumer.pull()])
+
+A body that does not decode can never be handled, so it becomes a dead letter of the group, with the reason as a property.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import inspect
+import json
+import logging
 import os
-from collections.abc import Sequence
+import time
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack
 
 from pyengine import arguments
+from pyengine.client.consumer import ConsumeOptions, Consumer, consume
+from pyengine.client.handler import give_up
 from pyengine.client.outgoing import RefusedError, put_topic_bytes
 from pyengine.engine_config import EngineSettings
-from pyengine.errors import UsageError
+from pyengine.errors import BadMessageError, UsageError
+from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.storage.config import check_keywords, existing_store
 from pyengine.storage.config_table import NamedRows, TopicConfig, TopicConfigs
 
+if TYPE_CHECKING:
+    from pyengine.client.pending_puts import PutFuture
+    from pyengine.client.producer import Producer
+    from pyengine.results import PutManyResult, PutResult
+
+_Value = TypeVar("_Value")
+_LOG = logging.getLogger("pyengine.client.topics")
 PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 
@@ -111,3 +136,240 @@ def _changes(queues: int | None, read_queue_nums: int | None, write_queue_nums: 
     if order is not None:
         changes["order"] = arguments.truth(order, "order")
     return changes
+
+
+# ---- topics of values ------------------------------------------------------------------
+
+CONTENT_TYPE = "content-type"  # the property that names the codec's type
+
+
+class Codec(Protocol):
+    """Makes bodies of values, and values of bodies; decode() may raise any exception."""
+
+    content_type: str
+
+    def encode(self, value: Any) -> bytes:
+        """Return the body of a value."""
+
+    def decode(self, body: bytes) -> Any:
+        """Return the value of a body."""
+
+
+class _Functions:
+    """A codec of two functions."""
+
+    def __init__(self, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
+        self.content_type = "application/json"
+        self.encode, self.decode = encode, decode
+
+
+def _json(kind: Any) -> Codec:
+    """JSON by the standard library: of dataclasses, whose fields are not checked, and of what JSON has."""
+    origin = typing.get_origin(kind) or (dict if typing.is_typeddict(kind) else kind)
+    if not isinstance(origin, type) or not (dataclasses.is_dataclass(origin) or origin in (dict, list, str, int, float, bool, object)):
+        raise UsageError(f"the codec 'json' makes dataclasses, dict, list, str, numbers, bool and object, not {kind!r}: use 'msgspec' or "
+                         "'pydantic', or a Codec of your own")
+
+    def decode(body: bytes) -> Any:
+        value = json.loads(body)
+        if dataclasses.is_dataclass(origin):
+            return origin(**value)
+        if not isinstance(value, origin) and not (origin is float and type(value) is int):
+            raise TypeError(f"it is {type(value).__name__}, not {origin.__name__}")
+        return value
+
+    return _Functions(lambda value: json.dumps(value, default=dataclasses.asdict).encode(), decode)
+
+
+def _msgspec(kind: Any) -> Codec:
+    msgspec = import_module("msgspec")
+    return _Functions(msgspec.json.Encoder().encode, msgspec.json.Decoder(kind).decode)
+
+
+def _pydantic(kind: Any) -> Codec:
+    adapter = import_module("pydantic").TypeAdapter(kind)
+    return _Functions(adapter.dump_json, adapter.validate_json)
+
+
+CODECS: Mapping[str, Callable[[Any], Codec]] = {"json": _json, "msgspec": _msgspec, "pydantic": _pydantic}
+
+
+@dataclass(frozen=True, slots=True)
+class Typed(Generic[_Value]):
+    """A message of a Topic, and its value."""
+
+    value: _Value
+    message: Message
+
+
+class Topic(Generic[_Value]):
+    """A topic whose messages are values of `type`, as JSON by `codec`: "json", "msgspec", "pydantic", or a Codec of your own.
+
+    Bodies have the property `content-type`. One of another type, or that does not decode, becomes a dead letter at once, with the
+    reason as the property __PYENGINE_REASON; without a group it is skipped, and named in the log.
+    """
+
+    def __init__(self, name: str, type: type[_Value], *, codec: str | Codec = "json") -> None:
+        try:
+            put_topic_bytes(name)
+        except RefusedError as refused:
+            raise UsageError(refused.reason) from None
+        self.name = name
+        self.type = type
+        if isinstance(codec, str) and codec not in CODECS:
+            raise UsageError(f"{codec!r} is not a codec: give {', '.join(CODECS)}, or an object with content_type, encode and decode")
+        try:
+            self.codec: Codec = CODECS[codec](type) if isinstance(codec, str) else codec
+        except ImportError as error:
+            raise UsageError(f"the codec {codec!r} needs the package {error.name}: pip install {error.name}") from error
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name!r}, {getattr(self.type, '__name__', self.type)})"
+
+    def put(self, producer: Producer, value: _Value, **options: Any) -> PutResult:
+        """As Producer.put."""
+        return producer.put(self.name, self.codec.encode(value), **self._with_type(options))
+
+    def put_async(self, producer: Producer, value: _Value, **options: Any) -> PutFuture[PutResult]:
+        """As Producer.put_async."""
+        return producer.put_async(self.name, self.codec.encode(value), **self._with_type(options))
+
+    def put_many(self, producer: Producer, values: Iterable[_Value], **options: Any) -> PutManyResult:
+        """As Producer.put_many."""
+        return producer.put_many(self.name, [self.codec.encode(value) for value in values], **self._with_type(options))
+
+    def _with_type(self, options: dict[str, Any]) -> dict[str, Any]:
+        own = options.get("properties")
+        own = {} if own is None else arguments.mapping(own, "properties")
+        return options | {"properties": {**own, CONTENT_TYPE: self.codec.content_type}}
+
+    def decode(self, message: Message) -> Typed[_Value]:
+        """Return a message with its value, or raise BadMessageError."""
+        given = message.properties.get(CONTENT_TYPE, self.codec.content_type)
+        if given.partition(";")[0].strip().lower() != self.codec.content_type:
+            raise BadMessageError(f"the content type is {given}, not {self.codec.content_type}")
+        try:
+            return Typed(self.codec.decode(message.content), message)
+        except Exception as error:
+            raise BadMessageError(f"the body is no {getattr(self.type, '__name__', self.type)}: {type(error).__name__}: {error}") from error
+
+    def handler(self, function: Callable[[Typed[_Value]], Any]) -> Callable[[Message], Any]:
+        """Return a handler for run_consumer(), or of a coroutine function for run_consumer_async(), that calls `function` with Typed."""
+        if inspect.iscoroutinefunction(function):
+            async def handle_async(message: Message) -> None:
+                await typing.cast(Awaitable[object], function(self.decode(message)))
+
+            return handle_async
+        return lambda message: function(self.decode(message))
+
+    def consume(self, path: str | os.PathLike[str], *, group: str | None = None, auto_commit: bool = True,
+                **options: Unpack[ConsumeOptions]) -> TypedConsumer[_Value]:
+        """As pyengine.consume."""
+        return TypedConsumer(self, consume(path, self.name, group=group, auto_commit=auto_commit, **options))
+
+
+class TypedConsumer(Generic[_Value]):
+    """Made by Topic.consume: the methods of Consumer that take or return messages, with values; `consumer` has the others."""
+
+    def __init__(self, topic: Topic[_Value], consumer: Consumer) -> None:
+        self.topic = topic
+        self.consumer = consumer
+
+    def __repr__(self) -> str:
+        return f"TypedConsumer({self.consumer!r})"
+
+    def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Typed[_Value]]:
+        """As Consumer.pull."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            messages = self.consumer.pull(max_messages, timeout_s)
+            found, bad = self._decoded(messages)
+            if bad:
+                self._bury(messages, bad)
+            if found or not messages:
+                return found
+            timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+
+    async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Typed[_Value]]:
+        """As Consumer.pull_async."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            messages = await self.consumer.pull_async(max_messages, timeout_s)
+            found, bad = self._decoded(messages)
+            if bad:
+                try:
+                    await arguments.event_loop().run_in_executor(None, self._bury, messages, bad)
+                except asyncio.CancelledError:  # the thread goes on with the bad ones
+                    self.consumer._take_back([each.message for each in found])
+                    raise
+            if found or not messages:
+                return found
+            timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+
+    def _decoded(self, messages: Iterable[Message]) -> tuple[list[Typed[_Value]], list[tuple[Message, str]]]:
+        """Return (the messages with values, the others with the reasons)."""
+        found, bad = [], []
+        for message in messages:
+            try:
+                found.append(self.topic.decode(message))
+            except BadMessageError as error:
+                bad.append((message, str(error)))
+        return found, bad
+
+    def _bury(self, messages: Sequence[Message], bad: Sequence[tuple[Message, str]]) -> None:
+        """Make dead letters of these messages; after an error the others of `messages` are delivered again."""
+        open_ones = {id(message): message for message in messages}
+        try:
+            for message, reason in bad:
+                _LOG.error("%s of %s is %s: %s", message.msg_id, self.topic.name,
+                           "skipped" if self.consumer.group is None else f"a dead letter of {self.consumer.group}", reason)
+                if self.consumer.group is not None:
+                    give_up(self.consumer, message, reason)
+                del open_ones[id(message)]
+        except BaseException:
+            self.consumer._take_back(open_ones.values())
+            raise
+
+    def __iter__(self) -> Iterator[Typed[_Value]]:
+        """Yield values as they arrive, one by one, until close()."""
+        while not self.consumer._closing.is_set():
+            yield from self.pull(1, timeout_s=None)
+
+    async def __aiter__(self) -> AsyncIterator[Typed[_Value]]:
+        """Yield values as they arrive, one by one, until close()."""
+        while not self.consumer._closing.is_set():
+            for each in await self.pull_async(1, timeout_s=None):
+                yield each
+
+    def ack(self, messages: Typed[_Value] | Iterable[Typed[_Value]]) -> None:
+        """As Consumer.ack."""
+        self.consumer.ack(_messages(messages))
+
+    def commit(self, messages: Typed[_Value] | Iterable[Typed[_Value]] | None = None) -> dict[int, int]:
+        """As Consumer.commit."""
+        return self.consumer.commit(None if messages is None else _messages(messages))
+
+    def requeue(self, messages: Typed[_Value] | Iterable[Typed[_Value]]) -> None:
+        """As Consumer.requeue."""
+        self.consumer.requeue(_messages(messages))
+
+    def retry(self, message: Typed[_Value], delay_level: int | None = None, **options: Any) -> PutResult:
+        """As Consumer.retry."""
+        return self.consumer.retry(message.message, delay_level, **options)
+
+    def __enter__(self) -> Self:
+        self.consumer.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.consumer.__exit__(*exception)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.consumer.__aexit__(*exception)
+
+
+def _messages(given: Typed[_Value] | Iterable[Typed[_Value]]) -> list[Message]:
+    return [given.message] if isinstance(given, Typed) else [each.message for each in given]

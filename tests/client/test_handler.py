@@ -198,7 +198,7 @@ def waits(monkeypatch):
     """After how many seconds each message was to come again; it comes at once."""
     found, retry = [], pyengine.Consumer.retry
 
-    def record(consumer, message, delay_level=None, *, delay_s=None, at=None, timeout_s=None):
+    def record(consumer, message, delay_level=None, *, delay_s=None, at=None, reason="", timeout_s=None):
         found.append(delay_s)
         return retry(consumer, message, delay_level)
 

@@ -1,13 +1,19 @@
-"""`pyengine.Topics`: a store's topics, with and without an engine."""
+"""`pyengine.Topics`: a store's topics, with and without an engine; and topics whose messages are values."""
 
 from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from dataclasses import dataclass
 
 import pytest
 
 import pyengine
-from pyengine.errors import ConfigError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.errors import ConfigError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError
 from pyengine.storage import config_table
 from pyengine.storage.read_level import StoreUse
+from pyengine.testing import make_message
 from waiting import eventually
 
 
@@ -77,3 +83,177 @@ def test_a_store_that_is_not_there_or_a_brokers_is_an_error(tmp_path, builder, m
     monkeypatch.setattr(config_table, "store_use", lambda root: StoreUse.OTHER)
     with pytest.raises(StoreBusyError):
         pyengine.Topics(builder.root).create("orders")
+
+
+# --- topics of values -----------------------------------------------------------------------------
+
+
+@dataclass
+class Order:
+    number: int
+    state: str
+
+
+def model(codec: str):
+    """The type of an order for this codec."""
+    if codec == "msgspec":
+        return pytest.importorskip("msgspec").defstruct("Order", [("number", int), ("state", str)])
+    if codec == "pydantic":
+        return pytest.importorskip("pydantic").create_model("Order", number=(int, ...), state=(str, ...))
+    return Order
+
+
+@pytest.fixture
+def put(undelayed):
+    """put(topic, *bodies, **options): put bodies as they are."""
+    def call(topic: str, *bodies: bytes, **options) -> None:
+        with undelayed.connect() as producer:
+            for body in bodies:
+                producer.put(topic, body, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("codec", ["json", "msgspec", "pydantic"])
+def test_values_are_put_and_consumed(undelayed, names, codec):
+    kind = model(codec)
+    orders = pyengine.Topic(names[0], kind, codec=codec)
+    one, two, three, four = (kind(number=number, state="é") for number in range(4))
+    with undelayed.connect() as producer:
+        orders.put(producer, one, tags="t", properties={"own": "1"})
+        orders.put_async(producer, two).result(10)
+        orders.put_many(producer, [three, four])
+    with orders.consume(undelayed.path, group=names[1]) as consumer:
+        found = []
+        eventually(lambda: found.extend(consumer.pull(timeout_s=0.1)) or len(found) == 4, "all four")
+    assert [each.value for each in found] == [one, two, three, four] and {type(each.value) for each in found} == {kind}
+    assert found[0].message.properties == {"TAGS": "t", "own": "1", "content-type": "application/json"}
+    assert {each.message.properties["content-type"] for each in found} == {"application/json"}
+
+
+@pytest.mark.parametrize("codec", ["json", "msgspec", "pydantic"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_bad_body_is_a_dead_letter(undelayed, names, put, codec, is_async):
+    put(names[0], b"{", b'{"number": 1}', b"\xff")
+    put(names[0], b'{"number": 2, "state": "x"}', properties={"content-type": "text/plain"})
+    put(names[0], b'{"number": 3, "state": "paid"}', properties={"content-type": "Application/JSON; charset=utf-8"})
+    orders = pyengine.Topic(names[0], model(codec), codec=codec)
+
+    async def pull() -> list[int]:
+        async with orders.consume(undelayed.path, group=names[1], auto_commit=False) as consumer:
+            async for each in consumer:
+                consumer.ack(each)
+                return [each.value.number]
+
+    if is_async:
+        assert asyncio.run(pull()) == [3]
+    else:
+        with orders.consume(undelayed.path, group=names[1], auto_commit=False) as consumer:
+            assert [each.value.number for each in consumer.pull(32, timeout_s=30)] == [3]
+            assert consumer.pull(timeout_s=0) == []
+            consumer.commit()
+    letters = pyengine.DeadLetters(undelayed.path)
+    dead = eventually(lambda: len(found := letters.messages(names[1])) >= 4 and found, "the dead letters")
+    reasons = [each.properties["__PYENGINE_REASON"] for each in dead]
+    assert len(reasons) == 4 and all("the body is no Order: " in reason for reason in reasons[:3])
+    assert reasons[3] == "the content type is text/plain, not application/json"
+    assert sum(state.lag for state in pyengine.ConsumerGroups(undelayed.path).groups(topic=names[0], group=names[1])) == 0
+    letters.requeue(names[1], [0])
+    with pyengine.consume(undelayed.path, names[0], group=names[1]) as consumer:
+        (again,) = eventually(lambda: consumer.pull(), "it comes again")
+        assert again.body == b"{" and "__PYENGINE_REASON" not in again.properties
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_gets_values_and_no_bad_body(undelayed, names, put, is_async):
+    put(names[0], b"bad", b'{"number": 1, "state": "paid"}')
+    orders = pyengine.Topic(names[0], Order)
+    handled = []
+    if is_async:
+        async def main() -> None:
+            stop = asyncio.Event()
+
+            async def handle(order: pyengine.Typed[Order]) -> None:
+                handled.append(order.value)
+                stop.set()
+
+            await pyengine.run_consumer_async(undelayed.path, orders.name, names[1], orders.handler(handle), stop=stop)
+
+        asyncio.run(main())
+    else:
+        stop = threading.Event()
+        pyengine.run_consumer(undelayed.path, orders.name, names[1],
+                              orders.handler(lambda order: handled.append(order.value) or stop.set()), stop=stop)
+    assert handled == [Order(1, "paid")]
+    (dead,) = eventually(lambda: pyengine.DeadLetters(undelayed.path).messages(names[1]), "the dead letter")
+    assert dead.body == b"bad" and dead.properties["__PYENGINE_REASON"].startswith("the body is no Order: JSONDecodeError")
+
+
+def test_without_a_group_a_body_that_does_not_decode_is_skipped_and_named(undelayed, names, put, caplog):
+    put(names[0], b"bad", b'{"number": 1, "state": "paid"}')
+    with pyengine.Topic(names[0], Order).consume(undelayed.path) as consumer:
+        assert next(iter(consumer)).value == Order(1, "paid")
+    assert "is skipped: the body is no Order" in caplog.text
+
+
+def test_what_cannot_be_a_dead_letter_now_is_delivered_again_with_its_neighbours(builder):
+    """No engine runs, so nothing can be put."""
+    bodies = [b'{"number": 1, "state": "a"}', b"bad", b'{"number": 2, "state": "b"}']
+    for body in bodies:
+        builder.put("orders", body)
+    with pyengine.Topic("orders", Order).consume(builder.root, group="g", auto_commit=False) as consumer:
+        for _ in range(2):
+            with pytest.raises(EngineUnavailableError):
+                consumer.pull(32)
+        assert [each.body for each in consumer.consumer.pull(32)] == bodies
+
+
+def test_a_typed_message_is_acknowledged_given_back_and_retried(undelayed, names):
+    numbers = pyengine.Topic(names[0], int)
+    with undelayed.connect() as producer:
+        numbers.put_many(producer, range(4))
+    with numbers.consume(undelayed.path, group=names[1], auto_commit=False) as consumer:
+        zero, one, two, three = consumer.pull(4, timeout_s=30)
+        consumer.ack([zero])
+        consumer.requeue(one)
+        (again,) = consumer.pull(1, timeout_s=30)
+        assert (again.value, again.message.delivery_count) == (1, 2)
+        assert consumer.retry(two, delay_s=0).topic.startswith("%RETRY%")
+        assert consumer.retry(three, -1, reason="not\x01wanted").topic.startswith("%DLQ%")
+        assert consumer.commit(again) == {0: 4}
+        (late,) = eventually(lambda: consumer.pull(1), "the retry")
+        assert (late.value, late.message.reconsume_times) == (2, 1)
+    (dead,) = eventually(lambda: pyengine.DeadLetters(undelayed.path).messages(names[1]), "the dead letter")
+    assert dead.properties["__PYENGINE_REASON"] == "not\ufffdwanted"
+
+
+def test_the_codec_json_makes_what_json_has(undelayed, names):
+    class Upper:
+        content_type = "text/upper"
+        encode = staticmethod(lambda value: value.upper().encode())
+        decode = staticmethod(lambda body: body.decode().lower())
+
+    with undelayed.connect() as producer:
+        for number, (kind, value, codec) in enumerate([
+                (dict, {"a": [1, None]}, "json"), (list[int], [1, 2], "json"), (float, 2, "json"), (object, None, "json"),
+                (str, "loud", Upper())]):
+            topic = pyengine.Topic(f"{names[0]}-{number}", kind, codec=codec)
+            topic.put(producer, value)
+            with topic.consume(undelayed.path) as consumer:
+                (found,) = consumer.pull(timeout_s=30)
+                assert found.value == value and found.message.properties["content-type"] == topic.codec.content_type
+    topic = pyengine.Topic("T", list)
+    with pytest.raises(pyengine.BadMessageError, match="the body is no list: TypeError: it is dict, not list"):
+        topic.decode(make_message("T", b"{}"))
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("a@b", dict), "no group could consume"), (("T", set), "the codec 'json' makes dataclasses, dict"),
+    (("T", dict, "yaml"), "'yaml' is not a codec: give json, msgspec, pydantic"),
+    (("T", dict, "msgspec"), "the codec 'msgspec' needs the package msgspec: pip install msgspec"),
+])
+def test_a_topic_that_cannot_be_is_refused(monkeypatch, arguments, says):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    name, kind, *codec = arguments
+    with pytest.raises(UsageError, match=says):
+        pyengine.Topic(name, kind, **({"codec": codec[0]} if codec else {}))
