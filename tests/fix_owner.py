@@ -17,7 +17,7 @@ import forked
 from forked import ForkedProcess
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms, write_run_settings
+from pyengine.ipc.control_block import EngineIdentity, EngineMemory, boot_ns, now_ms, write_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
 from pyengine.ipc.shared_objects import SharedFolder
@@ -53,7 +53,7 @@ class Owner:
             "mode": native.MODE_MAPPED, "created_ms": now_ms(), "created_boot_ns": boot_ns(),
             "sysv_semaphore_id": sessions.make_attach_count(), **identity,
         }
-        self.memory = EngineMemory.create(self.folder, Identity(**values))
+        self.memory = EngineMemory.create(self.folder, EngineIdentity(**values))
         self.memory.make_topic_stats(0)
         self.control = self.memory.control
         self.children: list[subprocess.Popen[str] | ForkedProcess] = []

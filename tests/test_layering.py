@@ -245,6 +245,17 @@ def test_every_module_has_a_docstring_and_every_package_an_init_file():
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
+def test_each_public_class_has_a_name_of_its_own():
+    modules: dict[str, list[str]] = {}
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(module)
+    of_adapters = modules.pop("PyengineBroker")  # each library names its brokers so, as it does those of Redis and RabbitMQ
+    assert sorted(of_adapters) == ["pyengine.dramatiq", "pyengine.taskiq"]
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}
+
+
 CSRC = ROOT / "csrc"
 HEADERS = sorted(path.name.removesuffix(".cdef.h") for path in CSRC.glob("*.cdef.h"))
 

@@ -274,7 +274,7 @@ def _bytes_text(data: bytes) -> str:
     return text.decode("utf-8", "backslashreplace") if text.isascii() and text.decode().isprintable() else data.hex()
 
 
-class Place(NamedTuple):
+class LayoutField(NamedTuple):
     """A field of the layout; of an array the first element, with the number of elements and their distance."""
 
     path: str
@@ -284,7 +284,7 @@ class Place(NamedTuple):
     repeats: str
 
 
-def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> Iterator[Place]:
+def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> Iterator[LayoutField]:
     """Yield every field of the control block's layout, with its owner: what `pyengine dump control STORE` prints."""
     kind = ffi.typeof("struct ms_control") if kind is None else kind
     if kind.kind == "struct":
@@ -295,7 +295,7 @@ def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> 
         times = f"{'n' if kind.length is None else kind.length} x {ffi.sizeof(kind.item)}"
         yield from layout(f"{path}[]", kind.item, at, f"{repeats}, {times}" if repeats else times)
     else:
-        yield Place(path, at, ffi.sizeof(kind), owner_of(path), repeats)
+        yield LayoutField(path, at, ffi.sizeof(kind), owner_of(path), repeats)
 
 
 def dump_control(store: Path, as_json: bool) -> None:

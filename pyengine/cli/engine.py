@@ -19,7 +19,7 @@ from pyengine.storage.config import existing_store, load_config, set_arguments
 from pyengine.storage.log_holds import lowest_log_hold
 
 if TYPE_CHECKING:
-    from pyengine.services.retention.clean_files import Request
+    from pyengine.services.retention.clean_files import CleanRequest
     from pyengine.services.retention.clean_resource import Cleaned
     from pyengine.storage.config import EngineConfig
 
@@ -163,12 +163,12 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
       pyengine clean STORE --older-than 12
       pyengine clean STORE --until-used 60 --json
     """
-    from pyengine.services.retention.clean_files import Request
+    from pyengine.services.retention.clean_files import CleanRequest
 
     existing_store(store)
     if hours is not None and percent is not None:
         raise click.UsageError("give --older-than or --until-used, not both")
-    request = Request(None if hours is None else round(hours * 3_600_000), percent or 0)
+    request = CleanRequest(None if hours is None else round(hours * 3_600_000), percent or 0)
     config = load_config(store, settings)
     with byte_bar("clean", None) as show:
         cleaned = _clean(store, config, request, timeout_s, show)
@@ -185,7 +185,7 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
               f"and {cleaned.index_files} index files; the log begins at {cleaned.min_offset}")
 
 
-def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float, show: ShowBytes) -> Cleaned:
+def _clean(root: Path, config: EngineConfig, request: CleanRequest, timeout_s: float, show: ShowBytes) -> Cleaned:
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.store_lock import living_kinds
     from pyengine.services.retention.clean_resource import request_cleaning
@@ -196,7 +196,7 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
     return clean_offline(root, config, request, show)
 
 
-def clean_offline(root: Path, config: EngineConfig, request: Request, show: ShowBytes) -> Cleaned:
+def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show: ShowBytes) -> Cleaned:
     """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_resource import clean_stopped

@@ -58,7 +58,7 @@ def wait_for(what: str, condition: Callable[[], T], timeout_s: float = TIMEOUT_S
 
 
 @dataclass(frozen=True)
-class Positions:
+class CounterValues:
     """The counters at one moment."""
 
     intent_end: int
@@ -98,10 +98,10 @@ class EngineWatch:
         found = {name: self.pid(name) for name in KIND_NAMES}
         return {name: pid for name, pid in found.items() if pid and state_of(pid) not in ("", "Z")}
 
-    def positions(self) -> Positions:
+    def positions(self) -> CounterValues:
         control = self._memory.control
         slot_end, _ = native.committed_slot(control)
-        return Positions(
+        return CounterValues(
             intent_end=native.load(control.writer, "intent_end"),
             slot_end=slot_end,
             wrote=native.load(control.wrote, "value"),

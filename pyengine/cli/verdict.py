@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyengine.engine.kinds import kinds_for
 from pyengine.engine_config import DAY_MS
 from pyengine.errors import command
-from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms
+from pyengine.ipc.control_block import EngineIdentity, EngineMemory, boot_ns, now_ms
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
@@ -145,7 +145,8 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], workers: Sequence[d
     return Finding(Verdict.WARNING, sentence)
 
 
-def _stuck_workers(control: ms_control, identity: Identity, workers: Sequence[dict[str, Any]], positions: dict[str, int]) -> Iterable[str]:
+def _stuck_workers(control: ms_control, identity: EngineIdentity, workers: Sequence[dict[str, Any]],
+                   positions: dict[str, int]) -> Iterable[str]:
     """Yield sentences about workers that a signal has stopped, or whose round (or the writer's pass) takes longer than a
     working disk needs."""
     pass_ms = native.load(control.writer, "pass_started_ms")
@@ -175,7 +176,7 @@ def _blocked_reasons(blocked_reasons: Sequence[str]) -> Iterable[Finding]:
         yield Finding(Verdict.STUCK if KIND_NAMES[kind] in NEEDED else Verdict.WARNING, f"{KIND_NAMES[kind]}: {text}" if text else "")
 
 
-def _replication(identity: Identity, replication: dict[str, Any] | None) -> Iterable[Finding]:
+def _replication(identity: EngineIdentity, replication: dict[str, Any] | None) -> Iterable[Finding]:
     if replication is None or "links" not in replication:
         return
     if replication["linked"] is not None:
@@ -221,7 +222,7 @@ def _lagging(replication: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     return {link["address"]: link for link in replication["links"] if link["state"] == "transfer" and link["lag_bytes"]}
 
 
-def _why_clock(identity: Identity, store_timestamp_ms: int) -> str:
+def _why_clock(identity: EngineIdentity, store_timestamp_ms: int) -> str:
     """Return a sentence if this machine's clock and the store's times contradict each other."""
     now = now_ms()
     if store_timestamp_ms - now > CLOCK_AHEAD_MS:

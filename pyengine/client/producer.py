@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from pyengine.client.transactions import Checker, GroupTransactions, TransactionBlock
-    from pyengine.ipc.session_client import ProducerSession
+    from pyengine.ipc.session_client import OpenSession
 
 Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
@@ -136,7 +136,7 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 
     stores: set[str] = set()  # the ids of the store that this producer puts into
 
-    def open_now(limit_s: float | None) -> ProducerSession:
+    def open_now(limit_s: float | None) -> OpenSession:
         if limit_s is None:
             limit_s = timeout_s if first_timeout_s is None else first_timeout_s
         session = open_session(root, ring_bytes, min(limit_s, timeout_s))
@@ -191,7 +191,7 @@ class Producer(ProducerFront):
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
                  "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "_first_puts", "__weakref__")
 
-    def __init__(self, open_session: Callable[[float | None], ProducerSession], *, refusals: Refusals = "raise",
+    def __init__(self, open_session: Callable[[float | None], OpenSession], *, refusals: Refusals = "raise",
                  store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
                  topic_queue_nums: int = 1, enters_topics: bool = False,
@@ -410,7 +410,7 @@ class Producer(ProducerFront):
         """Like put_batch_raw(), but return a Future."""
         return self._puts.submit(self._checked(self._raw_batch_entry, message, members), timeout_s)
 
-    def _serve_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
+    def _serve_sends(self, sends: native.SendRounds, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
                      ) -> tuple[int, bytes, list[tuple[PutFuture[PutResult], int, int, int]]]:
         """Store the plain sends of RocketMQ's protocol (csrc/sends.cdef.h) with which `data` begins at `at`; for an event loop.
 

@@ -36,7 +36,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutStatus
 
 if TYPE_CHECKING:
-    from pyengine.ipc.session_client import ProducerSession
+    from pyengine.ipc.session_client import OpenSession
 
 TIMEOUT_S_MAX = 1e6
 _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
@@ -76,13 +76,13 @@ class Submitter(SubmitterFront):
     __slots__ = ("_open_session", "_constants", "_opening", "session", "closed_ns", "native", "max_message_bytes",
                  "timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
 
-    def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int],
+    def __init__(self, open_session: Callable[[float | None], OpenSession], constants: tuple[bytes, bytes, int],
                  raises: bool) -> None:
         self._open_session = open_session
         self._constants = constants
         self.raises = raises
         self._opening = threading.Lock()  # locked before `lock`
-        self.session: ProducerSession | None = None
+        self.session: OpenSession | None = None
         self.closed_ns = 0  # time of close(), on the monotonic clock; 0: open
         self._begin()
         self._attach(None)
@@ -248,7 +248,7 @@ class Submitter(SubmitterFront):
         future.set_result(result)
         return future
 
-    def serve_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
+    def serve_sends(self, sends: native.SendRounds, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
                     ) -> tuple[int, bytes, list[tuple[PutFuture[Any], int, int, int]]]:
         """Store the plain sends with which `data` begins at `at`; see Producer._serve_sends()."""
         if self._queued.waiting or self._opening.locked() or self.lock.locked():
@@ -261,7 +261,7 @@ class Submitter(SubmitterFront):
             answers = sends.answer(self.native, monotonic_ns() + timeout_ns) if taken else b""
             return taken, answers, self._futures_of(sends)
 
-    def _futures_of(self, sends: native.Sends) -> list[tuple[PutFuture[Any], int, int, int]]:
+    def _futures_of(self, sends: native.SendRounds) -> list[tuple[PutFuture[Any], int, int, int]]:
         """Return (future, request number, queue, frame size) of each send without an answer, and forget it. The caller holds the lock."""
         found: list[tuple[PutFuture[Any], int, int, int]] = []
         for sequence, number, topic, queue_id, frame_bytes in sends.rest():

@@ -35,7 +35,15 @@ from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import MODE_NUMBERS, POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms, write_run_settings
+from pyengine.ipc.control_block import (
+    MODE_NUMBERS,
+    POOL_NOT_MADE,
+    EngineIdentity,
+    EngineMemory,
+    boot_ns,
+    now_ms,
+    write_run_settings,
+)
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
@@ -238,11 +246,11 @@ def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryRepo
     return replace(report, notes=report.notes + found.notes), found.presence
 
 
-def _identity(root: Path, config: EngineConfig, engine_id: EngineId) -> Identity:
+def _identity(root: Path, config: EngineConfig, engine_id: EngineId) -> EngineIdentity:
     is_short = config.broker_role == "ASYNC_MASTER" and not config.gateway_enable
     spin_writer_us, spin_producer_us = spin_us(config.spin, 2 if is_short else LONG_WAY_CPUS)
     pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
-    return Identity(
+    return EngineIdentity(
         store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),
         engine_id_device=engine_id.device, engine_id_inode=engine_id.inode,
         segment_bytes=config.mapped_file_size_commit_log_bytes, mode=MODE_NUMBERS[config.mode],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyengine
 from pyengine.formats.small_file import open_standard_streams
-from pyengine.ipc.control_block import MODE_NAMES, Identity
+from pyengine.ipc.control_block import MODE_NAMES, EngineIdentity
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 
@@ -85,7 +85,7 @@ def kinds_for(mode: int, replicates: bool, serves: bool = False) -> tuple[Kind, 
                  if mode in kind.modes and (replicates or not kind.replicating) and (serves or not kind.serving))
 
 
-def kinds_of(identity: Identity) -> tuple[Kind, ...]:
+def kinds_of(identity: EngineIdentity) -> tuple[Kind, ...]:
     """Return the kinds that run in the engine with this identity, in the order of starting."""
     return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
 

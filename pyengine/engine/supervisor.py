@@ -53,8 +53,8 @@ from pyengine.events import Event
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
     MODE_NAMES,
+    EngineIdentity,
     EngineMemory,
-    Identity,
     check_block,
     overrides_of,
     read_run_settings,
@@ -400,7 +400,7 @@ class Supervisor:
             check_block(control, native.CONTROL_BYTES)
         except EngineUnavailableError:
             return True
-        return Identity.read(control.identity) != self._memory.identity
+        return EngineIdentity.read(control.identity) != self._memory.identity
 
     def _find_loss(self) -> Loss | None:
         """Return what happened to the store's folder; once it was lost, it stays so."""

@@ -185,7 +185,7 @@ class PlainSends:
         self._names = names
         self._address = address
         self._answer = answer
-        self._sends: native.Sends | None = None
+        self._sends: native.SendRounds | None = None
         self._topics: Mapping[str, TopicConfig] = {}  # of topics.json, when topics were entered
 
     def enter(self, name: str, frame_bytes_max: int) -> None:
@@ -218,7 +218,7 @@ class PlainSends:
     def _reply(self, request: Request, queue_id: int, result: PutResult) -> None:
         request.reply(self._answer(result, queue_id))
 
-    def _new_sends(self, frame_bytes_max: int) -> native.Sends:
+    def _new_sends(self, frame_bytes_max: int) -> native.SendRounds:
         differs = {"msgId": "<id>", "queueId": "<queue>", "queueOffset": "<offset>"}
         whole = encode_frame(Frame(codes.SUCCESS, REGION | differs, flag=ANSWER))
         text, pieces = whole[8:].replace(b'"opaque":0', b'"opaque":<opaque>'), []
@@ -226,7 +226,7 @@ class PlainSends:
             piece, _, text = text.partition(name.encode())
             pieces.append(piece)
         store_host = encode_host(self._address.broker)
-        return native.Sends(store_host, SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0,
+        return native.SendRounds(store_host, SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0,
                             self._address.cluster.encode(), [*pieces, text], frame_bytes_max)
 
 

@@ -73,7 +73,7 @@ ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class EngineIdentity:
     """The store and the constants of an engine, which the supervisor writes once; later it changes only the LIMITS.
 
     The fields are those of `struct ms_identity` (csrc/control.cdef.h), without magic, version and size.
@@ -118,7 +118,7 @@ class Identity:
                 setattr(block, name, value)
 
     @classmethod
-    def read(cls, block: ms_identity) -> Identity:
+    def read(cls, block: ms_identity) -> EngineIdentity:
         """Read the identity of a published block."""
         values = {name: getattr(block, name) for name in cls.__slots__}
         values["store_uuid"] = uuid.UUID(bytes=bytes(block.store_uuid))
@@ -152,7 +152,7 @@ class EngineMemory:
         self._stats_objects: list[SharedObject] = []
 
     @classmethod
-    def create(cls, folder: SharedFolder, identity: Identity, recorded: bytes = b"") -> EngineMemory:
+    def create(cls, folder: SharedFolder, identity: EngineIdentity, recorded: bytes = b"") -> EngineMemory:
         """Create memory of zeros and its semaphores in a swept folder, unpublished. For the supervisor.
 
         `recorded`: the flight recorder of the last engine of this boot, which the new engine continues.
@@ -191,9 +191,9 @@ class EngineMemory:
         native.publish(self.control)
 
     @cached_property
-    def identity(self) -> Identity:
+    def identity(self) -> EngineIdentity:
         """The store and the constants of this engine."""
-        return Identity.read(self.control.identity)
+        return EngineIdentity.read(self.control.identity)
 
     @cached_property
     def place(self) -> tuple[int, int]:

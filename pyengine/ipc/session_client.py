@@ -95,7 +95,7 @@ def require_engine(root: str | os.PathLike[str]) -> None:
         raise passing(EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}"))
 
 
-class ProducerSession:
+class OpenSession:
     """One open session, mapped: the session read-write, the control block read-only."""
 
     def __init__(self, root: Path, answer: sessions.SessionAnswer, descriptors: list[int]) -> None:
@@ -174,7 +174,7 @@ class ProducerSession:
         with contextlib.suppress(Exception):  # the object is incomplete, or the interpreter is ending
             self.close()
 
-    def __enter__(self) -> ProducerSession:
+    def __enter__(self) -> OpenSession:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -182,7 +182,7 @@ class ProducerSession:
 
 
 def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
-                 timeout_s: float = CONNECT_TIMEOUT_S) -> ProducerSession:
+                 timeout_s: float = CONNECT_TIMEOUT_S) -> OpenSession:
     """Open a session with the engine that runs on `root`; `ring_bytes` None takes the engine's default.
 
     EngineUnavailableError says why it cannot: no engine, stopping, degraded, no free slot, another user's engine, no
@@ -207,7 +207,7 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
         time.sleep(patience.pause_s(no_session))
 
 
-def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerSession:
+def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> OpenSession:
     keep_standard_descriptors()
     folder = find_folder(root)
     with sessions.connect_socket(folder.path, timeout_s) as channel:
@@ -219,7 +219,7 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerS
             raise BlockingIOError(str(answer["error"]))
         refused = EngineUnavailableError(str(answer.get("error", "the engine's answer came without its objects")))
         raise passing(refused) if answer.get("may_pass") else refused
-    return ProducerSession(root, cast(sessions.SessionAnswer, answer), descriptors)
+    return OpenSession(root, cast(sessions.SessionAnswer, answer), descriptors)
 
 
 def ask_for_settings(root: str | os.PathLike[str], live: Mapping[str, str], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:

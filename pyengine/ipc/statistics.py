@@ -17,7 +17,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import store_stats
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.store_stats import Latency, Sample, Snapshot, TopicCount
+from pyengine.native.store_stats import Latency, Snapshot, StatsTotals, TopicCount
 from pyengine.native.writer import get_queue_offset
 from pyengine.results import PutStatus
 from pyengine.storage.consumer_offset import DelayOffsets
@@ -77,14 +77,14 @@ class Statistics:
     histograms: dict[str, Latency]
 
 
-def totals(control: ms_control, stats: ms_store_stats, at_ns: int) -> Sample:
+def totals(control: ms_control, stats: ms_store_stats, at_ns: int) -> StatsTotals:
     """Take a sample of the counters from which rates are computed."""
     messages, size_bytes = native.put_totals(control)
-    return Sample(at_ns=at_ns, put_messages=messages, put_bytes=size_bytes, refused=native.load(control.writer, "refused"),
+    return StatsTotals(at_ns=at_ns, put_messages=messages, put_bytes=size_bytes, refused=native.load(control.writer, "refused"),
                   dispatched=native.load(stats.dispatch, "messages"), syncs=native.load(control.flusher, "syncs"))
 
 
-def rate(samples: Sequence[Sample], field: str, window_s: int) -> float | None:
+def rate(samples: Sequence[StatsTotals], field: str, window_s: int) -> float | None:
     """Return the growth per second over the window before the last sample (StoreStatsService.getPutTps).
 
     In an engine younger than the window it is over all samples; None if there are fewer than two.
@@ -99,7 +99,7 @@ def rate(samples: Sequence[Sample], field: str, window_s: int) -> float | None:
     return grown * 1e9 / (last.at_ns - before.at_ns)
 
 
-def rates(samples: Sequence[Sample], field: str) -> dict[int, float | None]:
+def rates(samples: Sequence[StatsTotals], field: str) -> dict[int, float | None]:
     """Return the rate over each window of WINDOWS_S."""
     return {window_s: rate(samples, field, window_s) for window_s in WINDOWS_S}
 

@@ -16,7 +16,7 @@ from pyengine._native import ffi, lib
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
-from pyengine.native.flush import FOLIO_BYTES_MAX, MappedSegment, raise_disk_error
+from pyengine.native.flush import FOLIO_BYTES_MAX, LoopSegment, raise_disk_error
 from pyengine.native.scan import REASONS, bounded, text_at
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ class ReputLoop:
         `allocator`: the latch of an allocator that populates pages ahead of the writer."""
         self._loop = ffi.new("struct ms_reput *")
         self._references = dispatch, latch, allocator
-        self._segment = MappedSegment(self._loop)
+        self._segment = LoopSegment(self._loop)
         self._loop.control = control
         self._loop.dispatch = dispatch.struct
         dispatch.struct.arrivals = ffi.addressof(control, "arrivals")

@@ -206,7 +206,7 @@ FAILED: int = lib.MS_COMMIT_FAILED
 BROKEN: int = lib.MS_COMMIT_BROKEN
 
 
-class MappedSegment:
+class LoopSegment:
     """Keeps the mapping of the segment that a C loop reads, in the fields `view` and `base` of its struct."""
 
     def __init__(self, loop: ms_pool_commit | ms_reput) -> None:
@@ -237,7 +237,7 @@ class PoolCommitLoop:
         self._loop = ffi.new("struct ms_pool_commit *")
         self._references = latch, reputter, replicator, recorder
         self._loop.recorder = recorder.handle
-        self._segment = MappedSegment(self._loop)
+        self._segment = LoopSegment(self._loop)
         self._loop.control = control
         self._loop.semaphore = latch.semaphore
         self._loop.reputter_semaphore = reputter.semaphore

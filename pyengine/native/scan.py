@@ -122,7 +122,7 @@ def body_crc(body: Buffer) -> int:
     return lib.ms_record_body_crc(data, len(data))
 
 
-class QueueEntries(NamedTuple):
+class EntryRun(NamedTuple):
     """Consecutive entries of one queue, as bytes; the first has the queue offset `first`."""
 
     topic: str
@@ -132,7 +132,7 @@ class QueueEntries(NamedTuple):
 
 
 def count_matching_entries(
-    view: Buffer, base_offset: int, limit: int, entries: QueueEntries, *, after: int, check_tags: bool
+    view: Buffer, base_offset: int, limit: int, entries: EntryRun, *, after: int, check_tags: bool
 ) -> int:
     """Count the first of `entries` that each name a record of this queue and queue offset in [base_offset, limit)."""
     log = bounded(view, base_offset, base_offset, limit)

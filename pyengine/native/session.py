@@ -231,7 +231,7 @@ class ProducerSession:
         return lib.ms_producer_wait_persisted(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
 
 
-class Sends:
+class SendRounds:
     """Stores ordinary sends of RocketMQ clients in rounds, without a Python object for each (csrc/sends.cdef.h).
 
     One thread uses it. Before end() and the next round, the caller gives the sends of `rest()`, which were not answered, to futures.

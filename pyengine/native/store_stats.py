@@ -35,7 +35,7 @@ SAMPLES: int = lib.MS_STATS_SAMPLES
 SNAPSHOTS: int = lib.MS_STATS_SNAPSHOTS
 
 
-class Sample(NamedTuple):
+class StatsTotals(NamedTuple):
     """Totals at one moment (CLOCK_MONOTONIC, ns)."""
 
     at_ns: int
@@ -93,7 +93,7 @@ def add_sync(stats: ms_store_stats, took_ns: int) -> None:
     lib.ms_latency_add(ffi.addressof(stats.sync, "latency"), took_ns)
 
 
-def take_sample(stats: ms_store_stats, sample: Sample) -> None:
+def take_sample(stats: ms_store_stats, sample: StatsTotals) -> None:
     """Append the totals of this second; called by the supervisor."""
     struct = ffi.new("struct ms_stats_sample *", dict(sample._asdict()))
     lib.ms_stats_take_sample(stats, struct)
@@ -107,7 +107,7 @@ def take_snapshot(stats: ms_store_stats, at_ns: int) -> None:
 # ---- readers --------------------------------------------------------------------------------
 
 
-def samples(stats: ms_store_stats) -> list[Sample]:
+def samples(stats: ms_store_stats) -> list[StatsTotals]:
     """Return the complete samples of the last ten minutes, oldest first."""
     history = stats.history
     while True:
@@ -118,8 +118,8 @@ def samples(stats: ms_store_stats) -> list[Sample]:
             return found
 
 
-def _sample(struct: ms_stats_sample) -> Sample:
-    return Sample(*(getattr(struct, name) for name in Sample._fields))
+def _sample(struct: ms_stats_sample) -> StatsTotals:
+    return StatsTotals(*(getattr(struct, name) for name in StatsTotals._fields))
 
 
 def snapshots(stats: ms_store_stats) -> list[Snapshot]:

@@ -22,7 +22,7 @@ from pyengine.spark.jobs import collect_from_workers, given_options, planned_par
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import Part
 from pyengine.spark.schema import Column
-from pyengine.spark.task_reader import Tally, arrow_schema, reader_of
+from pyengine.spark.task_reader import RowCounts, arrow_schema, reader_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -156,7 +156,7 @@ def _count(options: ReadOptions, by: By, number: int, part: Part) -> Iterator[py
     """Yield one part's row for each key in it."""
     second = _SECOND_KEY[by]
     step: Literal["queue", "topic"] | int = "topic" if second is None else second[2] or "queue"
-    reader = reader_of(options, [], part, Tally(tuple(_scanned(by)), step))
+    reader = reader_of(options, [], part, RowCounts(tuple(_scanned(by)), step))
     sums: list[pyarrow.RecordBatch] = []
     for batch in reader.batches(part, pyarrow.schema([])):
         sums.append(batch)

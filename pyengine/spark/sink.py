@@ -279,7 +279,7 @@ class StreamSink(StreamArrowWriter):
 # -- a task --------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class SinkRow(NamedTuple):
     """One row as a message. `queue_id` None: the row names none; `fingerprint` covers everything except the sequence."""
 
     topic: str
@@ -318,7 +318,7 @@ class _Attempt:
         self._begin: int | None = None  # the physical offset of the task's first marker
         self._numbers: Iterator[int] = itertools.count()
         self._queues: dict[str, int] | None = None
-        self._waiting: dict[tuple[str, int], list[tuple[str, Row]]] = {}
+        self._waiting: dict[tuple[str, int], list[tuple[str, SinkRow]]] = {}
         self._waiting_bytes: Counter[tuple[str, int]] = Counter()
         self._put = 0
 
@@ -397,7 +397,7 @@ class _Attempt:
                     self._flush()
         return len(is_missing)
 
-    def _rows(self, batch: pyarrow.RecordBatch) -> Iterator[Row]:
+    def _rows(self, batch: pyarrow.RecordBatch) -> Iterator[SinkRow]:
         """Yield the rows of a batch as messages."""
         nothing = [None] * batch.num_rows
         columns = [batch.column(self._sink.columns[column.name]).to_pylist() if column.name in self._sink.columns else nothing
@@ -406,7 +406,7 @@ class _Attempt:
             yield self._row(topic, value, partition, key if keys is None else keys, tags, headers, delay_level)
 
     def _row(self, topic: str | None, value: bytes | str | None, partition: int | None, keys: bytes | str | list[str] | None,
-             tags: str | None, headers: list[Any] | None, delay_level: int | None) -> Row:
+             tags: str | None, headers: list[Any] | None, delay_level: int | None) -> SinkRow:
         topic = self._sink.options.topic if topic is None else topic
         if topic is None:
             raise UsageError("cannot write a row whose topic is null: set the option topic for such rows")
@@ -431,9 +431,9 @@ class _Attempt:
             properties[name] = _text(text, f"header {name!r}") if isinstance(text, bytes) else text
         whole = (topic, partition, body, keys or None, tags or None, sorted(properties.items()), delay_level or 0)
         digest = hashlib.blake2b(repr(whole).encode("utf-8", "surrogatepass"), digest_size=12).digest()
-        return Row(topic, partition, body, keys or None, tags or None, properties, delay_level or 0, urlsafe_b64encode(digest).decode())
+        return SinkRow(topic, partition, body, keys or None, tags or None, properties, delay_level or 0, urlsafe_b64encode(digest).decode())
 
-    def _queue_of(self, row: Row, number: int) -> int:
+    def _queue_of(self, row: SinkRow, number: int) -> int:
         """Return the row's queue, or one of the topic's: by the keys, or in turn without keys."""
         if row.queue_id is not None:
             return row.queue_id
@@ -447,7 +447,7 @@ class _Attempt:
 
     # -- puts
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: SinkRow) -> None:
         """Add a row to the next put of its queue."""
         number = next(self._numbers)
         name = f"{self._task.prefix}{number}:{row.fingerprint}"
@@ -472,7 +472,7 @@ class _Attempt:
         if group:
             self._put_group(*queue, group)
 
-    def _put_group(self, topic: str, queue_id: int, group: list[tuple[str, Row]]) -> None:
+    def _put_group(self, topic: str, queue_id: int, group: list[tuple[str, SinkRow]]) -> None:
         """Put these rows; all are in the log when this returns. The commit's marker comes later and must be durable, so it covers
         messages that are stored but not durable yet."""
         if self._begin is None:
@@ -502,7 +502,7 @@ class _Attempt:
                 raise UsageError(f"cannot write row {group[0][0].split(':')[3]} of task {self._task.task} to {topic}/{queue_id}: "
                                  f"{result.status.name}: {result.reason}")
 
-    def _put_once(self, topic: str, queue_id: int, group: list[tuple[str, Row]]) -> PutResult:
+    def _put_once(self, topic: str, queue_id: int, group: list[tuple[str, SinkRow]]) -> PutResult:
         producer = self._connected()
         if len(group) == 1:
             name, row = group[0]

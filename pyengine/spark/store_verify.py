@@ -75,7 +75,7 @@ def verify(
 # -- units ------------------------------------------------------------------------
 
 
-class LogPart(NamedTuple):
+class WalkedPart(NamedTuple):
     """A task's result: where its walk began and ended, and the queues of the records in between."""
 
     begin: int
@@ -102,17 +102,17 @@ class LogWalk:
     def unit(self) -> Unit:
         return Unit(self.stop - self.first, self.run)
 
-    def run(self, common: object) -> LogPart | None:
+    def run(self, common: object) -> WalkedPart | None:
         """None when no record is found near the beginning."""
         with mapped(self.segment.path) as view:
             begin = first_record(view, self.segment, self.first, self.stop, self.limit)
             return None if begin is None else self.walked(view, begin)
 
-    def walked(self, view: mmap.mmap, begin: int) -> LogPart:
+    def walked(self, view: mmap.mmap, begin: int) -> WalkedPart:
         """Return the part from the record at `begin` on."""
         base = self.segment.start_offset
         found = walk(view, base, begin, self.stop, limit=self.limit, check_crc=True)
-        return LogPart(begin, found, touched_queues(view, base, begin, found.end_offset, apart=True).queues)
+        return WalkedPart(begin, found, touched_queues(view, base, begin, found.end_offset, apart=True).queues)
 
 
 def _follow_chains(path: Path, layout: IndexLayout, count: int, common: object) -> int:
@@ -223,13 +223,13 @@ class WalkedLog:
     `taken`: the parts that count, in order, with their segments, as far as `of_segment` has been called.
     """
 
-    def __init__(self, walked: Sequence[tuple[LogWalk, LogPart | None]]) -> None:
-        self.taken: list[tuple[MappedFile, LogPart]] = []
-        self._by_segment: dict[MappedFile, list[tuple[LogWalk, LogPart | None]]] = {}
+    def __init__(self, walked: Sequence[tuple[LogWalk, WalkedPart | None]]) -> None:
+        self.taken: list[tuple[MappedFile, WalkedPart]] = []
+        self._by_segment: dict[MappedFile, list[tuple[LogWalk, WalkedPart | None]]] = {}
         for one, part in walked:
             self._by_segment.setdefault(one.segment, []).append((one, part))
 
-    def of_segment(self, segment: MappedFile, at: int) -> Iterator[LogPart]:
+    def of_segment(self, segment: MappedFile, at: int) -> Iterator[WalkedPart]:
         """Yield a segment's parts from the record at `at` on, each of which begins at the end of the previous one."""
         for one, part in self._by_segment.get(segment, []):
             if one.stop <= at:

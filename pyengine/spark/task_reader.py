@@ -64,7 +64,7 @@ def arrow_schema(columns: list[Column]) -> pa.Schema:
     return pa.schema([pa.field(column.name, _TYPES[column.type], nullable=True) for column in columns])
 
 
-class Skipped(NamedTuple):
+class SkippedRange(NamedTuple):
     """A skipped range of the log, and the reason (of native.scan)."""
 
     offset: int
@@ -72,7 +72,7 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class Tally(NamedTuple):
+class RowCounts(NamedTuple):
     """How to count rows instead of returning them: see native.scan.TallyScanner."""
 
     columns: tuple[str, ...]
@@ -82,7 +82,7 @@ class Tally(NamedTuple):
 class TaskReader(ABC):
     """Reads parts of one read, one after the other."""
 
-    def __init__(self, options: ReadOptions, columns: list[Column], tally: Tally | None = None) -> None:
+    def __init__(self, options: ReadOptions, columns: list[Column], tally: RowCounts | None = None) -> None:
         self.options = options
         self.paths = StorePaths(options.path)
         self._tally = tally
@@ -94,7 +94,7 @@ class TaskReader(ABC):
         named = [column.scanned for column, is_read in zip(columns, self._is_read) if column.scanned and is_read]
         self._scanned = list(dict.fromkeys([*named, *self._refiner.needs]))
         self._place = {name: at for at, name in enumerate(self._scanned)}
-        self.skipped: list[Skipped] = []
+        self.skipped: list[SkippedRange] = []
         self._tree: FileTree | None = open_tree(options.path, options.file_system) if options.is_remote else None
 
     @abstractmethod
@@ -103,7 +103,7 @@ class TaskReader(ABC):
 
     def skip(self, offset: int, length: int, reason: str) -> None:
         """Note damage that `onCorrupt=skip` skips, and log it on the worker's stderr."""
-        self.skipped.append(Skipped(offset, length, reason))
+        self.skipped.append(SkippedRange(offset, length, reason))
         log.warning("%s: skipped %d bytes at %d: %s", self.options.where, length, offset, sentence(reason))
 
     def scanner(self, choose_queue: ChooseQueue | None) -> ColumnScanner:
@@ -309,7 +309,7 @@ class _Run(NamedTuple):
 class QueuePartReader(TaskReader):
     """Reads slices of queues."""
 
-    def __init__(self, options: ReadOptions, columns: list[Column], tally: Tally | None = None) -> None:
+    def __init__(self, options: ReadOptions, columns: list[Column], tally: RowCounts | None = None) -> None:
         super().__init__(options, columns, tally)
         self._times = time_bounds(options)
         self._check = EntryCheck()
@@ -467,6 +467,6 @@ def read_partition(options: ReadOptions, columns: list[Column], part: Part, sche
     return reader_of(options, columns, part).batches(part, schema)
 
 
-def reader_of(options: ReadOptions, columns: list[Column], part: Part, tally: Tally | None = None) -> TaskReader:
+def reader_of(options: ReadOptions, columns: list[Column], part: Part, tally: RowCounts | None = None) -> TaskReader:
     """Return the reader of such parts."""
     return (RangeReader if isinstance(part, LogRange) else QueuePartReader)(options, columns, tally)

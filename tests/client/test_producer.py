@@ -37,7 +37,7 @@ from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
-from pyengine.native.session import COMPLETIONS, PUT, ProducerSession, Sends
+from pyengine.native.session import COMPLETIONS, PUT, ProducerSession, SendRounds
 from pyengine.results import PutRefusedError, PutResult, PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually, scaled_timeout_s
@@ -738,8 +738,8 @@ def test_what_happens_to_refusals_is_checked(parts):
 HOST = bytes((127, 0, 0, 1, 0, 0, 42, 159))
 
 
-def made_sends(topic: str = "T") -> Sends:
-    sends = Sends(HOST, 0, b"cluster", [b"id ", b" queue ", b" offset ", b" number ", b"."], 1 << 20)
+def made_sends(topic: str = "T") -> SendRounds:
+    sends = SendRounds(HOST, 0, b"cluster", [b"id ", b" queue ", b" offset ", b" number ", b"."], 1 << 20)
     sends.enter_topic(topic, 4)
     return sends
 
@@ -774,9 +774,9 @@ def test_plain_sends_are_stored_and_answered_in_one_round(make_parts):
         taken, answers = exchange(producer, sends, b"".join(frames[:5]) + frames[5][:-1])
         assert taken == sum(map(len, frames[:5])), "whole frames only"
         taken, answers = exchange(producer, sends, b"".join(frames[5:]))
-        assert taken == sum(map(len, frames[5:5 + Sends.ROUND_MAX])) and sends.count == Sends.ROUND_MAX
+        assert taken == sum(map(len, frames[5:5 + SendRounds.ROUND_MAX])) and sends.count == SendRounds.ROUND_MAX
     found = messages(parts)
-    assert [message.body for message in found] == [b"%d" % number * 100 for number in range(5 + Sends.ROUND_MAX)]
+    assert [message.body for message in found] == [b"%d" % number * 100 for number in range(5 + SendRounds.ROUND_MAX)]
     assert found[0].raw_properties == "UNIQ_KEY\x01FD00\x02CLUSTER\x01cluster\x02TAGS\x01t"
     assert (found[0].topic, found[0].queue_id, found[0].born_timestamp_ms, found[0].born_host) == ("T", 1, 1795294055449, "127.0.0.1:10911")
     texts = b""
@@ -846,11 +846,11 @@ def test_plain_sends_of_a_round_that_an_exception_ends_leave_no_place(make_parts
     parts = make_parts(**ROOMY)
     with parts.producer() as producer:
         sends = made_sends()
-        for _ in range(5000 // Sends.ROUND_MAX):  # more than there are places for answers
+        for _ in range(5000 // SendRounds.ROUND_MAX):  # more than there are places for answers
             with monkeypatch.context() as patched:
-                patched.setattr(Sends, "answer", lambda *_: 1 // 0)
+                patched.setattr(SendRounds, "answer", lambda *_: 1 // 0)
                 with pytest.raises(ZeroDivisionError):
-                    exchange(producer, sends, b"".join(map(send_frame, range(Sends.ROUND_MAX))))
+                    exchange(producer, sends, b"".join(map(send_frame, range(SendRounds.ROUND_MAX))))
         assert exchange(producer, sends, send_frame(1))[1]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
-from pyengine.ipc.control_block import LIMITS, EngineMemory, Identity, read_run_settings, reload_settings
+from pyengine.ipc.control_block import LIMITS, EngineIdentity, EngineMemory, read_run_settings, reload_settings
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -29,7 +29,7 @@ def identity_of(engine_id, **changes):
     values = {"store_uuid": engine_id.uuid, "boot_id": read_boot_id(), "epoch": 7,
               "engine_id_device": engine_id.device, "engine_id_inode": engine_id.inode, "segment_bytes": 65536,
               "mode": native.MODE_SYNC, "lock_modified_ns": 123456789, "sysv_semaphore_id": 5, **changes}
-    return Identity(**values)
+    return EngineIdentity(**values)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_attached_memory_has_the_identity_and_counters_of_the_supervisor(memory,
 
 def test_every_field_of_the_identity_has_its_place_in_the_block():
     in_c = {name for name, _ in ffi.typeof("struct ms_identity").fields}
-    assert set(Identity.__slots__) == in_c - {"magic", "layout_version", "control_bytes", "reserved", "pad"}
+    assert set(EngineIdentity.__slots__) == in_c - {"magic", "layout_version", "control_bytes", "reserved", "pad"}
 
 
 def test_the_latch_is_the_same_from_both_sides(memory, folder):
@@ -208,7 +208,7 @@ def test_a_setting_of_a_newer_version_is_left_out_beside_it(make_owner):
 
 
 def test_the_limits_are_fields_of_the_identity_and_live_settings():
-    assert LIMITS.keys() <= set(Identity.__slots__)
+    assert LIMITS.keys() <= set(EngineIdentity.__slots__)
     assert all(SETTINGS[name].live for name in LIMITS.values())
 
 

@@ -16,13 +16,13 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.statistics import StoreStatsService
 from pyengine.native import control as native
 from pyengine.native import store_stats
-from pyengine.native.store_stats import Latency, Sample, Snapshot
+from pyengine.native.store_stats import Latency, Snapshot, StatsTotals
 
 S = 1_000_000_000
 
 
-def sample(at_s: float, messages: int) -> Sample:
-    return Sample(round(at_s * S), messages, messages * 100, 0, messages, 0)
+def sample(at_s: float, messages: int) -> StatsTotals:
+    return StatsTotals(round(at_s * S), messages, messages * 100, 0, messages, 0)
 
 
 class Clock:

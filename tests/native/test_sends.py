@@ -9,7 +9,7 @@ import pytest
 
 from fix_writer_rig import WriterRig
 from pyengine._native import ffi, lib
-from pyengine.native.session import Sends
+from pyengine.native.session import SendRounds
 
 GUARD = b"\xa5" * 4096
 
@@ -30,7 +30,7 @@ def frame(properties: str, body: bytes) -> bytes:
 @pytest.mark.parametrize("header_bytes", [lib.MS_SEND_HEADER_BYTES_MAX, 32767 + 49 + 9, 200])
 def test_properties_as_long_as_a_header_may_be_stay_within_their_room(rig, cluster, header_bytes):
     producer = rig.open_session()
-    sends = Sends(bytes(8), 0, cluster, [b"{", b",", b",", b",", b"}"], 4 << 20)
+    sends = SendRounds(bytes(8), 0, cluster, [b"{", b",", b",", b",", b"}"], 4 << 20)
     memory = ffi.new("uint8_t[]", ffi.sizeof("struct ms_sends") + len(GUARD))
     ffi.memmove(memory, sends._sends, ffi.sizeof("struct ms_sends"))
     ffi.memmove(memory + ffi.sizeof("struct ms_sends"), GUARD, len(GUARD))

@@ -20,7 +20,7 @@ from pyengine.errors import EngineError
 from pyengine.events import Event
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.replication import Link, Replication
-from pyengine.ipc.session_client import ProducerSession
+from pyengine.ipc.session_client import OpenSession
 from pyengine.native import control as native
 from pyengine.native import replication
 from pyengine.native import session as producing
@@ -88,7 +88,7 @@ class HAClient(Service):
 
     KIND = native.REPLICATOR
 
-    def __init__(self, context: ServiceContext, open_session: Callable[[int], ProducerSession], replication: Replication,
+    def __init__(self, context: ServiceContext, open_session: Callable[[int], OpenSession], replication: Replication,
                  clock_ns: Callable[[], int] = monotonic_ns) -> None:
         super().__init__(context)
         control, config = self._control, context.config
@@ -117,7 +117,7 @@ class HAClient(Service):
         self._tries = 0
         self._retry_ns = 0
         self._from_byte_1 = False
-        self._session: ProducerSession | None = None
+        self._session: OpenSession | None = None
         self._writer: producing.ProducerSession | None = None
         self._sequence = 0             # of the entry in flight, 0 none
         self._in_flight = (0, 0)

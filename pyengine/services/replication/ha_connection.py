@@ -33,7 +33,7 @@ from pyengine.native import replication
 from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER, Seal
 from pyengine.services.replication.ha_handshake import HandshakeError, MasterHandshake, Seals, SecretError
-from pyengine.services.replication.ha_stream import Table
+from pyengine.services.replication.ha_stream import MasterTable
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 
@@ -91,8 +91,8 @@ class HAConnection:
         self._tail_bytes = 0                     # the body's seal
         self._report_bytes = ha_wire.REPORT_BYTES
         self._seals = Seals()
-        self._tables_due: dict[int, Table] = {}
-        self._tables_sent: dict[int, Table] = {}
+        self._tables_due: dict[int, MasterTable] = {}
+        self._tables_sent: dict[int, MasterTable] = {}
         self._update_turn()
 
     @property
@@ -345,7 +345,7 @@ class HAConnection:
             self._frames = 0
         return True
 
-    def send_tables(self, tables: Mapping[int, Table], now_ns: int) -> None:
+    def send_tables(self, tables: Mapping[int, MasterTable], now_ns: int) -> None:
         """Send new tables to a slave with the secret, each after the bytes of the log to which it belongs."""
         seal = self._seals.out
         if seal is None or self.peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._announced_end:

@@ -77,7 +77,7 @@ class LogsDifferError(EngineError):
         self.offset = offset
 
 
-class Run(NamedTuple):
+class SentRun(NamedTuple):
     """Whole records [offset, end) of one segment; `records` has their bytes until the next call."""
 
     offset: int
@@ -208,12 +208,12 @@ class RecordStream:
             self._append(piece)
             self.position += len(piece)
 
-    def whole(self) -> Run | None:
+    def whole(self) -> SentRun | None:
         """Return the next whole records, or some of them; None if more bytes must arrive first. BadStreamError."""
         self._check()
         if self._checked == self._base:
             return None
-        return Run(self._base, self._checked, memoryview(self._buffer)[: self._checked - self._base])
+        return SentRun(self._base, self._checked, memoryview(self._buffer)[: self._checked - self._base])
 
     def drop(self, end: int) -> None:
         """Drop the bytes of a run that was appended up to `end`, and move `own_end` there."""
@@ -462,7 +462,7 @@ TABLE_BYTES_MAX = 16 << 20
 WAITING_MAX = 8  # tables of one kind that wait for their bytes of the log to be durable
 
 
-class Table(NamedTuple):
+class MasterTable(NamedTuple):
     """The content of one file of the master. `end`: the end of its log at that time."""
 
     kind: int
@@ -502,7 +502,7 @@ class TableSource:
         self._folder = StorePaths(root).config
         self._load_end = load_end
         self._stamps: dict[int, tuple[int, int, int]] = {}
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, MasterTable] = {}
         self._blocked = BlockedReason(report)
         self._lock = threading.Lock()  # a stop reloads beside the slaves' thread
 
@@ -525,7 +525,7 @@ class TableSource:
                     continue
                 self._stamps[kind] = stamp  # from before the read: the next call sees a change in between
                 if content:  # a power cut may empty a broker's file, and the protocol has no empty table
-                    self.tables[kind] = Table(kind, content, self._load_end())
+                    self.tables[kind] = MasterTable(kind, content, self._load_end())
             self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)
 
 
@@ -536,14 +536,14 @@ class TableSink:
         self._root = root
         self._load_flushed = load_flushed
         self._lock = threading.Lock()
-        self._waiting: dict[int, list[Table]] = {}
+        self._waiting: dict[int, list[MasterTable]] = {}
         self.blocked = BlockedReason(report)
 
     def take(self, kind: int, content: bytes, position: int) -> None:
         """Keep a table that arrived after the log's bytes below `position`; ignore a kind of a later version."""
         if kind < len(TABLES):
             with self._lock:
-                self._waiting.setdefault(kind, []).append(Table(kind, content, position))
+                self._waiting.setdefault(kind, []).append(MasterTable(kind, content, position))
                 del self._waiting[kind][:-WAITING_MAX]
 
     def apply(self) -> None:

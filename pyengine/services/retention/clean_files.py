@@ -59,7 +59,7 @@ QUEUES_A_STEP = 64  # queues checked between two pauses
 _CHUNK_BYTES = 3276 * CQ_ENTRY_BYTES
 
 
-class Request(NamedTuple):
+class CleanRequest(NamedTuple):
     """A request by hand. `reserved_ms` None: the setting's age; `used_percent` 0: by age only."""
 
     reserved_ms: int | None = None
@@ -79,7 +79,7 @@ class Decision(NamedTuple):
 NOTHING = Decision()
 
 
-def decide(config: EngineConfig, uses: Sequence[DiskUse], hour: int, request: Request | None = None, log_bytes: int = 0) -> Decision:
+def decide(config: EngineConfig, uses: Sequence[DiskUse], hour: int, request: CleanRequest | None = None, log_bytes: int = 0) -> Decision:
     """Return the decision of the first rule that applies.
 
     `uses`: those of the file systems of log and queues; `hour`: 0..23, local time; `log_bytes`: the length of the log.

@@ -35,8 +35,8 @@ from pyengine.services.retention.clean_files import (
     CleanCommitLogService,
     CleanConsumeQueueService,
     CleaningClock,
+    CleanRequest,
     Decision,
-    Request,
     decide,
     refusal,
 )
@@ -138,7 +138,7 @@ class CleanResourceService(Service):
             native.store(line, "answer_errno", error_number)
             native.store(line, "answered", asked)
 
-    def _decide(self, request: Request | None) -> Decision:
+    def _decide(self, request: CleanRequest | None) -> Decision:
         if self._is_frozen:
             return NOTHING
         return decide(self._config, self._measure(), self._clock.hour(), request, self._log.log_bytes())
@@ -146,15 +146,15 @@ class CleanResourceService(Service):
     def _is_requested(self) -> bool:
         return native.load(self._cleaning, "asked") == native.load(self._cleaning, "answered") + 1
 
-    def _request(self) -> tuple[int, Request | None]:
+    def _request(self) -> tuple[int, CleanRequest | None]:
         """Return (number, request); (0, None) if there is none. An invalid request is answered without a deletion."""
         if not self._is_requested():
             return 0, None
         asked = native.load(self._cleaning, "asked")
         reserved_ms, percent = native.load(self._cleaning, "asked_reserved_ms"), native.load(self._cleaning, "asked_used_percent")
         if reserved_ms < -1 or not 0 <= percent <= 100:
-            return asked, Request(used_percent=100)
-        return asked, Request(None if reserved_ms < 0 else reserved_ms, percent)
+            return asked, CleanRequest(used_percent=100)
+        return asked, CleanRequest(None if reserved_ms < 0 else reserved_ms, percent)
 
     def pause_s(self) -> float:
         """Return the time until the next step or round; a request by hand wakes the cleaner earlier."""
@@ -253,7 +253,7 @@ class Cleaned(NamedTuple):
     min_offset: int
 
 
-def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, request: Request,
+def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, request: CleanRequest,
                   progress: Callable[[int, int | None], None] = lambda done, total: None,
                   clock: CleaningClock | None = None) -> Cleaned:
     """Execute a request by hand completely. After a DiskError the next call does the rest."""
@@ -273,7 +273,7 @@ def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, reque
     return Cleaned._make([*(native.load(shared, name) for name in _COUNTERS), native.load_position(control.min_offset)])
 
 
-def request_cleaning(memory: EngineMemory, request: Request, timeout_s: float,
+def request_cleaning(memory: EngineMemory, request: CleanRequest, timeout_s: float,
                  progress: Callable[[int, int | None], None] = lambda done, total: None) -> Cleaned:
     """Send a request to the cleaner and return what it has deleted.
 

@@ -32,7 +32,7 @@ from pyengine.native.scan import classify
 from pyengine.storage import config_table
 from pyengine.storage.check.log import LogFacts, check_log
 from pyengine.storage.check.queues import check_extensions, check_index, check_queues, queue_rules
-from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
+from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, FileFinding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_marker, read_rebuild_marker, read_sync_failure
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
@@ -136,7 +136,7 @@ def _check_files(
     return facts
 
 
-def _with_limits(store: MessageStore, findings: list[Finding], is_ours: bool) -> list[Finding]:
+def _with_limits(store: MessageStore, findings: list[FileFinding], is_ours: bool) -> list[FileFinding]:
     """Return the findings, with what `recover` and `rebuild` would not repair."""
     is_damaged = any(finding.kind in REFUSED_BY_RECOVER or finding.kind == "copy" and finding.severity is Severity.ERROR
                      for finding in findings)

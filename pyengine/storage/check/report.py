@@ -55,7 +55,7 @@ ORDER = (RESTORE, LATER_FORMAT, MOVE_AWAY, RESTORE_CONFIG, GIVE_UP_CONFIG, RECOV
          REBUILD_QUEUE, STOP)
 
 
-class Row(NamedTuple):
+class Grades(NamedTuple):
     """A kind of finding: its grade as an error, its grade otherwise, and the steps, in order."""
 
     as_error: Grade
@@ -63,8 +63,8 @@ class Row(NamedTuple):
     advice: tuple[str, ...]
 
 
-def _rows(kinds: str, as_error: Grade, otherwise: Grade, *advice: str) -> dict[str, Row]:
-    return dict.fromkeys(kinds.split(", "), Row(as_error, otherwise, advice))
+def _rows(kinds: str, as_error: Grade, otherwise: Grade, *advice: str) -> dict[str, Grades]:
+    return dict.fromkeys(kinds.split(", "), Grades(as_error, otherwise, advice))
 
 
 _R, _N, _L = Grade.REPAIRABLE, Grade.NOTICE, Grade.LOSS
@@ -100,7 +100,7 @@ class Severity(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FileFinding:
     """One finding: `file` is relative to the store's root, `offset` a byte of that file (None: the whole file)."""
 
     severity: Severity
@@ -146,7 +146,7 @@ class Finding:
 class CheckReport:
     """All findings, worst first, and the numbers of checked objects."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FileFinding] = field(default_factory=list)
     min_offset: int = -1
     end_offset: int = 0
     records: int = 0
@@ -239,7 +239,7 @@ class Findings:
         if number > FINDINGS_PER_KIND_MAX:
             self._report.left_out += 1
         else:
-            self._report.findings.append(Finding(severity, file, offset, text, kind))
+            self._report.findings.append(FileFinding(severity, file, offset, text, kind))
 
     def error(self, kind: str, file: str, offset: int | None, text: str) -> None:
         self.add(Severity.ERROR, kind, file, offset, text)

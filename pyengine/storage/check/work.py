@@ -25,7 +25,7 @@ from pyengine.formats.index_file import IndexLayout, unpack_entry
 from pyengine.formats.record import decode_record
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
-from pyengine.native.scan import QueueEntries, broken_chain, count_keys, count_matching_entries, first_orphan_key
+from pyengine.native.scan import EntryRun, broken_chain, count_keys, count_matching_entries, first_orphan_key
 from pyengine.storage.check.report import CheckReport, Findings, Severity
 from pyengine.storage.checkpoint import DurableWatermark
 from pyengine.storage.log_scan import SLICE_BYTES, SegmentWalk, walk_pieces
@@ -148,7 +148,7 @@ def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after
         if segment is not None:
             base, limit, view = segment
             matching = count_matching_entries(
-                view, base, limit, QueueEntries(file.topic, file.queue_id, file.first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
+                view, base, limit, EntryRun(file.topic, file.queue_id, file.first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
                 after=after, check_tags=file.topic != SCHEDULE_TOPIC)
         elif offset >= log.end:
             if not rules.is_running:

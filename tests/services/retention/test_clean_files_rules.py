@@ -9,8 +9,8 @@ from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.services.retention.clean_files import (
     HOUR_MS,
     NOTHING,
+    CleanRequest,
     Decision,
-    Request,
     decide,
     deletable_end,
     next_to_delete,
@@ -76,11 +76,11 @@ def test_age_counts_whatever_the_disk_use_when_forced_deletion_is_off():
 
 
 @pytest.mark.parametrize("request_, percent, expected", [
-    (Request(), 10, Decision("hand", RESERVED_MS)),
-    (Request(reserved_ms=0), 10, Decision("hand", 0)),
-    (Request(used_percent=60), 61, Decision("hand", RESERVED_MS, at_once=True)),
-    (Request(used_percent=60), 60, NOTHING),
-    (Request(used_percent=60), UNKNOWN_PERCENT, NOTHING),
+    (CleanRequest(), 10, Decision("hand", RESERVED_MS)),
+    (CleanRequest(reserved_ms=0), 10, Decision("hand", 0)),
+    (CleanRequest(used_percent=60), 61, Decision("hand", RESERVED_MS, at_once=True)),
+    (CleanRequest(used_percent=60), 60, NOTHING),
+    (CleanRequest(used_percent=60), UNKNOWN_PERCENT, NOTHING),
 ])
 def test_by_hand_there_is_no_batch_limit(request_, percent, expected):
     assert decide(EngineConfig(), [disk(percent)], 4, request_) == expected
@@ -134,5 +134,5 @@ def test_a_log_over_log_retention_bytes_loses_its_oldest_segments_at_any_age():
     assert decide(chosen, [disk(50)], 4, log_bytes=1000).why == "time", "beside time"
     assert decide(chosen, [disk(50)], 4, log_bytes=1001).age_counts and decide(chosen, [disk(80)], 12, log_bytes=1001).age_counts
     assert decide(chosen, [disk(86)], 12, log_bytes=5000).why == "space"
-    assert decide(chosen, [disk(50)], 12, Request(), log_bytes=5000).why == "hand"
+    assert decide(chosen, [disk(50)], 12, CleanRequest(), log_bytes=5000).why == "hand"
     assert decide(EngineConfig(), [disk(50)], 12, log_bytes=1 << 60) == NOTHING, "no limit by default"
