@@ -32,18 +32,18 @@ int ms_arrivals_has(const struct ms_control *control, const struct ms_position *
     return ms_arrivals_limit(control, level) > looked_end && ms_load_relaxed(&control->arrivals.end[slot]) > looked_end;
 }
 
-void ms_arrivals_sleep_for(struct ms_sleeper *sleeper, uint32_t bits, uint32_t seen)
+void ms_arrivals_sleep_for(struct ms_sleeper *sleeper, const struct ms_control *control, uint32_t bits, uint32_t seen)
 {
+    sleeper->control = control;
     sleeper->bits = bits != 0 ? bits : 1; /* without a queue only a stir ends it */
     ms_store_release(&sleeper->seen, seen);
 }
 
-int ms_arrivals_sleep(const struct ms_control *control, struct ms_sleeper *sleeper, uint32_t seen, uint32_t arrivals,
-                      int64_t timeout_ns)
+int ms_arrivals_sleep(struct ms_sleeper *sleeper, uint32_t seen, uint32_t arrivals, int64_t timeout_ns)
 {
     ms_exchange(&sleeper->is_asleep, 1); /* before the look at `stirs`, as ms_arrivals_stir does it the other way round */
     const int is_stirred = ms_load_acquire(&sleeper->stirs) != seen;
-    const int ended = is_stirred ? 0 : ms_futex_wait_for(&control->arrival_seq.value, arrivals, sleeper->bits, timeout_ns);
+    const int ended = is_stirred ? 0 : ms_futex_wait_for(&sleeper->control->arrival_seq.value, arrivals, sleeper->bits, timeout_ns);
     ms_store_release(&sleeper->is_asleep, 0);
     if (is_stirred)
         return MS_ARRIVALS_STIRRED;
@@ -57,7 +57,7 @@ int ms_arrivals_wait(const struct ms_control *control, struct ms_sleeper *sleepe
     uint32_t bits = 0;
     for (uint32_t i = 0; i < count; i++)
         bits |= ms_arrivals_bit(queues[i].slot);
-    ms_arrivals_sleep_for(sleeper, bits, seen);
+    ms_arrivals_sleep_for(sleeper, control, bits, seen);
     for (;;) {
         const uint32_t arrivals = ms_load_acquire(&control->arrival_seq.value);
         for (uint32_t i = 0; i < count; i++)
@@ -66,19 +66,20 @@ int ms_arrivals_wait(const struct ms_control *control, struct ms_sleeper *sleepe
         const int64_t left_ns = until_ns - ms_monotonic_ns();
         if (left_ns <= 0)
             return MS_ARRIVALS_SIGNAL;
-        const int slept = ms_arrivals_sleep(control, sleeper, seen, arrivals, left_ns);
+        const int slept = ms_arrivals_sleep(sleeper, seen, arrivals, left_ns < MS_ARRIVALS_SLEEP_NS ? left_ns : MS_ARRIVALS_SLEEP_NS);
         if (slept != MS_ARRIVALS_ARRIVED)
             return slept;
     }
 }
 
-void ms_arrivals_stir(const struct ms_control *control, struct ms_sleeper *sleeper)
+void ms_arrivals_stir(struct ms_sleeper *sleeper)
 {
     const struct timespec nap = {.tv_nsec = STIR_NAP_NS};
     const uint32_t wanted = ms_add(&sleeper->stirs, 1);
     /* A wake-up between the thread's look at `stirs` and its sleep is lost: wake it until it has noticed. */
-    for (int i = 0; control != NULL && i < STIR_TRIES && ms_load_acquire(&sleeper->is_asleep) && (int32_t)(wanted - ms_load_acquire(&sleeper->seen)) > 0; i++) {
-        ms_futex_wake(&control->arrival_seq.value, sleeper->bits);
+    for (int i = 0; i < STIR_TRIES && ms_load_acquire(&sleeper->is_asleep) && (int32_t)(wanted - ms_load_acquire(&sleeper->seen)) > 0; i++) {
+        /* The kernel refuses the address if the thread has ended its sleep and unmapped the block meanwhile. */
+        ms_futex_wake(&sleeper->control->arrival_seq.value, sleeper->bits);
         nanosleep(&nap, NULL);
     }
 }

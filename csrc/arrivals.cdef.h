@@ -7,7 +7,7 @@
  * Who: the reputter notes ends before it moves `reput_from`, and wakes afterwards. The flusher and the replicator wake the
  * readers of their levels after they have moved `flushed` or `confirm`. Any process looks and sleeps, with a mapping that may
  * be read-only. Blocks on: ms_arrivals_wait, always timed. After a crash: ends above `reput_from` may be there already, and
- * the next reputter notes them again; a wake-up may be lost, so a sleep lasts a second at most (pyengine/ipc/live_reader.py).
+ * the next reputter notes them again; a wake-up may be lost, so a sleeper looks again after a second.
  */
 #define MS_ARRIVALS_SIGNAL 0     /* the timeout, or a signal */
 #define MS_ARRIVALS_ARRIVED 1
@@ -23,6 +23,7 @@ struct ms_awaited {
 
 /* A thread that sleeps for queues, so that others of its process can end its sleep. All fields zero at the beginning. */
 struct ms_sleeper {
+    const struct ms_control *control; /* in which it sleeps, if is_asleep */
     uint32_t stirs;              /* raised by those that end its sleep */
     uint32_t seen;               /* `stirs` as the sleeping thread knows it */
     uint32_t is_asleep;
@@ -38,8 +39,8 @@ int ms_arrivals_has(const struct ms_control *control, const struct ms_position *
 /* Sleep until one of the queues may have something to read, `sleeper->stirs` is not `seen`, or the timeout: MS_ARRIVALS_*. */
 int ms_arrivals_wait(const struct ms_control *control, struct ms_sleeper *sleeper, uint32_t seen,
                      const struct ms_awaited *queues, uint32_t count, int64_t timeout_ns);
-/* End a thread's sleep, or the one that it is about to begin; NULL: no engine runs, so it does not sleep here. */
-void ms_arrivals_stir(const struct ms_control *control, struct ms_sleeper *sleeper);
+/* End a thread's sleep, or the one that it is about to begin. */
+void ms_arrivals_stir(struct ms_sleeper *sleeper);
 /* Wake the readers that sleep for one of `bits`. */
 void ms_arrivals_wake(struct ms_control *control, uint32_t bits);
 /* A position of a level has moved beyond `from`: wake the readers of queues with messages that end above it. */

@@ -4,6 +4,8 @@
 #include "arrivals.cdef.h"
 #include "atomics.h"
 
+#define MS_ARRIVALS_SLEEP_NS 1000000000 /* the longest: a process that is killed before it wakes the others loses their wake-up */
+
 _Static_assert(MS_ARRIVAL_SLOTS == 32 * 32, "32 sets of queues for each bit of a futex");
 
 /* The bit of the sleepers that wait for queues of this set. */
@@ -19,7 +21,6 @@ static inline void ms_arrivals_note(struct ms_arrivals *arrivals, uint32_t slot,
 }
 
 /* Before a thread looks and sleeps: what it sleeps for, and `stirs` as it has seen it. */
-void ms_arrivals_sleep_for(struct ms_sleeper *sleeper, uint32_t bits, uint32_t seen);
+void ms_arrivals_sleep_for(struct ms_sleeper *sleeper, const struct ms_control *control, uint32_t bits, uint32_t seen);
 /* Sleep until a message may have arrived after `arrivals` was loaded, or the timeout: ARRIVED; or SIGNAL or STIRRED. */
-int ms_arrivals_sleep(const struct ms_control *control, struct ms_sleeper *sleeper, uint32_t seen, uint32_t arrivals,
-                      int64_t timeout_ns);
+int ms_arrivals_sleep(struct ms_sleeper *sleeper, uint32_t seen, uint32_t arrivals, int64_t timeout_ns);

@@ -8,8 +8,6 @@
 
 #include "futex.h"
 
-#define SLEEP_NS 1000000000 /* a process that is killed before it wakes the others loses their wake-up */
-
 struct watch {
     const struct ms_control *control;
     struct ms_sleeper sleeper;   /* of the thread */
@@ -42,7 +40,7 @@ static void sleep_until_stirred(struct watch *watch, uint32_t seen)
         for (struct ms_watched *each = watch->first; each != NULL; each = each->next)
             raise_if_arrived(watch, each);
         pthread_mutex_unlock(&watch->lock);
-        slept = ms_arrivals_sleep(watch->control, &watch->sleeper, seen, arrivals, SLEEP_NS);
+        slept = ms_arrivals_sleep(&watch->sleeper, seen, arrivals, MS_ARRIVALS_SLEEP_NS);
     }
 }
 
@@ -60,7 +58,7 @@ static void *run(void *argument)
         pthread_mutex_unlock(&watch->lock);
         if (is_ending)
             return NULL;
-        ms_arrivals_sleep_for(&watch->sleeper, bits, seen);
+        ms_arrivals_sleep_for(&watch->sleeper, watch->control, bits, seen);
         sleep_until_stirred(watch, seen);
     }
 }
@@ -92,7 +90,7 @@ void ms_watch_stop(void *argument)
     pthread_mutex_lock(&watch->lock);
     watch->is_ending = 1;
     pthread_mutex_unlock(&watch->lock);
-    ms_arrivals_stir(watch->control, &watch->sleeper);
+    ms_arrivals_stir(&watch->sleeper);
     pthread_join(watch->thread, NULL);
     pthread_mutex_destroy(&watch->lock);
     free(watch);
@@ -139,7 +137,7 @@ void ms_watch_arm(void *argument, struct ms_watched *watched, const struct ms_co
     const int is_new = (bits & ~watch->bits) != 0;
     pthread_mutex_unlock(&watch->lock);
     if (is_new)
-        ms_arrivals_stir(watch->control, &watch->sleeper);
+        ms_arrivals_stir(&watch->sleeper);
 }
 
 void ms_watch_disarm(void *argument, struct ms_watched *watched)

@@ -88,7 +88,46 @@ _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, 
 _living: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
 
+class _Pulse:
+    """The thread of this process that sends the heartbeats of all its consumers, and wakes the thread of one that has more to do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may close a consumer
+        self._consumers: tuple[Consumer, ...] = ()
+        self._is_running = False
+
+    def add(self, consumer: Consumer) -> None:
+        with self._lock:
+            self._consumers = (*self._consumers, consumer)
+            if not self._is_running:
+                threading.Thread(target=self._run, name="pyengine-consumers", daemon=True).start()
+                self._is_running = True
+
+    def remove(self, consumer: Consumer) -> None:
+        with self._lock:
+            self._consumers = tuple(each for each in self._consumers if each is not consumer)
+
+    def _run(self) -> None:
+        while self._has_consumers():
+            self._beat()
+            time.sleep(POLL_INTERVAL_S)
+
+    def _beat(self) -> None:  # a call of its own, so that no variable of the thread keeps a consumer
+        for consumer in self._consumers:
+            consumer._beat()
+
+    def _has_consumers(self) -> bool:
+        with self._lock:
+            self._is_running = bool(self._consumers)
+            return self._is_running
+
+
+_pulse = _Pulse()
+
+
 def _after_fork_in_child() -> None:
+    global _pulse
+    _pulse = _Pulse()
     for consumer in _living:
         consumer._make_locks()  # a thread of the parent may have had them, which is not in the child
 
@@ -239,6 +278,9 @@ class Consumer:
         self._warned: set[str] = set()  # what it has warned of once
         self._background_error: BaseException | None = None
         self._commit_due_s = time.monotonic() + options.commit_interval_s
+        self._is_settled = False  # each queue that is this member's is held, and no other
+        self._kept_in: EngineMemory | None = None  # the engine at the last housekeeping
+        self._is_due = threading.Event()  # that the thread does its housekeeping, or ends
         self._closing = threading.Event()
         self._is_closed = False
         self._make_locks()
@@ -265,9 +307,10 @@ class Consumer:
             if outer is None:
                 self._reader.close()
             raise
-        self._heartbeat_thread = threading.Thread(target=self._heartbeat_loop, name=f"pyengine-consumer-{topic}", daemon=True)
+        self._thread = threading.Thread(target=self._housekeeping_loop, name=f"pyengine-consumer-{topic}", daemon=True)
         if self._is_outer:
-            self._heartbeat_thread.start()
+            self._thread.start()
+            _pulse.add(self)
 
     def _make_locks(self) -> None:
         self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
@@ -595,9 +638,11 @@ class Consumer:
         if self._pid != os.getpid():
             return
         self._closing.set()
+        self._is_due.set()
         self._stir()
-        if self._heartbeat_thread.ident is not None and threading.current_thread() is not self._heartbeat_thread:
-            self._heartbeat_thread.join()
+        _pulse.remove(self)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
         with self._pulling, self._work:
             if self._is_closed:
                 return
@@ -930,7 +975,7 @@ class Consumer:
                     self._outstanding.discard(message.queue_id)
 
     def _wait(self, timeout_s: float, stirs: int) -> None:
-        """Sleep until a message arrives in a queue that is read, until _stir(), or until the timeout; a second at most."""
+        """Sleep until a message arrives in a queue that is read, until _stir(), or until the timeout."""
         looks = self._all_looks()
         known = [look for look in looks if look is not None]
         if len(known) < len(looks):  # of one that could not be read just now
@@ -955,18 +1000,67 @@ class Consumer:
 
     def _stir(self) -> None:
         """End a sleep of the thread that asks for messages: there may be messages to read, or an error to raise."""
-        self._reader._stir(self._sleeper)
+        self._sleeper.stir()
 
-    # -- the heartbeat thread: members and their queues ----------------------------
+    # -- the threads: members and their queues --------------------------------------
 
-    def _heartbeat_loop(self) -> None:
-        while not self._closing.wait(POLL_INTERVAL_S):
+    def _beat(self) -> None:
+        """In the process's thread: send a heartbeat, and wake this consumer's own thread if there is more to do, or may be."""
+        if not self._work.acquire(blocking=False):  # a call of the program has it: the other thread waits for its turn
+            self._is_due.set()
+            return
+        try:
+            if not self._closing.is_set() and self._needs_housekeeping():
+                self._is_due.set()
+        except Exception:  # noqa: BLE001 - the other thread meets it again, and tells the program
+            self._is_due.set()
+        finally:
+            self._work.release()
+
+    def _engine_now(self) -> EngineMemory | None:
+        """Return the memory of the running engine; end the waits for messages of another one."""
+        memory, waits_in = self._reader._engine_memory(), self._sleeper.waits_in
+        if waits_in is not None and waits_in is not memory:
+            self._stir()
+        if self._readiness is not None and not self._readiness.is_armed_in(memory):
+            self._readiness.raise_now()
+        return memory
+
+    def _needs_housekeeping(self) -> bool:
+        memory, inner = self._engine_now(), self._retried
+        if inner is None:
+            has_retries = self._retry_topic is not None and bool(self._reader.queue_ids(self._retry_topic))
+        else:
+            has_retries = inner._is_unsettled(memory)
+        return self._is_unsettled(memory) or has_retries
+
+    def _is_unsettled(self, memory: EngineMemory | None) -> bool:
+        """Send a heartbeat, and return whether anything may have changed since the last housekeeping, or is to be stored."""
+        if self._session is not None and self._session.beat():
+            return True
+        listed = self._listed
+        if memory is None or memory is not self._kept_in or not self._is_settled or self._queue_ids() != listed:
+            return True
+        with self._state:
+            if any(held.flight.dead for held in self._held.values()):
+                return True
+            if self._session is None or not self._is_commit_due():
+                return False
+            if _unsaved(self._held.values()) or any(held.done != held.committed for held in self._held.values()):
+                return True
+        self._commit_due_s = time.monotonic() + self._options.commit_interval_s
+        return False
+
+    def _is_commit_due(self) -> bool:
+        return (self._options.auto_commit or self._has_acks) and time.monotonic() >= self._commit_due_s
+
+    def _housekeeping_loop(self) -> None:
+        while self._is_due.wait() and not self._closing.is_set():
+            self._is_due.clear()
             self._housekeep_once()
 
     def _housekeep_once(self) -> None:
         try:
-            if self._readiness is not None and not self._readiness.is_armed_in(self._reader._engine_memory()):
-                self._readiness.raise_now()
             self._housekeep()
         except StoreBusyError as error:  # it is recovered, or a broker has it open: a later try may succeed
             self._note(str(error))
@@ -977,17 +1071,18 @@ class Consumer:
     def _housekeep(self) -> None:
         """Send a heartbeat, check for a recovery of the store and for changes of the members, commit what is due."""
         with self._work:
+            self._is_settled, self._kept_in = False, self._engine_now()
             if self._session is not None:
                 self._session.heartbeat()
                 if self._session.rejoin_if_removed():
                     with self._state:
                         self._held.clear()
             self._follow_history()
-            self._rebalance()
+            is_settled = self._rebalance()
             if isinstance(self._session, SharedSession):
                 self._tend(self._session)
             self._bury()
-            if (self._options.auto_commit or self._has_acks) and self._session is not None and time.monotonic() >= self._commit_due_s:
+            if self._session is not None and self._is_commit_due():
                 self._commit_due_s = time.monotonic() + self._options.commit_interval_s
                 self._commit_done()
             if self._retried is not None:
@@ -996,6 +1091,7 @@ class Consumer:
                 options = replace(self._options, wanted=Wanted(), start="first", queues=None)
                 self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, {}, outer=self)
                 self._stir()
+            self._is_settled = is_settled
 
     def _tend(self, session: SharedSession) -> None:
         """Follow what the other members have done, and give back what dead ones had."""
@@ -1050,11 +1146,12 @@ class Consumer:
             self._listed_at, self._listing_due_s = newest, now_s + LISTING_INTERVAL_S
         return self._listed
 
-    def _rebalance(self) -> None:
+    def _rebalance(self) -> bool:
+        """Claim and release what the members' shares say; return whether that was nothing, and nothing is to come."""
         queue_ids = self._queue_ids()
         if self._session is None:
             self._take_all(queue_ids if self._options.queues is None else self._options.queues)
-            return
+            return True
         wanted = set(self._session.share(queue_ids))
         if not wanted and "idle" not in self._warned and self._retry_topic is not None:
             self._warn_of_idleness(self._session.members, len(queue_ids))
@@ -1074,10 +1171,12 @@ class Consumer:
             leaving = [held for held in self._held.values() if held.releasing_since_s is not None and (
                 not held.flight.is_outstanding or not self._options.auto_commit and held.releasing_since_s <= oldest_s)]
             missing = wanted - self._held.keys()
+            is_settled = not missing and all(held.releasing_since_s is None for held in self._held.values())
         if leaving:
             self._give_back(leaving)
         if missing:
             self._take(missing)
+        return is_settled
 
     def _warn_of_idleness(self, members: int, queues: int) -> None:
         sentence = lack_of_queues(self._reader.root, self.topic, self.group or "", members, queues)

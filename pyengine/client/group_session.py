@@ -1,6 +1,6 @@
 """One member of a consumer group: its share of the queues, its claims on them, their offsets.
 
-    session.heartbeat()                 # often, so that other members know that this process lives
+    session.beat()                      # often, so that other members know that this process lives: is the rest to be done again?
     session.share(queue_ids)            # the queues that are this member's now
     session.take(queues without claim)  # claims the free ones, and returns the offsets to start from
     session.commit(...)                 # stores the offsets and acknowledgements of the queues that it still holds
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pyengine.formats.record import Message
 
 HEARTBEAT_INTERVAL_S = 0.5
+FEW_MEMBERS = 8
+SCAN_INTERVAL_S = 0.9
 
 
 class HistoryChangedError(Exception):
@@ -71,6 +73,9 @@ class GroupSession:
         self._liveness = LivenessTracker(session_timeout_s, clock)
         self.members = 1  # those that shared the queues in the last share()
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
+        self._seen: object = None       # what beat() has found last
+        self._scan_due_s = float("-inf")
+        self._living_slots: list[int] = []
         self._offsets = ConsumerOffsets(root, while_waiting=self.heartbeat)
         self._acks = AckFile(root, self._key)
         self.epoch = read_epoch(root)  # before any offset is read
@@ -113,10 +118,34 @@ class GroupSession:
         """Return this member's share of the topic's queues, divided among the members that live now."""
         if self._only is not None:
             return list(self._only)
-        self._silent.clear()
-        living = [slot for slot in self._members.sharing() if slot == self._slot or not self._is_silent(slot)]
+        living = self._living()
         self.members = len(living)
         return allocate_averagely(sorted(queue_ids), living, self._slot)
+
+    def beat(self) -> bool:
+        """Send a heartbeat, and return whether members, claims or their file may have changed since the last call.
+
+        What takes most system calls, the names of the file and, with many members, a scan of their locks, it does once a second.
+        """
+        self._heartbeat_s = float("-inf")
+        self.heartbeat()
+        is_scan_due = self._clock() >= self._scan_due_s
+        if is_scan_due:
+            self._scan_due_s = self._clock() + SCAN_INTERVAL_S
+        if self._only is None and (is_scan_due or len(self._living_slots) <= FEW_MEMBERS):
+            self._living()
+        now = self._living_slots, self._members.records_content()
+        has_changed, self._seen = now != self._seen or is_scan_due and not self._members.is_current, now
+        return has_changed
+
+    def _living(self) -> list[int]:
+        """Return the slots of the members that get a share: that live, and send heartbeats."""
+        slots = self._members.sharing()
+        states = self._members.slot_states(slots[-1] + 1) if len(slots) > 1 else []
+        silent = [slot for slot in slots if slot != self._slot and self._liveness.is_expired(("member", slot), states[slot])]
+        self._silent = {self._members.record_of(slot).incarnation for slot in silent}
+        self._living_slots = [slot for slot in slots if slot not in silent]
+        return self._living_slots
 
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
         """Claim those of these queues that are free or whose holder has sent no heartbeat for session_timeout_s.
@@ -229,13 +258,6 @@ class GroupSession:
     def _begun(self, table: Table) -> bool:
         row = table.get(self._key)
         return row is not None and (self._only is None or all(queue_id in row for queue_id in self._only))
-
-    def _is_silent(self, slot: int) -> bool:
-        record = self._members.record_of(slot)
-        if not self._liveness.is_expired(("member", slot), record):
-            return False
-        self._silent.add(record.incarnation)
-        return True
 
     def _is_overdue(self, queue_id: int) -> bool:
         """Whether the queue is claimed by a member that has sent no heartbeat for session_timeout_s."""
@@ -591,6 +613,10 @@ class SharedSession(GroupSession):
         """Send a heartbeat if the last one is HEARTBEAT_INTERVAL_S old."""
         if self._slot >= 0:
             super().heartbeat()
+
+    def beat(self) -> bool:
+        """Return that the rest, with the heartbeat, is to be done: only tend() sees what other members have done."""
+        return True
 
     def rejoin_if_removed(self) -> bool:
         """Join again if the members' file was removed, which ends what this member has; return whether it was."""

@@ -121,6 +121,7 @@ class GroupMembers:
         self._slot = -1
         self._base = MEMBERS
         self._heartbeats = 0
+        self._records = 0  # as many as hold all that it has claimed
         self.incarnation = secrets.randbits(63) | 1
         _living.add(self)
 
@@ -166,6 +167,11 @@ class GroupMembers:
         """Return the record of the member that has a sharing slot."""
         return self._slot_record(MEMBERS + slot)
 
+    def slot_states(self, count: int) -> list[bytes]:
+        """Return the bytes of the first `count` sharing slots, which change with each heartbeat."""
+        content = self._read(SLOTS_AT, _SLOT_STRIDE * count)
+        return [content[at : at + _SLOT_STRIDE] for at in range(0, _SLOT_STRIDE * count, _SLOT_STRIDE)]
+
     @property
     def is_current(self) -> bool:
         """Whether the open file still has its name, so that other members open the same one."""
@@ -196,6 +202,10 @@ class GroupMembers:
         fields = self._get(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD)
         return QueueRecord() if fields is None else QueueRecord(*fields)
 
+    def records_content(self) -> bytes:
+        """Return the bytes of all queue records up to the last one that this process has claimed: while they last, its claims hold."""
+        return self._read(RECORDS_AT, _RECORD_STRIDE * self._records)
+
     def is_claimed(self, queue_id: int) -> bool:
         """Whether another living process has the current claim on the queue."""
         at = _queue_byte(queue_id, self.record(queue_id).fence)
@@ -207,6 +217,7 @@ class GroupMembers:
         if not self._try_lock(_queue_byte(queue_id, fence)):
             return None
         self._put_record(queue_id, QueueRecord(fence, self.incarnation))
+        self._records = max(self._records, queue_id + 1)
         return Claim(queue_id, fence)
 
     def seize(self, queue_id: int) -> Claim | None:
@@ -240,8 +251,7 @@ class GroupMembers:
 
     def marked_end(self, queue_id: int, tenure: int) -> int:
         """Return how far the queue was delivered in this tenure, by what its holder has marked; 0 if it has not."""
-        with disk_errors("read", self._path):
-            found = os.pread(self._descriptor, _MARK.size, RECORDS_AT + _RECORD_STRIDE * queue_id + _MARK_AT)
+        found = self._read(RECORDS_AT + _RECORD_STRIDE * queue_id + _MARK_AT, _MARK.size)
         end, crc = _MARK.unpack(found.ljust(_MARK.size, b"\0"))
         return int(end) if crc == _mark_crc(end, tenure) else 0
 
@@ -306,13 +316,16 @@ class GroupMembers:
         except OSError as error:
             raise disk_error(error, "write", self._path) from error
 
+    def _read(self, at: int, count: int) -> bytes:
+        try:  # not disk_errors(), which takes as long as the call
+            return os.pread(self._descriptor, count, at)
+        except OSError as error:
+            raise disk_error(error, "read", self._path) from error
+
     def _get(self, at: int, fields: struct.Struct) -> tuple[int, ...] | None:
         """Return the fields of a record; None if there is none with a valid checksum."""
         for _ in range(_READS):
-            try:  # not disk_errors(), which takes as long as the call
-                found = os.pread(self._descriptor, fields.size + _CRC.size, at)
-            except OSError as error:
-                raise disk_error(error, "read", self._path) from error
+            found = self._read(at, fields.size + _CRC.size)
             if len(found) == fields.size + _CRC.size:
                 if _CRC.unpack_from(found, fields.size)[0] == zlib.crc32(found[: fields.size]):
                     return fields.unpack_from(found)

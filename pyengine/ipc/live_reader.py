@@ -320,7 +320,7 @@ class LiveStoreReader(StoreReader):
         self._opened: list[EngineMemory] = []
         self._holds: dict[EngineMemory, SegmentHolds] = {}
         self._engine_check_due_s = 0.0
-        self._memory_lock = threading.RLock()  # a signal handler in a thread that has it may stir() or read
+        self._memory_lock = threading.RLock()  # a signal handler in a thread that has it may read
 
     @property
     def default_level(self) -> ReadLevel:
@@ -383,22 +383,26 @@ class LiveStoreReader(StoreReader):
         return None if memory is None else (memory, waiting.newest_end(memory.control, topic))
 
     def _wait_for_queues(self, looks: Sequence[Look | None], timeout_s: float, sleeper: Sleeper | None = None, stirs: int = 0) -> None:
-        """Sleep until one of these queues may have something to read, or until the timeout; one second at most.
+        """Sleep until one of these queues may have something to read, or until the timeout.
 
-        `sleeper.stir()` ends it too, if it is called after `stirs` was taken.
+        `sleeper.stir()` ends it too, if it is called after `stirs` was taken: the caller does so once `sleeper.waits_in` is no longer
+        the memory of the running engine. Without a sleeper this returns after a second to look.
         """
         memory = self._engine_memory()
         if memory is None:
             time.sleep(min(timeout_s, WITHOUT_ENGINE_POLL_INTERVAL_S))
             return
         queues = [look.queue for look in looks if look is not None and look.memory is memory]
-        if len(queues) == len(looks):  # otherwise another engine runs than at the look
-            (sleeper or Sleeper()).wait(memory.control, queues, min(timeout_s, WAIT_S_MAX), stirs)
-
-    def _stir(self, sleeper: Sleeper) -> None:
-        """End a sleep of _wait_for_queues(), or the one that is about to begin."""
-        with self._memory_lock:
-            sleeper.stir(None if self._memory is None else self._memory.control)
+        if len(queues) < len(looks):  # another engine runs than at the look
+            return
+        if sleeper is None:
+            Sleeper().wait(memory.control, queues, min(timeout_s, WAIT_S_MAX), stirs)
+            return
+        sleeper.waits_in = memory
+        try:
+            sleeper.wait(memory.control, queues, timeout_s, stirs)
+        finally:
+            sleeper.waits_in = None
 
     def _wait_for_dispatch(self, end: int, timeout_s: float) -> bool:
         """Wait until the queues and the index have all messages below this offset of the log; return whether they have in time.

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -95,6 +96,9 @@ def wait_for_sequence(sequence: ms_sequence, seen: int, timeout_s: float) -> boo
     return lib.ms_sequence_wait(ffi.addressof(sequence), seen, max(0, int(timeout_s * 1e9))) == 1
 
 
+SLEEP_S_MAX = 5.0  # then the interpreter looks for a signal that came just before the sleep
+
+
 class Awaited(NamedTuple):
     """A queue that has nothing to read for a reader of this level below `end`, a physical offset."""
 
@@ -130,6 +134,7 @@ class Sleeper:
 
     def __init__(self) -> None:
         self._struct = ffi.new("struct ms_sleeper *")
+        self.waits_in: object = None  # the memory of the engine for whose messages it waits
         self.watched: Watched | None = None  # the descriptor of a program that waits in an event loop instead
 
     @property
@@ -138,12 +143,15 @@ class Sleeper:
         return self._struct.stirs
 
     def wait(self, control: ms_control, queues: Sequence[Awaited], timeout_s: float, stirs: int) -> None:
-        """Sleep until a queue may have something to read, until stir() is called after `stirs`, a signal, or the timeout."""
-        lib.ms_arrivals_wait(control, self._struct, stirs, _rows(queues), len(queues), max(0, int(timeout_s * 1e9)))
+        """Sleep until a queue may have something to read, until stir() is called after `stirs`, or until the timeout."""
+        rows, count, until_s = _rows(queues), len(queues), time.monotonic() + timeout_s
+        ended = lib.MS_ARRIVALS_SIGNAL
+        while ended == lib.MS_ARRIVALS_SIGNAL and (left_s := until_s - time.monotonic()) > 0:
+            ended = lib.ms_arrivals_wait(control, self._struct, stirs, rows, count, int(min(left_s, SLEEP_S_MAX) * 1e9))
 
-    def stir(self, control: ms_control | None) -> None:
-        """End the sleep, or the one that is about to begin; `control` is None if no engine runs."""
-        lib.ms_arrivals_stir(ffi.NULL if control is None else control, self._struct)
+    def stir(self) -> None:
+        """End the sleep, or the one that is about to begin."""
+        lib.ms_arrivals_stir(self._struct)
         if self.watched is not None:
             self.watched.raise_now()
 

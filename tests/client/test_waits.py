@@ -220,7 +220,7 @@ def test_no_message_is_put_past_a_descriptor(store, rng):
 def test_a_descriptor_is_raised_by_what_other_threads_change(store, monkeypatch):
     engine, _ = store
     with pyengine.consume(engine.root, "quiet", group="g", auto_commit=False, max_span=1) as consumer:
-        monkeypatch.setattr(pyengine.client.consumer, "FETCH_MESSAGES", 1)
+        monkeypatch.setattr("pyengine.client.consumer.FETCH_MESSAGES", 1)
         messages: list[pyengine.Message] = []
         eventually(lambda: messages.extend(consumer.pull(32, timeout_s=0.2)) or len(messages) == 4, "the first messages")
         for change in (lambda: consumer.requeue(messages[0]), lambda: consumer.seek(1, "first"),
@@ -381,3 +381,107 @@ def test_a_signal_handler_may_use_the_consumer_that_it_interrupts(store, monkeyp
     asking.join(scaled_timeout_s(10))
     assert used and not asking.is_alive(), "it waits for itself"
     consumer.close()  # not if it fails: it would wait too
+
+
+def beats(consumer) -> bool:
+    """One beat of the process's thread: whether the consumer's own thread is to do something."""
+    consumer._is_due.clear()
+    consumer._beat()
+    return consumer._is_due.is_set()
+
+
+@pytest.fixture
+def unkept(monkeypatch):
+    """No thread beats or does housekeeping: the test does."""
+    monkeypatch.setattr("pyengine.client.consumer._Pulse.add", lambda *_: None)
+    monkeypatch.setattr(pyengine.Consumer, "_housekeeping_loop", lambda _: None)
+
+
+def settle(*consumers) -> None:
+    def is_settled() -> bool:
+        for consumer in consumers:
+            consumer._housekeep_once()
+        return sum(beats(consumer) for consumer in consumers) == 0  # each of them beats
+
+    eventually(is_settled, "nothing more to do")
+
+
+def test_an_idle_member_only_beats_until_something_changes(store, unkept):
+    engine, producer = store
+    with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as consumer:
+        eventually(lambda: consumer._housekeep_once() or len(consumer.assignment) == 4, "the queues are made")
+        read_all(consumer)
+        consumer._commit_due_s = 0.0
+        settle(consumer)
+        slot = consumer._session._members
+        before = slot.members()
+        assert not beats(consumer) and slot.members() != before, "others see that it lives"
+        consumer._commit_due_s = 0.0
+        assert not beats(consumer), "all is stored"
+        producer.put("quiet", b"more", queue_id=1)
+        got: list[pyengine.Message] = []
+        eventually(lambda: got.extend(consumer.pull(1, timeout_s=0.2)) or got, "the message")
+        consumer.pull(1, timeout_s=0)
+        consumer._commit_due_s = 0.0
+        assert beats(consumer), "an offset is to be stored"
+        settle(consumer)
+        with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as other:
+            assert beats(consumer), "a member has joined"
+            settle(consumer, other)
+            assert len(consumer.assignment) == len(other.assignment) == 2
+        assert beats(consumer), "it has left"
+        settle(consumer)
+        pyengine.ConsumerGroups(engine.root).reset("quiet", "g", "first")
+        assert beats(consumer), "the group was reset"
+        settle(consumer)
+        producer.put("quiet", b"in a new queue", queue_id=4)
+        eventually(lambda: beats(consumer), "a queue was made")
+        settle(consumer)
+        assert len(consumer.assignment) == 5
+        consumer._session._members._path.unlink()
+        consumer._session._scan_due_s = 0.0
+        assert beats(consumer), "the members' file is gone"
+        settle(consumer)
+        assert engine.stop()
+        eventually(lambda: beats(consumer), "the engine has ended")
+        engine.start()
+
+
+def test_a_member_that_is_busy_does_not_keep_the_others_from_beating(store):
+    engine, _ = store
+    with pyengine.consume(engine.root, "quiet", group="one", session_timeout_s=60) as busy, \
+            pyengine.consume(engine.root, "quiet", group="two", session_timeout_s=60) as other, busy._work:
+        def seen() -> object:
+            return [each.heartbeats for each in other._session._members.members().values()]
+
+        for _ in range(3):
+            before = seen()
+            eventually(lambda before=before: seen() != before, "a heartbeat of the other one")
+
+
+def test_the_thread_that_beats_ends_with_the_last_consumer(store):
+    engine, _ = store
+
+    def runs() -> bool:
+        return any(thread.name == "pyengine-consumers" for thread in threading.enumerate())
+
+    for _ in range(2):
+        with pyengine.consume(engine.root, "quiet", group="g"), pyengine.consume(engine.root, "quiet", group="h"):
+            assert sum(thread.name == "pyengine-consumers" for thread in threading.enumerate()) == 1
+        eventually(lambda: not runs(), "it ends")
+
+
+def test_a_long_wait_notices_the_next_engine(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.consume(engine.root, "T", group="g") as consumer:
+        got: list[pyengine.Message] = []
+        thread = threading.Thread(target=lambda: got.extend(consumer.pull(1, timeout_s=None)), daemon=True)
+        thread.start()
+        eventually(lambda: consumer._sleeper._struct.is_asleep, "it waits")
+        engine.kill_all()
+        engine.start()
+        with pyengine.connect(engine.root) as producer:
+            producer.put("T", b"of the next engine")
+        thread.join(scaled_timeout_s(30))
+        assert [message.body for message in got] == [b"of the next engine"]

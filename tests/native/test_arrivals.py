@@ -55,7 +55,7 @@ def test_a_message_wakes_the_readers_of_its_topic_only(control):
     control.committed.value = 200
     dispatch(control, mine.slot, 200)
     assert mine.has_ended() and other.thread.is_alive()
-    other.sleeper.stir(control)
+    other.sleeper.stir()
     assert other.has_ended()
 
 
@@ -79,7 +79,7 @@ def test_a_reader_of_what_is_replicated_is_woken_by_the_replicator(control):
 def test_a_stir_before_the_sleep_ends_it(control):
     sleeper = Sleeper()
     stirs = sleeper.stirs
-    sleeper.stir(control)
+    sleeper.stir()
     sleeper.wait(control, [Awaited(control.committed, 0, 0)], HOUR_S, stirs)
     assert sleeper.stirs != stirs
 
