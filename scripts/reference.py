@@ -20,7 +20,7 @@ from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
 from pyengine.engine_config import AT_ONCE, DAY_MS, INT32_MAX, KEPT_NAMES, SETTINGS
 from pyengine.events import ERROR, INFO, NOTHING, WARNING, Event
 from pyengine.settings import Setting
-from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, INERT_KEYS, REFUSED_KEYS
+from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, INERT_KEYS, REFUSED_KEYS, fold
 
 EVERYWHERE = ("--set", "--json")
 GROUPS = {
@@ -42,8 +42,8 @@ def configuration_page() -> str:
         "Made from the table in `pyengine/engine_config.py`. `pyengine config explain STORE` shows a store's values and their sources.",
         "A later source wins: `STORE/config/engine.toml` (lines `name = value`), the environment "
         f"(`{ENV_PREFIX}<NAME>`), a broker's file (`--broker-conf`), `--set name=value`.", "",
-        "Each setting has its default beside it. Names are RocketMQ's with the unit appended; RocketMQ's own keys, in brackets, are "
-        "accepted too. Case, `_`, `-` and `.` do not "
+        "Each setting has its default beside it. RocketMQ's key is the name without the unit, or stands in brackets; it is accepted "
+        "too. Case, `_`, `-` and `.` do not "
         "matter.\nA size may end in K, M, G, KiB, MiB or GiB (powers of 1024), a time in ms, s, m, h or d. Without bounds a time is at "
         "most a day,\na number 2,147,483,647.", "",
         "**Fixed at creation:** " + ", ".join(f"`{name}`" for name in FIXED_NAMES) + ".\nAny other value is refused. For a store of "
@@ -66,14 +66,16 @@ def configuration_page() -> str:
 
 
 def _notes(row: Setting) -> str:
-    """Return in brackets RocketMQ's key, the range where it is not that of all such settings, and whether a change is live."""
+    """Return in brackets RocketMQ's key and the range where they are not as of all such settings, and whether a change is live."""
     bounds = row.allowed().removesuffix(f" to {DAY_MS:,} ms").removesuffix(f" to {INT32_MAX:,} bytes").removesuffix(f" to {INT32_MAX:,}")
     if bounds in ("text", "true or false", "0", "1"):
         bounds = ""
     elif bounds != row.allowed():
         bounds = f"from {bounds}"
     live = {"": "", AT_ONCE: "*live*"}.get(row.live, f"*live {row.live.removesuffix(' afterwards')}*")
-    notes = ", ".join(each for each in (f"`{row.key}`" if row.key else "", bounds, live) if each)
+    derived = {fold(row.name), fold(row.name.removesuffix(f"_{row.unit}")), fold(row.name.removesuffix("_hours"))}
+    key = f"`{row.key}`" if row.key and fold(row.key) not in derived else ""
+    notes = ", ".join(each for each in (key, bounds, live) if each)
     return f" ({notes})" if notes else ""
 
 
