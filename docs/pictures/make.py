@@ -1,10 +1,11 @@
-"""Draw the pictures of the pages, NAME.svg and NAME-dark.svg of each NAME.py here, and set the pages' <picture> elements.
+"""Draw the pictures of the pages, NAME.svg and NAME-dark.svg of each NAME.py here that draws, and set the pages' <picture> elements.
 
 usage: python docs/pictures/make.py [--check] [NAME ...]
 
-A page shows a picture where it has an element <picture> whose <img> names the file; the alternative text comes from NAME.py. --check
-changes nothing and fails where the tree has something else than what would be made. Charts are drawn from bench/figures.json and the
-tables of bench/notes/engine.md, names and limits from pyengine itself.
+A page shows a picture where it has an element <picture> whose <img> names the file; the alternative text comes from NAME.py. A
+NAME.py that does not draw describes the screenshot NAME.png. --check changes nothing and fails where the tree has something else
+than what would be made. Charts are drawn from bench/figures.json and the tables of bench/notes/engine.md, names and limits from
+pyengine itself.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from shapes import SCHEMES, Picture  # noqa: E402
 COMMON = ("make", "shapes", "charts", "terminal", "record")
 NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in COMMON)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/api/*.md.in")])
-ELEMENT = re.compile(r"<picture>\n(?:(?!</picture>).)*?src=\"([^\"]*?)([a-z_]+)\.svg\".*?</picture>", re.DOTALL)
+ELEMENT = re.compile(r"<picture>\n(?:(?!</picture>).)*?src=\"([^\"]*?)([a-z_]+)\.(?:svg|png)\".*?</picture>", re.DOTALL)
 
 
 def drawn(module: ModuleType) -> dict[str, str]:
     """The files of one picture, by their names."""
     name, alt = module.__name__, " ".join(module.ALT.split())
-    files = {}
+    files: dict[str, str] = {}
+    if not hasattr(module, "draw"):
+        return files
     for scheme in SCHEMES:
         picture = Picture(*module.SIZE, alt, scheme)
         try:
@@ -50,8 +53,9 @@ def with_elements(page: str, alts: dict[str, str]) -> str:
         folder, name = found.groups()
         if name not in alts:
             raise SystemExit(f"no picture is named {name}")
-        return (f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{folder}{name}-dark.svg">\n'
-                f'<img alt={quoteattr(alts[name])} src="{folder}{name}.svg">\n</picture>')
+        is_drawn = not (HERE / f"{name}.png").exists()
+        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{folder}{name}-dark.svg">\n' if is_drawn else ""
+        return f'<picture>\n{dark}<img alt={quoteattr(alts[name])} src="{folder}{name}.{"svg" if is_drawn else "png"}">\n</picture>'
 
     return ELEMENT.sub(element, page)
 
