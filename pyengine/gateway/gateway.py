@@ -28,7 +28,7 @@ from pyengine.gateway.members import Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer, OwnRoutes
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
-from pyengine.gateway.registration import CHECK_S, ClusterRoutes, Registration
+from pyengine.gateway.registration import CHECK_S, TABLES_INTERVAL_S, ClusterRoutes, Registration
 from pyengine.gateway.sends import NOT_AVAILABLE, NOT_RESUMED, REGION, Ends, Puts, Sends
 from pyengine.gateway.tls import TlsHandler
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
@@ -164,6 +164,9 @@ class Gateway:
             joined = self._registration = Registration(config, names, address, self._memory, self.connections, executor, self._report)
             joined.start()
             self._tasks = [loop.create_task(repeat(CHECK_S, joined.check, self._report, joined.FAILURE))]
+            if joined.takes_tables:
+                self._tasks += [loop.create_task(repeat(
+                    TABLES_INTERVAL_S, joined.take_tables, self._report, "the master's topics, groups and offsets are not taken"))]
         self._tasks += [loop.create_task(work) for work in (
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),

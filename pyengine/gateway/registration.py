@@ -26,7 +26,7 @@ from typing import Any
 
 from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import SLAVE, EngineConfig
-from pyengine.errors import EngineError, UsageError, os_error_sentence
+from pyengine.errors import EngineError, FormatError, UsageError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
@@ -37,6 +37,7 @@ from pyengine.gateway.tls import CA_BYTES_MAX
 from pyengine.gateway.wire import WireError, as_object, read_json, read_object, write_json
 from pyengine.ipc.control_block import EngineMemory, now_ms, write_name_servers
 from pyengine.native import control as native
+from pyengine.services.replication.ha_stream import TABLES
 from pyengine.settings import split_address
 from pyengine.storage.config_table import PERM_WRITE, TOPICS_FORMAT, NamedRows, TopicConfig
 
@@ -51,6 +52,9 @@ SILENT_S = 120.0            # after which a name server forgets a broker
 BROKERS_MAX = 256           # of which a name server knows, each address counted
 TOPICS_MAX = 400_000        # of all of them
 ADDRESS_CHARS_MAX = 255
+TABLES_INTERVAL_S = 5.0     # between two questions of a slave for its master's tables
+_TABLE_CODES = (codes.GET_ALL_TOPIC_CONFIG, codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, codes.GET_ALL_CONSUMER_OFFSET,
+                codes.GET_ALL_DELAY_OFFSET)  # in the order of TABLES
 PUTS_REFUSED = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE | native.REFUSE_LOST
 
 
@@ -111,6 +115,9 @@ class Registration:
         self._offered: tuple[_Standing, NamedRows[TopicConfig]] | None = None
         self._next_check_s = 0.0
         self._is_leaving = False
+        self.takes_tables = self._is_slave and not config.ha_secret_file  # with a secret the link to the master has them
+        self._master = ""                  # its address for clients, from name servers
+        self._taken: dict[int, bytes] = {}  # its tables that were written here, by request code
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -149,6 +156,26 @@ class Registration:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connections.close()
+
+    async def take_tables(self) -> None:
+        """Write topics, groups and offsets of a master that cannot prove a secret, as RocketMQ's, here (RocketMQ: SlaveSynchronize).
+
+        The gateway calls it every TABLES_INTERVAL_S, if `takes_tables`. OSError or EngineError if the master does not give them.
+        """
+        if not self._master:
+            return
+        connection = await self._connect(self._master, None)
+        try:
+            for code, (name, write) in zip(_TABLE_CODES, TABLES, strict=True):
+                answer = await connection.invoke(code, {}, timeout_s=LIMIT_S)
+                if answer.code == codes.SUCCESS and answer.body and answer.body != self._taken.get(code):
+                    try:
+                        await self._executor.run(write, self._names.root, answer.body)
+                    except (FormatError, UnicodeDecodeError) as error:
+                        raise EngineError(f"{name} of {self._master} cannot be used: {error}") from None
+                    self._taken[code] = answer.body
+        finally:
+            connection.close()
 
     # ---- what is told -------------------------------------------------------------
 
@@ -200,7 +227,7 @@ class Registration:
     async def _stay(self, server: _NameServer) -> None:
         """Connect, and register until there is nothing to offer or the gateway ends; OSError if the connection ends or the name server
         refuses."""
-        connection = server.connection = await self._connect(server.address)
+        connection = server.connection = await self._connect(server.address, self._ca_file)
         try:
             while (offer := self._offer) is not None and not self._is_leaving:
                 server.changed.clear()
@@ -208,6 +235,7 @@ class Registration:
                 if answer.code != codes.SUCCESS:
                     raise OSError(f"it refuses the registration: {answer.code} {answer.remark or ''}")
                 self._note(server)
+                self._master = answer.fields.get("masterAddr", self._master)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(server.changed.wait(), INTERVAL_S)
                 if connection.is_closed:
@@ -226,9 +254,12 @@ class Registration:
             return answer.code == codes.SUCCESS and name in answer.body and address not in answer.body
         return False
 
-    async def _connect(self, address: str) -> Connection:
-        host, port = split_address(address)
-        context = await self._executor.run(_trusting, self._ca_file) if self._ca_file else None
+    async def _connect(self, address: str, ca_file: Path | None) -> Connection:
+        try:
+            host, port = split_address(address)
+        except ValueError as error:
+            raise EngineError(str(error)) from None
+        context = await self._executor.run(_trusting, ca_file) if ca_file else None
         async with asyncio.timeout(LIMIT_S):
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(self._connections, {}), host, port, ssl=context)

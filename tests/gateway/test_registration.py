@@ -27,7 +27,8 @@ from pyengine.gateway.registration import ClusterRoutes, Registration, _Identity
 from pyengine.gateway.wire import ANSWER, Frame
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
-from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigs
+from pyengine.storage.config_table import PERM_READ, PERM_WRITE, SubscriptionGroups, TopicConfig, TopicConfigs
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from reported import Reported
 from waiting import eventually
@@ -192,6 +193,28 @@ def test_a_slave_registers_with_a_number_above_0(start, name_server):
         name_server.wait_for("broker-a", number)
         store.engine.stop()
         assert {frame.fields["brokerId"] for frame in name_server.frames if frame.code != codes.GET_BROKER_CLUSTER_INFO} == {str(number)}
+
+
+def test_a_slave_without_a_secret_takes_its_masters_tables_by_requests(start, name_server):
+    store = start(name_server)
+    assert store.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"x").code == codes.SUCCESS
+    store.engine.stop()
+    tables = {
+        codes.GET_ALL_TOPIC_CONFIG: b'{"dataVersion":{"counter":9,"timestamp":8},"topicConfigTable":{"far":{"topicName":"far","perm":6}}}',
+        codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: b'{"dataVersion":{"counter":1},"subscriptionGroupTable":{"g":{"groupName":"g"}}}',
+        codes.GET_ALL_CONSUMER_OFFSET: b'{"offsetTable":{"far@g":{0:7}}}', codes.GET_ALL_DELAY_OFFSET: b'{"offsetTable":{3:5}}'}
+    name_server.answer = lambda frame: Frame(
+        codes.SUCCESS, {"masterAddr": name_server.address} if frame.code == codes.REGISTER_BROKER else {}, tables.get(frame.code, b""),
+        frame.opaque, ANSWER)
+    store.engine.start(broker_role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}")
+    eventually(lambda: DelayOffsets(store.root).read()[0] == {3: 5}, "the last table is there", 60)
+    topics = TopicConfigs(store.root).read()
+    assert topics.rows.keys() == {"far"} and topics.data_version == {"counter": 9, "timestamp": 8}
+    assert SubscriptionGroups(store.root).read().rows.keys() == {"g"} and ConsumerOffsets(store.root).read("far", "g") == {0: 7}
+    eventually(lambda: "far" in name_server.topics("broker-a", 1), "it registers with them")
+    tables[codes.GET_ALL_TOPIC_CONFIG] = b"{"
+    eventually(lambda: "topics.json of" in store.engine.log(), "the log says why it keeps what it has", 60)
+    assert TopicConfigs(store.root).read().rows.keys() == {"far"}
 
 
 def test_the_term_of_a_master_is_the_state_version(start, name_server, tmp_path):

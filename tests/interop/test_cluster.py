@@ -16,6 +16,8 @@ from fix_judge import available
 from fix_slave import secret_file
 from interop.clients import Clients
 from interop.real_broker import RealBroker
+from pyengine.storage.config_table import SubscriptionGroups, TopicConfigs
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
 
 pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.ci, pytest.mark.timeout(300)]
@@ -80,3 +82,37 @@ def test_messages_spread_over_both_and_a_slave_serves_and_follows_its_dead_maste
         assert {row["status"] for row in again} == {"SEND_OK"}
         slave.engine.stop()
         assert route(clients).keys() == {"broker-a"}
+
+
+def test_a_real_broker_registers_with_our_name_server_and_our_slave_takes_its_place(tmp_path):
+    java, port, broker_port = needs.java_command(), free_port(), free_port()
+    address = f"127.0.0.1:{port}"
+    with contextlib.ExitStack() as stack, available():
+        host = start_served(tmp_path / "h", gateway_namesrv_cluster=True, gateway_namesrv_port=port, namesrvAddr=address,
+                            brokerName="broker-h")
+        stack.callback(host.close)
+        broker = RealBroker(java, tmp_path / "a", tmp_path / "real", free_port(), broker_port, namesrvAddr=address,
+                            mappedFileSizeCommitLog=1 << 20)
+        stack.callback(broker.kill)
+        broker.start()
+        clients = stack.enter_context(Clients(java, address, tmp_path))
+        eventually(lambda: broker.address in admin(clients, "clusterList"), "the real broker is in our routes", 60)
+        slave = start_served(tmp_path / "s", namesrvAddr=address, broker_role="SLAVE", sync_from="first",
+                             ha_master_address=f"127.0.0.1:{broker_port + 1}")  # a broker's slaves connect at its port and one
+        stack.callback(slave.close)
+        admin(clients, "updateTopic", "-c", "DefaultCluster", "-t", "Both", "-r", "4", "-w", "4")
+        both = {"broker-a": f'0:"{broker.address}",1:"127.0.0.1:{slave.ports[1]}"', "broker-h": f'0:"127.0.0.1:{host.ports[1]}"'}
+        eventually(lambda: route(clients) == both, "all are in the route", 60)
+        bodies = [f"m{number}" for number in range(80)]
+        sent = clients.ask("send", group="senders", how="sync", topic="Both", tags="t", bodies=bodies)
+        assert {row["status"] for row in sent} == {"SEND_OK"}
+        clients.ask("subscribe", name="all", group="readers", topic="Both")
+        assert Counter(row["body"] for row in clients.ask("take", name="all", count=80, timeout_s=60)) == Counter(bodies)
+        eventually(lambda: sum(ConsumerOffsets(slave.root).read("Both", "readers").values()) == 40, "the slave has the group's offsets", 60)
+        assert TopicConfigs(slave.root).read().rows["Both"].write_queue_nums == 4
+        assert "readers" in SubscriptionGroups(slave.root).read().rows
+        broker.kill()
+        eventually(lambda: route(clients)["broker-a"] == f'1:"127.0.0.1:{slave.ports[1]}"', "the dead master is out", 10)
+        clients.ask("subscribe", name="late", group="late_readers", topic="Both")
+        found = clients.ask("take", name="late", count=80, timeout_s=90)
+        assert Counter(row["body"] for row in found) == Counter(bodies), "half of them from the slave"
