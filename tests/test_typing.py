@@ -20,6 +20,7 @@ from waiting import scaled_timeout_s
 
 RIGHT = """
 import asyncio
+import datetime
 import pyengine
 
 async def put(producer: pyengine.Producer) -> int:
@@ -58,6 +59,23 @@ def parts(store: str) -> int:
 def times(message: pyengine.Message) -> str:
     return f"{message.store_time - message.born_time} {message.born_time.isoformat()}"
 
+def values(store: str, producer: pyengine.Producer, numbers: pyengine.Topic[int]) -> int:
+    orders = pyengine.Topic("orders", dict, codec="msgspec")
+    print(numbers.put(producer, 1).msg_id, orders.put_many(producer, [{}]).count, orders.name)
+    with numbers.consume(store, group="billing", tags="new") as consumer:
+        consumer.ack(consumer.pull())
+        return sum(each.value + each.message.queue_offset for each in consumer)
+
+def later(producer: pyengine.Producer, consumer: pyengine.Consumer, message: pyengine.Message, after: datetime.timedelta) -> None:
+    producer.put_many("orders", [b""], deliver_at=after)
+    producer.put_batch("orders", [pyengine.BatchMessage(b"", deliver_at=after)], delay_level=1)
+    producer.put("orders", b"", unique_key="k", once=True)
+    consumer.retry(message, delay_s=0.5)
+    pyengine.run_consumer("store", "orders", "billing", print, backoff=lambda times: 2.0 ** times)
+
+def topics(store: str) -> list[str]:
+    return [each.topic for each in pyengine.Topics(store).list(sizes=True) if each.config is None or each.config.perm == 6]
+
 def annotate({names}) -> None: ...
 """
 WRONG = """
@@ -84,6 +102,10 @@ async def wrong(producer: pyengine.Producer) -> None:
     pyengine.Engine("store", flush_disk_typ="SYNC_FLUSH")  # error
     pyengine.Engine("store", max_index_num=1.5)  # error
     pyengine.Engine("store", share=True)  # error
+    pyengine.Topic("orders", int).put(producer, "one")  # error
+    pyengine.Topics("store").create("orders", queue=4)  # error
+    producer.put_many("orders", [b""], deliver_at="tomorrow")  # error
+    pyengine.run_consumer("store", "orders", "billing", print, backoff="1s")  # error
     pyengine.Engine("store").connect(time_out_s=1)  # error
 """
 

@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, consume
@@ -40,11 +40,16 @@ from pyengine.storage.config import check_keywords, existing_store
 from pyengine.storage.config_table import NamedRows, TopicConfig, TopicConfigs
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from pyengine.client.pending_puts import PutFuture
     from pyengine.client.producer import Producer
     from pyengine.results import PutManyResult, PutResult
 
-_Value = TypeVar("_Value")
+    _Value = TypeVar("_Value", default=Any)  # a Topic without a type in an annotation has any
+else:
+    _Value = typing.TypeVar("_Value")
+
 _LOG = logging.getLogger("pyengine.client.topics")
 PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
