@@ -134,7 +134,7 @@ def _text(text: str | None) -> list[str]:
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         rows = paragraph.strip("\n").splitlines()
         if rows and rows[0] == "\b":
-            lines += ["```", *rows[1:], "```", ""]
+            lines += ["```", *(row for row in rows[1:] if row not in ("Example:", "Examples:")), "```", ""]
         elif rows:
             lines += [*rows, ""]
     return lines
@@ -183,8 +183,8 @@ def _kind(kind: click.ParamType[object]) -> str:
 
 
 def events_page() -> str:
-    """Return docs/events.md: every event with its level, meaning and remedy, in the order of the table."""
-    levels = {ERROR: "error", WARNING: "warning", INFO: "info"}
+    """Return docs/events.md: every event with its meaning and remedy, by level."""
+    levels = {ERROR: "Errors", WARNING: "Warnings", INFO: "Information"}
     lines = [
         "# Events", "",
         "Made from the table in `pyengine/events.py`: each kind of line in an engine's log, and *what to do about it*.", "",
@@ -193,9 +193,10 @@ def events_page() -> str:
         "Under systemd each line is a record of the journal, with the fields `EVENT`, `WORKER`, `STORE` and a priority: `journalctl -p "
         "warning\nSTORE=/var/lib/pyengine/demo`. For what lasts, see `pyengine status STORE` and the alerts "
         "([statistics.md](statistics.md)).", ""]
-    lines += [f"- `{event.name}` ({levels[event.level]}): {event.meaning}{f' *{event.action}*' if event.action != NOTHING else ''}"
-              for event in Event]
-    return "\n".join(lines) + "\n"
+    for level, title in levels.items():
+        lines += [f"## {title}", "", *(f"- `{event.name}`: {event.meaning}{f' *{event.action}*' if event.action != NOTHING else ''}"
+                                       for event in Event if event.level == level), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _items(rows: Iterable[tuple[str, str, str]]) -> list[str]:
