@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -117,3 +118,12 @@ def test_a_text_that_does_not_fit_is_refused():
         picture.text(20, 24, "there")
     with pytest.raises(ValueError, match="outside the picture"):
         picture.text(80, 50, "far away")
+
+
+def test_the_chart_of_rates_has_a_point_for_each_round_of_each_log():
+    outcomes = {outcome["work"]["name"]: outcome["turns"] for outcome in
+                json.loads((SOURCES / "bench" / "figures.json").read_text(encoding="utf-8"))["outcomes"]}
+    text = (PICTURES / "rates.svg").read_text(encoding="utf-8")
+    shown = [outcomes[work] for work in ("put, 128 B", "put, 1 KiB", "put_many(256), 1 KiB", "put_many(256), 128 B, two producers",
+                                         "put, sync, 1 KiB", "put, sync, 1 KiB, four producers")]
+    assert text.count("<circle") == sum(len(rounds) for turns in shown for rounds in turns.values())

@@ -9,7 +9,12 @@ SIZE = (760, 424)
 ALT = """Points on a logarithmic scale of microseconds: for each log the median and the 99th percentile of a put in each round;
 single async puts of 128 bytes and of 1 KiB, and sync puts of 1 KiB by one producer and by four."""
 WORKS = ("put, 128 B", "put, 1 KiB", "put, sync, 1 KiB", "put, sync, 1 KiB, four producers")
-UNITS = {0.01: "10 ns", 0.1: "0.1 us", 1: "1 us", 10: "10 us", 100: "0.1 ms", 1e3: "1 ms", 1e4: "10 ms", 1e5: "0.1 s"}
+
+
+def duration(us: float) -> str:
+    """10 ns, 1 us, 0.1 ms."""
+    factor, unit = next((pair for pair in ((1e6, "s"), (1e3, "ms"), (1, "us")) if us * 10 > pair[0] * 0.999), (1e-3, "ns"))
+    return f"{us / factor:.3g} {unit}"
 
 
 def panel(p: Picture, x: float, y: float, work: str) -> None:
@@ -19,7 +24,7 @@ def panel(p: Picture, x: float, y: float, work: str) -> None:
     bottom = y + 14 + 24 * len(halves)
     for mark in scale.marks():
         p.line((scale.at(mark), y + 10), (scale.at(mark), bottom), colour="grey_edge", width=0.4)
-        p.text(scale.at(mark), bottom + 13, UNITS[round(mark, 9)], 11, anchor="middle", colour="muted")
+        p.text(scale.at(mark), bottom + 13, duration(mark), 11, anchor="middle", colour="muted")
     for number, log in enumerate(halves):
         middle = y + 26 + 24 * number
         p.text(x + 72, middle + 4, NAMES[log], 12, anchor="end", bold=log == "pyengine")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from charts import Scale, kept, legend
 from shapes import Picture
 
@@ -15,10 +17,12 @@ COLOURS = ("purple_edge", "blue_edge", "green_edge")
 def draw(p: Picture) -> None:
     rows = kept()["spark"]
     works = [work for work in rows[0] if work != "body_bytes"]
-    scale = Scale(0.25, 16, 180, 720)
+    ratios = [row[work] for row in rows for work in works]
+    low, high = math.floor(math.log2(min(ratios)) - 0.1), math.ceil(math.log2(max(ratios)) + 0.1)
+    scale = Scale(2.0 ** min(low, -1), 2.0 ** max(high, 1), 180, 720)
     legend(p, 24, 26, {f"bodies of {row['body_bytes']:,} B": colour for row, colour in zip(rows, COLOURS, strict=True)})
     bottom = 60 + 28 * len(works)
-    for mark in (0.25, 0.5, 1, 2, 4, 8, 16):
+    for mark in (2.0 ** power for power in range(min(low, -1), max(high, 1) + 1)):
         at = scale.at(mark)
         p.line((at, 52), (at, bottom), colour="line" if mark == 1 else "grey_edge", width=1.6 if mark == 1 else 0.4)
         p.text(at, bottom + 16, f"{mark:g}", 11, anchor="middle", colour="muted")
@@ -28,7 +32,5 @@ def draw(p: Picture) -> None:
         y = 70 + 28 * number
         p.text(20, y + 4, work)
         values = [row[work] for row in rows]
-        if not scale.low < min(values) <= max(values) < scale.high:
-            raise ValueError(f"{work} is not on the scale")
         for beside, (value, colour) in enumerate(zip(values, COLOURS, strict=True)):
             p.dot(scale.at(value), y + 6 * (beside - 1), colour, 4.5)
