@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "api"
 WIDTH = 140
 REPEATED = 4  # so many keywords that an earlier method has too are named and not described again
+SAME = re.compile(r"As ([A-Z]\w+)\.(\w+)\.")  # the whole docstring of a method that does what another class's does
 DIRECTIVE = re.compile(r"^::: (\S+)(?: without (.*))?$", re.MULTILINE)
 MADE = "<!-- Made by scripts/api_reference.py from {source} and the docstrings: change those. -->\n\n"
 
@@ -60,11 +61,17 @@ class Reference:
                   if _is_value(member) and (_is_enumeration(found) or _is_described(member))}
         if "attributes" not in left_out:
             parts += _value_items(found, values, {each.name for each in maker.parameters} if maker else set())
+        methods = {name: member for name, member in members.items() if isinstance(member, griffe.Function) and not _is_value(member)}
         earlier: dict[str, list[str]] = {}
-        for name, member in members.items():
-            if isinstance(member, griffe.Function) and not _is_value(member):
-                parts.append(_method_item(name, member, earlier))
-                earlier.setdefault(name, _pieces(member))
+        siblings: dict[str, list[str]] = {}
+        for name, member in methods.items():
+            same = SAME.fullmatch(_text(member))
+            if same and same[2] == name and _first(member) == _first(self._object(f"pyengine.{same[1]}").members[name]):
+                siblings.setdefault(same[1], []).append(f"`{name}`")
+                continue
+            parts.append(_method_item(name, member, earlier))
+            earlier.setdefault(name, _pieces(member))
+        parts += [f"- {', '.join(names)}: as of `{other}`" for other, names in siblings.items()]
         return re.sub(r"\n\n(?=- )", "\n", "\n\n".join(parts)).replace("\n- ", "\n\n- ", 1)
 
     def _object(self, path: str) -> griffe.Object:
@@ -155,6 +162,12 @@ def _pieces(function: griffe.Function) -> list[str]:
             text += f" = {parameter.default}" if ":" in text else f"={parameter.default}"
         pieces.append(text)
     return pieces
+
+
+def _first(method: griffe.Object) -> str:
+    """Return the name of the first parameter."""
+    pieces = _pieces(method) if isinstance(method, griffe.Function) else []
+    return next((re.split("[:=]", piece)[0] for piece in pieces if piece != "*"), "")
 
 
 def _says_its_type(parameter: griffe.Parameter) -> bool:
