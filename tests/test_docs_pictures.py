@@ -16,10 +16,13 @@ import pytest
 from fix_cli import SOURCES
 
 PICTURES = SOURCES / "docs" / "pictures"
+PATH = sys.path[:]
 sys.path.insert(0, str(PICTURES))
 
 from make import ELEMENT, NAMES, PAGES  # noqa: E402
 from shapes import FILLS, SCHEMES, Picture  # noqa: E402
+
+sys.path[:] = PATH  # a picture's name may be that of a package
 
 SCREENSHOTS = sorted(path.stem for path in PICTURES.glob("*.png"))
 FILES = sorted(f"{name}{scheme}.svg" for name, scheme in product(set(NAMES) - set(SCREENSHOTS), ("", "-dark")))

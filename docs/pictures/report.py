@@ -11,8 +11,9 @@ from pyengine.cli.report import STYLE, Layer, bars, moment
 from shapes import Picture
 
 SIZE = (760, 478)
-ALT = """Two charts from the page that pyengine report writes: stacked bars of the messages in each hour by topic, and the messages by
-the hour of the day. The page also has sizes, tables of topics and of the lags of consumer groups."""
+ALT = """Two charts from the page that pyengine report writes, for an example of two days: stacked bars of the messages in each
+hour by topic, and the messages by the hour of the day. The page also has sizes, tables of topics and of the lags of consumer
+groups."""
 HOUR_MS = 3_600_000
 BEGIN_MS = 20_454 * 24 * HOUR_MS
 TOPICS = {"clicks": 41_000, "orders": 17_000, "bills": 6_000}  # messages in the busiest hour
