@@ -17,16 +17,17 @@ import asyncio
 import logging
 import math
 import os
+import re
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer_groups import (
@@ -53,6 +54,7 @@ from pyengine.client.outgoing import deliver_at_ms, seconds_ms
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mean, passing
+from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from pyengine.storage.acknowledgements import SavedQueue
 
 POLL_INTERVAL_S = HEARTBEAT_INTERVAL_S       # interval at which a member checks for members that joined or left and for released queues
+PATTERN_INTERVAL_S = 1.0       # interval at which new topics are looked for that match the pattern of a consumer
 LISTING_INTERVAL_S = 5.0       # interval at which a member of a topic without new messages looks for queues that the cleaner has removed
 FETCH_MESSAGES = 32            # least number of messages of a fetch; if the program asks for fewer, within the store's transfer limits
 FETCH_MESSAGES_MAX = 1024
@@ -84,6 +87,8 @@ MAX_SPAN = 2_000               # DefaultMQPushConsumer.consumeConcurrentlyMaxSpa
 MAX_DELIVERIES = 16            # a message that was delivered so often, and that no member has finished, is a dead letter
 _LOG = logging.getLogger("pyengine.client.consumer")
 _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE)
+
+_NO_PROGRAMS_TOPICS = ("%", "RMQ_SYS_", SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC)  # how the names of groups' and the system's begin
 
 _living: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -136,6 +141,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 Sharing = Literal["queues", "messages"]
+Topics = str | Sequence[str] | Mapping[str, int] | re.Pattern[str]
+"""What a consumer reads: a topic, several, several with weights, or all that match a pattern, also those that come later."""
 
 
 class ConsumeOptions(EngineSettings, total=False):
@@ -157,7 +164,7 @@ class ConsumeOptions(EngineSettings, total=False):
 
 def consume(
     path: str | os.PathLike[str],
-    topic: str,
+    topic: Topics,
     *,
     group: str | None = None,
     tags: str | None = None,
@@ -177,10 +184,12 @@ def consume(
 ) -> Consumer:
     """Consume `topic` of the store at `path`, with or without an engine; waits up to `timeout_s` for a store that is made or recovered.
 
+    `topic` may be several, a mapping to weights, or a compiled pattern.
+
     The living members of a `group`, in any processes, share the queues; config/consumerOffset.json keeps their offsets. Without a
     group all queues are read, and no offset is stored. `tags` is a subscription (`a || b`), `sql` a condition on properties
     (`price > 5 AND region = 'eu'`), the same for all members. `from_` is where a new group, or none, starts: "first", "last" (only
-    new messages), or a time. With `queues` only these are read, and no others shared. `level` is a ReadLevel or its name.
+    new messages), or a time. `queues` are the only ones read. `level` is a ReadLevel or its name.
 
     With `auto_commit` a message is done when the next one is asked for, otherwise after ack(), retry() or commit(); offsets are stored
     every `commit_interval_s` and at the end. A member without a heartbeat for `session_timeout_s` loses its queues. A message that was
@@ -191,19 +200,63 @@ def consume(
     """
     timeout_s = arguments.number(timeout_s, "timeout_s")
     check_keywords(consume, settings)
+    choice = _Choice.of(topic)
     options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else arguments.queue_ids(queues),
                        None if level is None else ReadLevel.of(level), auto_commit, commit_interval_s, session_timeout_s,
                        max_reconsume_times, max_deliveries, max_span, sharing)
+    if queues is not None and not choice.is_one:
+        raise UsageError("queues belong to one topic: leave out `queues`, or consume that topic alone")
 
     def attempt(left_s: float) -> Consumer:
         try:
-            return Consumer(path, topic, group, options, settings)
+            return Consumer(path, choice, group, options, settings)
         except StoreBusyError as error:
             if read_holder(path).kind == "owner":  # which starts or recovers it
                 passing(error)
             raise
 
     return until_ready(attempt, timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The topics that a consumer reads: those of `weights`, and all that match `pattern`."""
+
+    weights: Mapping[str, int]
+    pattern: re.Pattern[str] | None = None
+
+    @classmethod
+    def of(cls, topics: Topics) -> _Choice:
+        """Return the choice of consume(); UsageError for one that names no topic, or is none."""
+        if isinstance(topics, re.Pattern):
+            return cls({}, topics)
+        if isinstance(topics, Mapping):
+            for topic, weight in topics.items():
+                if arguments.integer(weight, f"the weight of {topic}") < 1:
+                    raise UsageError(f"the weight of {topic} is {weight}; give 1 or more")
+            weights = dict(topics)
+        else:
+            several: Sequence[Any] = topics  # Any: what is no text is refused below
+            if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
+                several = [topics]
+            weights = dict.fromkeys(several, 1)
+        if not weights:
+            raise UsageError("there is no topic to consume: name one")
+        for topic in weights:
+            arguments.topic_name(topic)
+        return cls(weights)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one topic, for good."""
+        return self.pattern is None and len(self.weights) == 1
+
+    def found(self, reader: LiveStoreReader) -> list[str]:
+        """Return the topics to read now; those of groups and of the system match no pattern."""
+        if self.pattern is None:
+            return list(self.weights)
+        return [topic for topic in reader.topics()
+                if self.pattern.fullmatch(topic) and not topic.startswith(_NO_PROGRAMS_TOPICS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,23 +292,24 @@ class _Options:
 
 
 class Consumer:
-    """Reads one topic. Made by pyengine.consume; a context manager, an iterator and an async iterator of messages.
+    """Reads topics. Made by pyengine.consume; a context manager, an iterator and an async iterator of messages.
 
     One thread or task at a time asks for messages; all other methods may be called from any. Not for a forked child.
     """
 
-    def __init__(self, path: str | os.PathLike[str], topic: str, group: str | None, options: _Options, settings: EngineSettings, *,
+    def __init__(self, path: str | os.PathLike[str], choice: _Choice, group: str | None, options: _Options, settings: EngineSettings, *,
                  outer: Consumer | None = None) -> None:
         # outer: the consumer that this one belongs to, whose reader, threads and calls it uses.
         path = Path(path).absolute()
-        arguments.topic_name(topic)
         self._is_outer = outer is None
         if group is not None and self._is_outer:
             check_group(group)
-        self.topic = topic
         self.group = group
-        self.notes: list[str] = []
-        self.missed = 0
+        self.notes: list[str] = [] if outer is None else outer.notes
+        self._missed = 0
+        self._choice = choice
+        self._parts: dict[str, Consumer] = {}  # of the further topics
+        self._credit = 0                       # of its weight, while it waits for its turn
         self._options = options
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
@@ -264,8 +318,8 @@ class Consumer:
         self._paused: set[int] = set()
         self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
-        self._is_retried_turn = False
         self._retry_topic = None if group is None or outer is not None else retry_topic(group)
+        self._parts_due_s = 0.0
         self._empty: dict[int, tuple[int, Look]] = {}  # by queue: the position at which a look found no message
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
         self._readiness: Readiness | None = None  # made once the program waits in an event loop
@@ -287,27 +341,33 @@ class Consumer:
         self._pid = os.getpid()
         _living.add(self)
         self._reader: LiveStoreReader = open_store(path, **settings) if outer is None else outer._reader
+        try:
+            self.topic = self._first_topic()
+        except BaseException:
+            self._reader.close()
+            raise
         path = self._reader.root  # from here on this one store, even if another one comes to be at its path
         self._retries = None if group is None or outer is not None else Retries(
             path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._session: GroupSession | None = None
         try:
             if group is not None and options.sharing == "messages":
-                self._session = SharedSession(path, topic, group, session_timeout_s=options.session_timeout_s)
+                self._session = SharedSession(path, self.topic, group, session_timeout_s=options.session_timeout_s)
             elif group is not None:
-                self._session = GroupSession(path, topic, group, queue_ids=options.queues, session_timeout_s=options.session_timeout_s)
+                self._session = GroupSession(path, self.topic, group, queue_ids=options.queues, session_timeout_s=options.session_timeout_s)
             elif options.sharing == "messages":
                 raise UsageError("there is no group to share messages with: give consume() one")
             self._epoch = self._session.epoch if self._session else read_epoch(path)
             self._begin()
             self._housekeep()
         except BaseException:
-            if self._session is not None:
-                self._session.close()
+            for session in [one._session for one in self._consumers]:
+                if session is not None:
+                    session.close()
             if outer is None:
                 self._reader.close()
             raise
-        self._thread = threading.Thread(target=self._housekeeping_loop, name=f"pyengine-consumer-{topic}", daemon=True)
+        self._thread = threading.Thread(target=self._housekeeping_loop, name=f"pyengine-consumer-{self.topic}", daemon=True)
         if self._is_outer:
             self._thread.start()
             _pulse.add(self)
@@ -316,6 +376,58 @@ class Consumer:
         self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
         self._work = threading.RLock()     # one change of claims or offsets at a time; locked before _state
         self._pulling = threading.RLock()  # one thread asks for messages at a time; locked before both
+
+    # -- its topics ---------------------------------------------------------------
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that it reads."""
+        return [self.topic, *self._parts]
+
+    @property
+    def missed(self) -> int:
+        """The messages that it could not read."""
+        return sum(one._missed for one in self._consumers)
+
+    def part(self, topic: str) -> Consumer:
+        """Return what reads one of several topics."""
+        if topic not in self.topics:
+            raise UsageError(f"this consumer does not read {topic!r}, but {', '.join(self.topics)}")
+        return self if topic == self.topic else self._parts[topic]
+
+    @property
+    def _consumers(self) -> list[Consumer]:
+        """Itself, those of the further topics, and that of the retry topic."""
+        return [self, *self._parts.values(), *(() if self._retried is None else (self._retried,))]
+
+    def _first_topic(self) -> str:
+        topics = self._choice.found(self._reader)
+        if not topics and self._choice.pattern is not None:
+            raise passing(EngineError(f"no topic of {self._reader.name} matches {self._choice.pattern.pattern!r} yet: put a message"))
+        return topics[0]
+
+    def _find_parts(self) -> None:
+        """Read the further topics, and those that have come to match the pattern."""
+        if time.monotonic() < self._parts_due_s:
+            return
+        is_first = self._parts_due_s == 0.0  # all messages of a topic that comes later are new
+        options = self._options if is_first else replace(self._options, start="first")
+        for topic in self._choice.found(self._reader):
+            if topic not in self.topics:
+                choice = _Choice({topic: self._choice.weights.get(topic, 1)})
+                self._parts = {**self._parts, topic: Consumer(self._reader.root, choice, self.group, options, {}, outer=self)}
+                self._stir()
+        self._parts_due_s = time.monotonic() + (PATTERN_INTERVAL_S if self._choice.pattern is not None else math.inf)
+
+    def _split(self, messages: Message | Iterable[Message]) -> list[tuple[Consumer, list[Message]]]:
+        """Divide messages into those of each topic and of the retry topic."""
+        found: dict[int, tuple[Consumer, list[Message]]] = {id(one): (one, []) for one in self._consumers}
+        for message in [messages] if isinstance(messages, Message) else messages:
+            is_retried = isinstance(message, RetriedMessage)
+            one = self._retried if is_retried else self._parts.get(message.topic, self)
+            if one is not None:
+                found[id(one)][1].append(message)
+        return list(found.values())
 
     # -- ask for messages ---------------------------------------------------------
 
@@ -421,13 +533,13 @@ class Consumer:
                 self._take_back(messages)
                 raise
             if missing := len(messages) - table.num_rows:
-                self.missed += missing
+                self._missed += missing
                 self._note(f"{missing} messages were removed before they were read")
             return table
 
     def _take_back(self, messages: Iterable[Message]) -> None:
         """Undo the delivery of these messages, which the program did not get."""
-        for consumer, its in zip((self, self._retried or self), _split_by_topic(messages)):
+        for consumer, its in self._split(messages):
             for queue_id in {message.queue_id for message in its}:
                 mine = [message for message in its if message.queue_id == queue_id]
                 with consumer._state:
@@ -446,12 +558,10 @@ class Consumer:
         Returns queue id -> next offset of this member. UsageError without a group.
         """
         self._require_group()
-        own, retried = (None, None) if messages is None else _split_by_topic([messages] if isinstance(messages, Message) else messages)
+        given = [(one, None) for one in self._consumers] if messages is None else self._split(messages)
         with self._work:
-            committed = self._commit_own(own)
-            if self._retried is not None:
-                self._retried._commit_own(retried)
-            return committed
+            committed = [consumer._commit_own(its) for consumer, its in given]
+        return committed[0]
 
     def _commit_own(self, messages: list[Message] | None) -> dict[int, int]:
         with self._work:
@@ -478,14 +588,15 @@ class Consumer:
                 warnings.warn("ack() does nothing with auto_commit, where a message is done when the program asks for the next one: leave "
                               "it out, or consume with auto_commit=False", stacklevel=2)
             return
-        own, retried = _split_by_topic([messages] if isinstance(messages, Message) else messages)
-        with self._state:
-            self._require_open()
-            self._acknowledge(own)
-            inner = self._retried
-        if retried and inner is not None:
-            with inner._state:
-                inner._acknowledge(retried)
+        if isinstance(messages, Message) and self._choice.is_one and not isinstance(messages, RetriedMessage):  # the common case
+            with self._state:
+                self._require_open()
+                self._acknowledge([messages])
+            return
+        for consumer, its in self._split(messages):
+            with consumer._state:
+                self._require_open()
+                consumer._acknowledge(its)
 
     def retry(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
               at: datetime | timedelta | int | None = None, reason: str = "", timeout_s: float | None = None) -> PutResult:
@@ -514,11 +625,7 @@ class Consumer:
         UsageError without a group.
         """
         self._require_group()
-        own, retried = _split_by_topic([messages] if isinstance(messages, Message) else messages)
-        inner = self._retried
-        for consumer, given in ((self, own), (inner, retried)):
-            if consumer is None:
-                continue
+        for consumer, given in self._split(messages):
             with consumer._state:
                 self._require_open()
                 for message in given:
@@ -540,6 +647,13 @@ class Consumer:
         """
         if isinstance(self._session, SharedSession):
             raise UsageError(f"members of {self.group} share messages, so none of them can seek: ConsumerGroups.reset() sets all of them")
+        if self._parts and queue_id is None:
+            if is_offset(to):
+                raise UsageError("an offset belongs to one topic: part(topic).seek()")
+            for part in self._parts.values():
+                part.seek(None, to)
+        elif self._parts:
+            raise UsageError("a queue belongs to one topic: part(topic).seek()")
         chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
         if is_offset(to):
             offsets = {each: check_offset(to.__index__(), each, self._reader.queue_end(self.topic, each)) for each in chosen}
@@ -566,6 +680,8 @@ class Consumer:
             self._is_retried_paused = self._is_retried_paused or queues is None
             for queue_id in self._paused & self._held.keys():
                 self._held[queue_id].put_back()
+        for part in self._parts.values() if queues is None else ():
+            part.pause()
 
     def resume(self, queues: Iterable[int] | None = None) -> None:
         """Deliver messages of these queues (None: all, and retries) again, from where they were paused."""
@@ -574,6 +690,8 @@ class Consumer:
             self._require_open()
             self._paused.difference_update(self._paused.copy() if chosen is None else chosen)
             self._is_retried_paused = self._is_retried_paused and chosen is not None
+        for part in self._parts.values() if queues is None else ():
+            part.resume()
         self._stir()
 
     @property
@@ -583,10 +701,8 @@ class Consumer:
             return sorted(self._paused)
 
     def total_lag(self) -> int:
-        """Return the number of messages that the group has not committed, of the topic and of its retry topic."""
-        total = sum(queue.lag for queue in self.lag().values())
-        inner = self._retried
-        return total if inner is None else total + sum(queue.lag for queue in inner.lag().values())
+        """Return the number of messages that the group has not committed, of its topics and retry topic."""
+        return sum(queue.lag for one in self._consumers for queue in one.lag().values())
 
     def lag(self) -> dict[int, QueueLag]:
         """Return queue id -> QueueLag of the group, or of this consumer without one."""
@@ -614,8 +730,8 @@ class Consumer:
 
     def __repr__(self) -> str:
         group = f"group {self.group!r}" if self.group is not None else "no group"
-        return (f"Consumer({self.topic!r}, {group}, {'closed' if self._is_closed else f'queues {self.assignment}'}, "
-                f"{str(self._reader.name)!r})")
+        state = "closed" if self._is_closed else f"queues {self.assignment}"
+        return f"Consumer({self.topics if self._parts else self.topic!r}, {group}, {state}, {str(self._reader.name)!r})"
 
     def __enter__(self) -> Self:
         self._require_open()
@@ -656,8 +772,8 @@ class Consumer:
                 try:
                     if self._retries is not None:
                         self._retries.close()
-                    if self._retried is not None:
-                        self._retried._close(finished=finished, closer=closer)
+                    for inner in self._consumers[1:]:
+                        inner._close(finished=finished, closer=closer)
                 finally:
                     with self._state:
                         self._is_closed = True
@@ -673,31 +789,50 @@ class Consumer:
     # -- fetch and deliver --------------------------------------------------------
 
     def _next(self, max_messages: int) -> tuple[list[Message], bool]:
-        """Return (messages, whether entries were read, even if filtered), from topic and retry topic in turn; never waits."""
-        inner = self._retried
-        if self._expects_suspects:
+        """Return (messages, whether entries were read, even if filtered), from topics and retry topic in turn; never waits."""
+        is_one = self._retried is None and not self._parts  # the common case
+        if self._has_suspects if is_one else self._expects_suspects:
             max_messages = self._commit_before_suspects(max_messages)
-        if inner is None:
+        if is_one:
             return self._next_own(max_messages)
-        self._is_retried_turn = not self._is_retried_turn
-        self._begin_delivery(inner)
-        has_moved = False
-        in_turn = (inner, self) if self._is_retried_turn else (self, inner)
-        for consumer in sorted(in_turn, key=lambda one: not one._has_suspects):
-            if consumer is inner and self._is_retried_paused:
+        has_moved, weights = False, sum(one._weight for one in self._consumers)
+        for consumer in self._begin_turn():
+            if consumer is self._retried and self._is_retried_paused:
                 continue
             messages, moved = consumer._next_own(max_messages)
             has_moved = has_moved or moved
             if messages:  # from one of them at a time, so that an error of the other loses no message
-                return [RetriedMessage.of(message) for message in messages] if consumer is inner else messages, True
+                consumer._credit -= weights
+                return [RetriedMessage.of(message) for message in messages] if consumer is self._retried else messages, True
+            consumer._credit = 0  # it has no message in its turn, saves none for later, and is not paid for
+            weights -= consumer._weight
         return [], has_moved
+
+    @property
+    def _weight(self) -> int:
+        return self._choice.weights.get(self.topic, 1)
+
+    def _begin_turn(self) -> list[Consumer]:
+        """Return the consumers in the order in which they are asked; with auto_commit, what all of them have delivered is done.
+
+        Each turn adds a consumer's weight to its credit, and the one that delivers pays for all that may have
+        messages: smooth weighted round-robin.
+        """
+        for consumer in self._consumers:
+            consumer._credit += consumer._weight
+            with consumer._state:
+                consumer._require_open()
+                consumer._asker = threading.get_ident()
+                if self._options.auto_commit:
+                    consumer._finish(None)
+        return sorted(self._consumers, key=lambda one: (not one._has_suspects, -one._credit))
 
     def _commit_before_suspects(self, max_messages: int) -> int:
         """Return how many messages may be delivered now: one, if it may kill the process, and what is done is stored before.
 
         Otherwise messages that were finished just before each kill would be taken for the ones that kill, and become dead letters.
         """
-        for consumer in (self, *([self._retried] if self._retried else [])):
+        for consumer in self._consumers:
             with self._work:
                 with consumer._state:
                     if self._options.auto_commit:
@@ -711,8 +846,7 @@ class Consumer:
     @property
     def _expects_suspects(self) -> bool:
         """Whether a message may come that was delivered twice and never finished: it comes by itself."""
-        inner = self._retried
-        return self._has_suspects or inner is not None and inner._has_suspects
+        return any(one._has_suspects for one in self._consumers)
 
     def _is_suspect(self, message: Message) -> bool:
         """Whether a message was delivered so often, without an end, that it may be what killed its readers."""
@@ -720,22 +854,10 @@ class Consumer:
 
     def _spare(self, messages: Iterable[Message]) -> None:
         """Let the kills that follow count for all open messages except these, which run beside a suspect."""
-        own, retried = _split_by_topic(messages)
-        for consumer, spared in ((self, own), (self._retried, retried)):
-            if consumer is None:
-                continue
+        for consumer, spared in self._split(messages):
             with consumer._state:
                 for held in consumer._held.values():
                     held.flight.spared = {message.queue_offset for message in spared if message.queue_id == held.queue_id}
-
-    def _begin_delivery(self, inner: Consumer) -> None:
-        """Note that this thread asks for messages; with auto_commit, what both consumers have delivered is done."""
-        for consumer in (self, inner):
-            with consumer._state:
-                consumer._require_open()
-                consumer._asker = threading.get_ident()
-                if self._options.auto_commit:
-                    consumer._finish(None)
 
     def _next_own(self, max_messages: int) -> tuple[list[Message], bool]:
         """Like _next(), from this consumer's own topic only."""
@@ -834,7 +956,7 @@ class Consumer:
         messages = [message for message in found._placed(held.queue_id) if message.queue_offset == offset]
         if not messages and found.status not in _NOTHING_YET:
             held.shared.skip(offset)
-            self.missed += 1
+            self._missed += 1
             self._note(f"queue {held.queue_id}: message {offset} was removed before it was delivered again")
         return messages
 
@@ -910,12 +1032,12 @@ class Consumer:
                 self._empty[held.queue_id] = held.position, look
             return False
         if found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_FOUND_NULL):
-            self.missed += following - held.position
+            self._missed += following - held.position
             self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
                        f"before the group came to them")
         elif options.wanted == Wanted() and len(found.messages) < following - held.position:
             missing = set(range(held.position, following)).difference(found.queue_offsets)
-            self.missed += len(missing)
+            self._missed += len(missing)
             self._note(f"queue {held.queue_id}: {len(missing)} messages from {min(missing)} on cannot be read: "
                        f"removed just now, or damaged (`pyengine check` tells)")
         messages = held.flight.unacknowledged(found._placed(held.queue_id))
@@ -983,9 +1105,8 @@ class Consumer:
         self._reader._wait_for_queues(known, timeout_s, self._sleeper, stirs)
 
     def _all_looks(self) -> list[Look | None]:
-        """Like _looks(), of the topic and the retry topic."""
-        inner = self._retried
-        return self._looks() + ([] if inner is None or self._is_retried_paused else inner._looks())
+        """Like _looks(), of all topics and the retry topic."""
+        return [look for one in self._consumers if one is not self._retried or not self._is_retried_paused for look in one._looks()]
 
     def _looks(self) -> list[Look | None]:
         """Return the last look at each queue that is read, which found nothing; None for a queue that was not looked at."""
@@ -1027,12 +1148,11 @@ class Consumer:
         return memory
 
     def _needs_housekeeping(self) -> bool:
-        memory, inner = self._engine_now(), self._retried
-        if inner is None:
-            has_retries = self._retry_topic is not None and bool(self._reader.queue_ids(self._retry_topic))
-        else:
-            has_retries = inner._is_unsettled(memory)
-        return self._is_unsettled(memory) or has_retries
+        memory = self._engine_now()
+        needs = [one._is_unsettled(memory) for one in self._consumers]  # all of them send heartbeats
+        if self._retried is None and self._retry_topic is not None:
+            needs.append(bool(self._reader.queue_ids(self._retry_topic)))
+        return any(needs) or time.monotonic() >= self._parts_due_s
 
     def _is_unsettled(self, memory: EngineMemory | None) -> bool:
         """Send a heartbeat, and return whether anything may have changed since the last housekeeping, or is to be stored."""
@@ -1085,11 +1205,13 @@ class Consumer:
             if self._session is not None and self._is_commit_due():
                 self._commit_due_s = time.monotonic() + self._options.commit_interval_s
                 self._commit_done()
-            if self._retried is not None:
-                self._retried._housekeep()
-            elif self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):  # read it from its first message on
+            for inner in self._consumers[1:]:
+                inner._housekeep()
+            self._find_parts()
+            if self._retried is None and self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
+                # from its first message on
                 options = replace(self._options, wanted=Wanted(), start="first", queues=None)
-                self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, {}, outer=self)
+                self._retried = Consumer(self._reader.root, _Choice({self._retry_topic: 1}), self.group, options, {}, outer=self)
                 self._stir()
             self._is_settled = is_settled
 
@@ -1104,14 +1226,13 @@ class Consumer:
 
     def _bury(self) -> None:
         """Make dead letters of the messages that were delivered too often; without an engine they wait, and with them their offsets."""
-        for consumer in (self, self._retried):
-            if self._retries is None or consumer is None:
-                continue
+        for consumer in self._consumers if self._retries is not None else ():
             with consumer._state:
                 dead = [held.flight.open[offset] for held in consumer._held.values() for offset in held.flight.dead]
             for message in dead:
                 what = f"{message.msg_id} of {message.topic} was delivered {message.delivery_count} times and never finished"
                 try:
+                    assert self._retries is not None
                     self._retries.put(RetriedMessage.of(message) if consumer is self._retried else message, -1)
                     self._note(f"{what}: it is a dead letter of {self.group} (max_deliveries)")
                 except EngineError as error:
@@ -1377,11 +1498,3 @@ def _unsaved(queues: Iterable[AssignedQueue]) -> dict[Claim, SavedQueue]:
     """Return the states that must be in the file before the offsets of these queues are stored."""
     states = {held.grant: held.flight.saved(held.queue_id, held.done) for held in queues}
     return {claim: state for claim, state in states.items() if state is not None}
-
-
-def _split_by_topic(messages: Iterable[Message]) -> tuple[list[Message], list[Message]]:
-    """Divide messages into (those of the topic, those of the retry topic)."""
-    parts: tuple[list[Message], list[Message]] = [], []
-    for message in messages:
-        parts[isinstance(message, RetriedMessage)].append(message)
-    return parts

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar, Unpack
 
 from pyengine import arguments
-from pyengine.client.consumer import ConsumeOptions, Consumer, consume
+from pyengine.client.consumer import ConsumeOptions, Consumer, Topics, consume
 from pyengine.client.consumer_groups import ConsumerGroups
 from pyengine.errors import BadMessageError, EngineError, UsageError
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
@@ -91,7 +91,7 @@ class _Delays:
 
 
 def run_consumer(
-    store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], object], *, concurrency: int = 1,
+    store: str | os.PathLike[str], topic: Topics, group: str, handler: Callable[[Message], object], *, concurrency: int = 1,
     delay_level: int | None = None, backoff: float | Sequence[float] | Callable[[int], float] | None = None,
     stop: threading.Event | None = None,
     **options: Unpack[ConsumeOptions],
@@ -125,7 +125,7 @@ def run_consumer(
 
 
 async def run_consumer_async(
-    store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], Awaitable[object]], *,
+    store: str | os.PathLike[str], topic: Topics, group: str, handler: Callable[[Message], Awaitable[object]], *,
     concurrency: int = 1, delay_level: int | None = None, backoff: float | Sequence[float] | Callable[[int], float] | None = None,
     stop: asyncio.Event | None = None,
     **options: Unpack[ConsumeOptions],

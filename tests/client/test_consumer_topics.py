@@ -1,0 +1,234 @@
+"""Consumers of several topics: who gets which turn, patterns, and that each call reaches the topic of its message."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+import pyengine
+from fix_cli import environment
+from pyengine.errors import EngineError, UsageError
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def engine(undelayed):
+    return undelayed
+
+
+@pytest.fixture
+def topics(names):
+    """Three topics of this test, whose names begin alike."""
+    return [f"{names[0]}-{letter}" for letter in "abc"]
+
+
+@pytest.fixture
+def consume(engine, names):
+    """consume(topics, ...): a consumer of the test's group, closed at the end."""
+    opened = []
+
+    def make(chosen, **options) -> pyengine.Consumer:
+        usual = {"group": names[1], "auto_commit": False, "commit_interval_s": 0.05}
+        opened.append(pyengine.consume(engine.path, chosen, **(usual | options)))
+        return opened[-1]
+
+    yield make
+    for consumer in opened:
+        consumer.close()
+
+
+def put(engine, topic, *bodies, queue_id=0):
+    with engine.connect() as producer:
+        for body in bodies:
+            producer.put(topic, body, queue_id=queue_id)
+
+
+def pull(consumer, count=1):
+    """Pull exactly `count` messages."""
+    found = []
+    eventually(lambda: found.extend(consumer.pull(count - len(found), timeout_s=0.1)) or len(found) == count, f"{count} messages")
+    return found
+
+
+def names_of(found):
+    return sorted((each.topic, each.body) for each in found)
+
+
+@pytest.fixture(params=["queues", "messages"])
+def sharing(request):
+    return request.param
+
+
+def test_each_acknowledgement_is_its_topics(engine, names, topics, consume, sharing):
+    for topic in topics[:2]:
+        put(engine, topic, b"1", b"2")
+    consumer = consume(topics, sharing=sharing)  # the third does not exist yet
+    found = pull(consumer, 4)
+    assert names_of(found) == [(topic, body) for topic in topics[:2] for body in (b"1", b"2")] and consumer.topics == topics
+    consumer.ack([each for each in found if each.topic == topics[1]])
+    consumer.ack(next(each for each in found if each.topic == topics[0] and each.body == b"1"))
+    assert consumer.commit([]) == {0: 1}
+    stored = ConsumerOffsets(engine.path).read
+    assert (stored(topics[0], names[1]), stored(topics[1], names[1])) == ({0: 1}, {0: 2})
+    assert consumer.total_lag() == 1 and consumer.part(topics[1]).lag()[0].lag == 0
+    put(engine, topics[2], b"3")
+    assert names_of(pull(consumer)) == [(topics[2], b"3")]
+
+
+def test_given_back_messages_come_again(engine, topics, consume, sharing):
+    for topic in topics:
+        put(engine, topic, b"1")
+    consumer = consume(topics, sharing=sharing)
+    a, b, c = sorted(pull(consumer, 3), key=lambda each: each.topic)
+    consumer.requeue([b])
+    consumer.retry(c)
+    assert [(each.topic, each.delivery_count, each.reconsume_times) for each in sorted(pull(consumer, 2), key=lambda each: each.topic)] == [
+        (topics[1], 2, 0), (topics[2], 1, 1)]
+    consumer.ack(a)
+
+
+@pytest.mark.parametrize(("weights", "counts"), [((4, 2, 1), (16, 8, 4)), ((1, 1, 1), (10, 9, 9)), ((100, 1, 1), (28, 0, 0))])
+def test_topics_get_turns_by_their_weights(engine, topics, consume, weights, counts):
+    for topic in topics:
+        put(engine, topic, *(b"%d" % number for number in range(30)))
+    consumer = consume(dict(zip(topics, weights)), group=None)
+    eventually(lambda: all(consumer.part(topic).assignment == [0] for topic in topics) and consumer.total_lag() == 90, "all are dispatched")
+    turns = Counter(pull(consumer)[0].topic for _ in range(28))
+    assert all(abs(turns[topic] - count) <= 1 for topic, count in zip(topics, counts)), turns
+
+
+def test_a_topic_without_messages_leaves_its_turns_to_the_others_and_saves_none(engine, topics, consume):
+    put(engine, topics[1], *(b"%d" % number for number in range(20)))
+    consumer = consume({topics[0]: 5, topics[1]: 1}, group=None)
+    assert {each.topic for _ in range(12) for each in pull(consumer)} == {topics[1]}
+    put(engine, topics[0], *(b"%d" % number for number in range(20)))
+    part = consumer.part(topics[0])
+    eventually(lambda: part.assignment == [0] and part.lag()[0].lag == 20, "all are dispatched")
+    turns = Counter(pull(consumer)[0].topic for _ in range(8))
+    assert turns[topics[1]] in (1, 2)
+
+
+def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
+    put(engine, topics[0], b"old")
+    put(engine, "other-" + topics[0], b"of another one")
+    with pyengine.open_store(engine.path) as store:
+        eventually(lambda: store.queue_range(topics[0], 0)[1] == 1, "it is dispatched")
+    consumer = consume(re.compile(re.escape(names[0]) + "-[ab]"), from_="last", sharing=sharing)
+    assert consumer.topics == topics[:1]
+    put(engine, topics[1], b"new")
+    put(engine, topics[2], b"unmatched")
+    put(engine, topics[0], b"next")
+    found = pull(consumer, 2)
+    assert names_of(found) == [(topics[0], b"next"), (topics[1], b"new")] and consumer.topics == topics[:2]
+    for message in found:
+        consumer.retry(message)
+    assert names_of(pull(consumer, 2)) == names_of(found) and consumer.topics == topics[:2], "the retry topic is none of them"
+
+
+def test_a_pattern_waits_for_its_first_topic(engine, names, topics, consume):
+    pattern = re.compile(re.escape(topics[0]))
+    with pytest.raises(EngineError, match="no topic of .* matches"):
+        consume(pattern, timeout_s=0)
+    putter = threading.Timer(0.3, put, (engine, topics[0], b"1"))
+    putter.start()
+    assert names_of(pull(consume(pattern, timeout_s=30))) == [(topics[0], b"1")]
+    putter.join()
+
+
+def test_pause_resume_and_seek_reach_all_topics_or_one(engine, topics, consume):
+    for topic in topics[:2]:
+        put(engine, topic, b"1")
+    consumer = consume(topics[:2])
+    pull(consumer, 2)
+    consumer.seek(None, "first")
+    consumer.pause()
+    assert consumer.pull(timeout_s=0) == []
+    consumer.resume()
+    assert names_of(pull(consumer, 2)) == [(topic, b"1") for topic in topics[:2]]
+    consumer.part(topics[1]).seek(0, 0)
+    assert names_of(pull(consumer)) == [(topics[1], b"1")]
+    for wrong in (lambda: consumer.seek(0, 0), lambda: consumer.seek(None, 0), lambda: consumer.part("no")):
+        with pytest.raises(UsageError, match="part|does not read"):
+            wrong()
+
+
+def test_with_auto_commit_and_in_asyncio_all_topics_are_done_at_the_end(engine, names, topics, consume):
+    for topic in topics:
+        put(engine, topic, b"1")
+
+    async def read():
+        found = []
+        async with consume(topics, auto_commit=True) as consumer:
+            async for message in consumer:
+                found.append(message)
+                if len(found) == 3:
+                    return found
+
+    assert names_of(asyncio.run(read())) == [(topic, b"1") for topic in topics]
+    assert [ConsumerOffsets(engine.path).read(topic, names[1]) for topic in topics] == [{0: 1}] * 3
+
+
+@pytest.mark.parametrize("wrong", [[], {}, ["a", ""], {"a": 0}, {"a": -1}])
+def test_a_choice_that_is_none_is_refused(consume, wrong):
+    with pytest.raises(UsageError):
+        consume(wrong)
+
+
+def test_queues_of_several_topics_are_refused(consume, topics):
+    with pytest.raises(UsageError, match="belong to one topic"):
+        consume(topics, queues=[0])
+
+
+def test_a_waiting_consumer_wakes_for_each_topic(engine, topics, consume):
+    consumer = consume(topics)
+    for topic in (topics[2], topics[0], topics[1]):
+        timer = threading.Timer(0.2, put, (engine, topic, b"1"))
+        timer.start()
+        assert names_of(pull(consumer)) == [(topic, b"1")]
+        timer.join()
+
+
+def test_kills_of_a_handler_lose_no_message(engine, names, topics, tmp_path, sharing):
+    program = """
+import os, sys
+import pyengine
+store, group, log, sharing, *topics = sys.argv[1:]
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+pyengine.run_consumer(store, topics, group, lambda message: os.write(out, message.topic.encode() + message.body + b"\\n"), concurrency=2,
+                      commit_interval_s=0.05, sharing=sharing)
+"""
+    for topic in topics:
+        put(engine, topic, *(b"%d" % number for number in range(100)))
+    log = tmp_path / "log"
+    wanted = {b"%s%d" % (topic.encode(), number) for topic in topics for number in range(100)}
+
+    def start():
+        return subprocess.Popen([sys.executable, "-c", program, str(engine.path), names[1], str(log), sharing, *topics], env=environment())
+
+    def read():
+        return set(log.read_bytes().splitlines()) if log.exists() else set()
+
+    for least in (50, 150):
+        process = start()
+        try:
+            eventually(lambda least=least: len(read()) >= least, "messages are handled")
+        finally:
+            process.kill()
+            process.wait()
+    process = start()
+    try:
+        eventually(lambda: read() == wanted, "every message")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [ConsumerOffsets(engine.path).read(topic, names[1]) for topic in topics] == [{0: 100}] * 3
