@@ -15,7 +15,9 @@ from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.session import (
+    AGAIN,
     BATCH,
+    COMPLETIONS,
     MANY,
     PUT,
     SIDE,
@@ -627,3 +629,20 @@ def test_a_large_body_of_a_side_object_is_gathered(rig, tmp_path):
     assert writer.run(monotonic_ns() + 1_000_000) == RUN_TIME and writer.pointer.is_gathering
     rig.load_files()
     assert decode_record(rig.log, answer_of(producer, 1)[PHYSICAL]).body == body
+
+
+def test_the_slot_of_an_answer_is_kept_until_it_is_taken(rig, monkeypatch):
+    monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
+    rig = rig(segment_bytes=1 << 20)
+    producer = rig.open_session()
+    rig.start_writer()
+    submit(producer, PUT, b"T", b"", b"first")
+    producer.pointer.unclaimed = 0  # as a future does that will take it
+    for n in range(2, COMPLETIONS + 1):
+        submit(producer, PUT, b"T", b"", b"x")
+        if n % 1000 == 0:
+            rig.drain()
+    rig.drain()
+    assert producer.wait_for_room_beside(0) == AGAIN, "a further answer would take the place of the first"
+    assert producer.take_answer(1, 0)[1][STATUS] == PutStatus.PUT_OK
+    assert producer.wait_for_room_beside(0) == 0
