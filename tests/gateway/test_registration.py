@@ -18,6 +18,7 @@ from crash.replicas import free_port
 from fix_cli import run
 from fix_gateway import put_private, send_fields, start_served
 from fix_name_server import NameServer
+from pyengine.cli.config import read_broker_conf
 from pyengine.errors import ConfigError
 from pyengine.gateway import codes, registration
 from pyengine.gateway.connections import Connections, Limits, TurnExecutor
@@ -488,8 +489,19 @@ def test_rocketmqs_variable_counts_for_a_gateway_without_the_setting(tmp_path):
     assert load_config(tmp_path, {"gateway_enable": True, "namesrvAddr": "10.0.0.3:9876"}, environment).name_servers == ["10.0.0.3:9876"]
 
 
-@pytest.mark.parametrize("settings", [{"namesrv_addr": "10.0.0.1"}, {"namesrv_addr": "a:1;b:0"}, {"namesrv_addr": "a:99999"},
-                                      {"namesrv_addr": "a:1", "gateway_enable": True, "gateway_listen_host": "0.0.0.0"}])
+    assert load_config(tmp_path, {"gateway_enable": True, "namesrvAddr": ""}, environment).name_servers == [], "it is its own"
+
+
+def test_a_brokers_file_says_of_which_cluster_it_is(tmp_path):
+    (tmp_path / "broker.conf").write_text("namesrvAddr=10.0.0.1:9876;10.0.0.2:9876\nbrokerId=2\nslaveReadEnable=true\n")
+    found = read_broker_conf(tmp_path / "broker.conf", None, {})
+    assert found.settings == {"namesrv_addr": "10.0.0.1:9876;10.0.0.2:9876", "broker_id": "2", "slave_read_enable": "true"}
+    assert found.notes == []
+
+
+@pytest.mark.parametrize("settings", [
+    {"gateway_namesrv_cluster": True}, {"namesrv_addr": "10.0.0.1"}, {"namesrv_addr": "a:1;b:0"}, {"namesrv_addr": "a:99999"},
+    {"namesrv_addr": "a:1", "gateway_enable": True, "gateway_listen_host": "0.0.0.0"}])
 def test_an_address_that_cannot_be_used_is_refused_at_the_start(tmp_path, settings):
     with pytest.raises(ConfigError, match="namesrv_addr"):
         load_config(tmp_path, settings, {})
