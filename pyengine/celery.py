@@ -662,6 +662,7 @@ class Transport(virtual.Transport):
         self.timeout_s = float(client.connect_timeout or 0)
         self._joined: _Store | None = None
         self._loop: Any = None
+        self._loop_pid = 0
         self._watched: set[int] = set()
         self._thread = 0  # which waits for messages
 
@@ -736,21 +737,22 @@ class Transport(virtual.Transport):
 
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """Deliver messages in an event loop of Kombu, which watches the descriptors of what may be delivered."""
-        self._loop = loop
+        self._loop, self._loop_pid = loop, os.getpid()
         self._thread = threading.get_ident()
         loop.on_tick.add(self.watch)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
         """Undo register_with_event_loop()."""
         loop.on_tick.discard(self.watch)
-        for descriptor in self._watched:
-            loop.remove_reader(descriptor)
+        if self._loop_pid == os.getpid():
+            for descriptor in self._watched:
+                loop.remove_reader(descriptor)
         self._watched.clear()
         self._loop = None
 
     def watch(self) -> None:
         """Have the loop watch what may be delivered now: while a channel is at its prefetch limit, nothing of it."""
-        if self._loop is None:
+        if self._loop is None or self._loop_pid != os.getpid():  # a forked child would change what its parent watches
             return
         wanted = self._descriptors()
         for descriptor in self._watched - wanted:

@@ -39,6 +39,13 @@ def test_each_benchmark_starts(name, tmp_path):
     assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
 
 
+@pytest.mark.ci
+def test_the_task_benchmark_measures_each_library_on_a_store(tmp_path):
+    turns = run_bench("bench_tasks.py", tmp_path, "--without-redis")
+    assert [one["framework"] for one in turns] == ["Celery", "Dramatiq", "taskiq"]
+    assert all(one["broker"] == "pyengine" and min(one["sent_per_s"], one["run_per_s"], one["wait_ms"]) > 0 for one in turns)
+
+
 @pytest.mark.long
 @pytest.mark.java
 @pytest.mark.maven
