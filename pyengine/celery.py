@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlparse
 
-from pyengine.client.consumer import MAX_DELIVERIES, Consumer, consume
+from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
 from pyengine.client.handler import give_up, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import DiskError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError, require_extra
@@ -71,6 +71,7 @@ class _Options:
     commit_interval_s: float = 1.0
     session_timeout_s: float = SESSION_TIMEOUT_S
     max_deliveries: int | None = MAX_DELIVERIES
+    sharing: Sharing = "queues"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> _Options:
@@ -289,7 +290,8 @@ class _Queue:
             return
         member = consume(
             self._store.path, self.topic, group=self.topic, auto_commit=False, commit_interval_s=options.commit_interval_s,
-            session_timeout_s=options.session_timeout_s, max_deliveries=options.max_deliveries, timeout_s=timeout_s)
+            session_timeout_s=options.session_timeout_s, max_deliveries=options.max_deliveries, sharing=options.sharing,
+            timeout_s=timeout_s)
         self._members.append((member, None))
         self._store.make(self.topic, options.queues)
 

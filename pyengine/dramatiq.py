@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.client.consumer import Consumer as Member
-from pyengine.client.consumer import consume
+from pyengine.client.consumer import Sharing, consume
 from pyengine.client.handler import give_up, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import EngineError, require_extra
@@ -48,7 +48,7 @@ class PyengineBroker(Broker):
     """
 
     def __init__(self, store: str | os.PathLike[str], *, namespace: str = "dramatiq", queues: int = QUEUE_NUMS_NEW,
-                 commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S,
+                 commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S, sharing: Sharing = "queues",
                  middleware: list[Middleware] | None = None) -> None:
         super().__init__(middleware=middleware)
         self.store = Path(store).absolute()
@@ -56,6 +56,7 @@ class PyengineBroker(Broker):
         self._new_topic = TopicConfig(namespace, queues, queues).check()
         self._commit_interval_s = commit_interval_s
         self._session_timeout_s = session_timeout_s
+        self._sharing: Sharing = sharing
         self._topics: set[str] = set()  # that this process has made or found
         self._producer: Producer | None = None
         self._lock = threading.Lock()
@@ -108,7 +109,7 @@ class PyengineBroker(Broker):
         topic = self.topic(queue_name)
         with _errors_of_a_connection():
             member = consume(self.store, topic, group=topic, auto_commit=False, commit_interval_s=self._commit_interval_s,
-                             session_timeout_s=self._session_timeout_s)
+                             session_timeout_s=self._session_timeout_s, sharing=self._sharing)
             try:
                 self._make(topic)
             except BaseException:

@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from pyengine.client.consumer import Consumer, consume
+from pyengine.client.consumer import Consumer, Sharing, consume
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError, require_extra
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
@@ -39,13 +39,14 @@ class PyengineBroker(AsyncBroker):
     """
 
     def __init__(self, store: str | os.PathLike[str], *, topic: str = "taskiq", group: str = "taskiq", queues: int = QUEUE_NUMS_NEW,
-                 commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
+                 commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S, sharing: Sharing = "queues") -> None:
         super().__init__()
         self._store = Path(store).absolute()
         self._group = group
         self._config = TopicConfig(topic, queues, queues).check()
         self._commit_interval_s = commit_interval_s
         self._session_timeout_s = session_timeout_s
+        self._sharing: Sharing = sharing
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
 
@@ -75,7 +76,7 @@ class PyengineBroker(AsyncBroker):
         if self._consumer is None:
             self._consumer = await asyncio.to_thread(
                 consume, self._store, self._config.topic, group=self._group, auto_commit=False,
-                commit_interval_s=self._commit_interval_s, session_timeout_s=self._session_timeout_s)
+                commit_interval_s=self._commit_interval_s, session_timeout_s=self._session_timeout_s, sharing=self._sharing)
         consumer = self._consumer
         while True:
             for message in await consumer.pull_async(1, timeout_s=None):

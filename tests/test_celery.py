@@ -36,7 +36,8 @@ from kombu.common import Broadcast
 import pyengine.celery
 
 app = celery.Celery("tasks", broker=f"pyengine://{os.environ['STORE']}", backend="rpc://")
-app.conf.broker_transport_options = {"namespace": os.environ["TOPIC"].removesuffix("-celery"), "queues": 4}
+app.conf.broker_transport_options = {"namespace": os.environ["TOPIC"].removesuffix("-celery"), "queues": 4,
+                                      "sharing": os.environ.get("SHARING", "queues")}
 app.conf.task_queues = [kombu.Queue("celery"), Broadcast("news")]
 app.conf.worker_prefetch_multiplier = 2
 
@@ -199,6 +200,22 @@ def test_a_pool_without_processes_runs_and_acknowledges_tasks(own, pool):
     send_all(own, "work", [(name,) for name in names])
     assert len(own.noted(*names)) == 30
     own.wait_until_acknowledged()
+
+
+def test_a_worker_that_shares_tasks_takes_the_next_of_any_queue(own, monkeypatch):
+    with app_of(own) as app:
+        app.conf.broker_transport_options["queues"] = 1
+        app.send_task("tasks.held", ("slow",))
+    monkeypatch.setenv("SHARING", "messages")
+    for name in ("one", "two"):
+        own.start("--pool", "solo", "--prefetch-multiplier", "1", "--hostname", f"{name}@here")
+    own.noted("slow-begun")
+    names = [f"quick-{n}" for n in range(20)]
+    send_all(own, "work", [(name,) for name in names])
+    own.noted(*names)
+    (own.folder / "slow-go").touch()
+    own.wait_until_acknowledged()
+    assert set(Counter(each.what for each in own.notes()).values()) == {1}
 
 
 def test_kill_9_of_a_worker_loses_no_task_that_is_acknowledged_late_and_repeats_none_that_is_stored_as_done(own):

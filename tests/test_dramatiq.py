@@ -174,6 +174,22 @@ def test_flush_drops_what_has_arrived_whether_the_group_is_new_or_not(own):
     assert [each.what for each in own.notes()] == ["kept"]
 
 
+def test_workers_that_share_messages_take_the_next_of_one_queue(own):
+    broker = PyengineBroker(own.store, namespace=own.topic.removesuffix("-default"), queues=1, sharing="messages")
+    broker.declare_queue("default")
+    for n in range(2):
+        broker.enqueue(message("work", n))
+    timeout = int(scaled_timeout_s(30) * 1000)
+    consumers = [broker.consume("default", timeout=timeout) for _ in range(2)]
+    got = [next(consumer) for consumer in consumers]
+    assert sorted(each.args[0] for each in got) == [0, 1]
+    for consumer, each in zip(consumers, got):
+        consumer.ack(each)
+        consumer.close()
+    broker.join("default", timeout=timeout)
+    broker.close()
+
+
 def test_a_queue_that_was_not_declared_is_not_found(task_store):  # noqa: F811
     broker = PyengineBroker(task_store)
     for call in (lambda: broker.enqueue(message("work")), lambda: broker.consume("default"), lambda: broker.flush("default"),

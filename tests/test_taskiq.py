@@ -187,6 +187,19 @@ def test_a_broker_can_be_started_again(task_store):  # noqa: F811
     assert sum(pyengine.open_store(task_store).queue_end("taskiq-again", n) for n in range(8)) == 2
 
 
+def test_workers_that_share_tasks_take_the_next_of_one_queue(task_store):  # noqa: F811
+    async def main():
+        async with started(task_store, "taskiq-sharing", queues=1, sharing="messages") as first, \
+                started(task_store, "taskiq-sharing", sharing="messages") as second:
+            for name in ("one", "two"):
+                await AsyncKicker(task_name="tasks:work", broker=first, labels={}).kiq(name)
+            async with asyncio.timeout(scaled_timeout_s(30)):
+                got = [await anext(broker.listen()) for broker in (first, second)]
+            return {each.data for each in got}
+
+    assert len(asyncio.run(main())) == 2
+
+
 def test_a_number_of_queues_that_a_topic_cannot_have_is_refused(task_store):  # noqa: F811
     with pytest.raises(pyengine.UsageError, match="give 1 to"):
         PyengineBroker(task_store, queues=0)
