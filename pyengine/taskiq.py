@@ -28,6 +28,7 @@ except ImportError:
     require_extra("taskiq", name="taskiq")
     raise
 
+PULL_S = 0.5  # taskiq's handler of SIGTERM does not wake the event loop, so an idle worker has to wake it
 SESSION_TIMEOUT_S = 3600.0  # of a worker that hangs, not of one that is killed, whose queues are free at once
 
 
@@ -79,7 +80,7 @@ class PyengineBroker(AsyncBroker):
                 commit_interval_s=self._commit_interval_s, session_timeout_s=self._session_timeout_s, sharing=self._sharing)
         consumer = self._consumer
         while True:
-            for message in await consumer.pull_async(1, timeout_s=None):
+            for message in await consumer.pull_async(1, timeout_s=PULL_S):
                 yield AckableMessage(data=message.body, ack=partial(consumer.ack, message))
 
     async def shutdown(self) -> None:

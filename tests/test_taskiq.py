@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -138,6 +139,13 @@ def test_kill_9_under_load_loses_no_task_and_repeats_none_that_is_stored_as_done
 def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
     assert_sigterm_lets_tasks_end(own, send_all, "running tasks to complete")
     assert "Traceback" not in own.log
+
+
+def test_sigterm_ends_an_idle_worker(own):
+    process = own.start()
+    eventually(lambda: own.log.count("Listening started") == 2, "both processes wait for tasks", 60)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(scaled_timeout_s(20)) == 0, own.log
 
 
 def test_a_task_that_is_not_stored_raises_with_the_result_of_the_put(task_store):  # noqa: F811
