@@ -7,6 +7,7 @@
     kills.py             kill one kind of process; the other scripts use the same rounds:
     restart_loop.py      stop and start in every way
     recovery_rounds.py   kill recoveries, three deep
+    members.py           kill members of groups that acknowledge by message
     hang_rounds.py       stop processes, put meanwhile, resume or kill them
     disk_full_rounds.py  fill the disk
     failpoints.py        kill or stop a process at each named step (failpoint_rounds.py, failpoint_replicas.py)

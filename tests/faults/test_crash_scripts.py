@@ -91,6 +91,15 @@ def test_acknowledged_messages_survive_a_crash_script(name, rng):
 
 
 @pytest.mark.ci
+def test_killed_members_lose_no_message_and_repeat_no_stored_acknowledgement(rng):
+    done = run_script("kill_members", "--rounds", "4", "--seed", str(rng.randrange(1 << 32)), "--json")
+    print(done.stderr, done.stdout)
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["lost"], summary["failures"]) == (0, 0, [])
+    assert summary["kills"] >= 4 and summary["checked"] == 4800 and summary["acknowledged"] > 4000
+
+
+@pytest.mark.ci
 @pytest.mark.root
 def test_a_full_disk_loses_nothing(rng):
     summary = summary_of("disk_full", rng.randrange(1 << 32), "--rounds", "1", "--no-peer")
