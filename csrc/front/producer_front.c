@@ -257,19 +257,21 @@ static int wait_for_answer(struct session_object *session, int how)
     return code;
 }
 
-/* Wait for the last submitted put and return its result; its future if the answer, the disk or slaves take long. The lock is held. */
-static PyObject *last_result(struct session_object *session, const struct put *put)
+/* Wait for the last submitted put and return its result; its future if the answer, the disk or slaves take long. *is_ok: it is that of
+ * one message which is stored as promised. The lock is held. */
+static PyObject *last_result(struct session_object *session, const struct put *put, int *is_ok)
 {
     struct ms_producer *producer = session->producer;
     const struct ms_completion *answer = &producer->answer;
     const int code = wait_for_answer(session, put->how);
+    *is_ok = code == 0 && answer->status == 0 && put->kind == MS_ENTRY_PUT;
     if (code == MS_PRODUCER_UNFINISHED) {
         struct pending_object *pending = pending_new();
         if (pending != NULL)
             pending_submitted(pending, session, put, producer->sequence);
         return (PyObject *)pending;
     }
-    if (code == 0 && answer->status == 0 && put->kind == MS_ENTRY_PUT)
+    if (*is_ok)
         return result_of(session->result_type, answer, put->topic, put->queue_id, session->store_host);
     return outcome_of(session, code, producer->stage == MS_STAGE_ANSWERED ? answer : NULL, put);
 }
@@ -323,16 +325,17 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
         return NULL;
     }
     const int is_submitted = submit_put(puts, session, &request) == 0;
+    int is_ok = 0;
     int64_t deadline_ns = 0;
     if (is_submitted) {
         const struct put put = put_of(puts, session, &request, MS_ENTRY_PUT);
         deadline_ns = put.submitted_ns + session->producer->timeout_ns;
-        result = last_result(session, &put);
+        result = last_result(session, &put, &is_ok);
     }
     release_session(lock, session);
     if (is_submitted) {
         release_request(&request);
-        return given(puts, result, deadline_ns);
+        return is_ok ? result : given(puts, result, deadline_ns);
     }
     leave_request(&request);
     return slow_path(object, name_put_any, arguments, count, names); /* nothing was submitted: it waits for room or a session */
@@ -498,7 +501,8 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
         if (is_submitted) {
             const struct put put = put_of(puts, session, &request, MS_ENTRY_MANY);
             deadline_ns = put.submitted_ns + session->producer->timeout_ns;
-            result = last_result(session, &put);
+            int is_ok;
+            result = last_result(session, &put, &is_ok);
         }
         release_session(lock, session);
     }
