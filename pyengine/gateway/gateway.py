@@ -12,7 +12,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from pyengine.events import Event, HostLines, Report
 from pyengine.gateway import codes
 from pyengine.gateway.access import NAME_SERVER_CODES, AccessList, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
-from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TurnExecutor
+from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TakeFirst, TurnExecutor
 from pyengine.gateway.members import Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer, OwnRoutes
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
@@ -96,13 +96,7 @@ class Gateway:
     async def start(self) -> Ports:
         """Begin to listen and serve; OSError if a port or a certificate is not available."""
         config, reader, executor = self._config, self._reader, self._executor
-        access, tls = self._access, self._tls
-        if tls is not None:
-            try:
-                await self._reload(tls)
-            except EngineError as error:
-                raise OSError(errno.EINVAL, str(error)) from error
-        host = config.gateway_listen_host
+        access, host = self._access, config.gateway_listen_host
         names = Names(reader.root, config, executor)
         broker: Handlers = {}
 
@@ -111,19 +105,10 @@ class Gateway:
             return sends.plain.take(connection, data, at) if broker.get(codes.SEND_MESSAGE_V2) == sends.send else (0, 0)
 
         name_server: Handlers = {}
-        name_port = 0
-        try:
-            broker_port = await self.connections.listen(host, config.gateway_broker_port, broker, take_first)
-            if config.gateway_broker_port > VIP_DISTANCE:
-                await self.connections.listen(host, config.gateway_broker_port - VIP_DISTANCE, broker, take_first)
-            if config.gateway_namesrv_cluster or not config.name_servers:
-                name_port = await self.connections.listen(host, config.gateway_namesrv_port, name_server)
-        except OSError:
-            self.connections.give_back()
-            raise
+        ports = await self._open_ports(broker, name_server, take_first)
         advertised = config.gateway_advertised_host or host
         shown = f"[{advertised}]" if ":" in advertised else advertised
-        address = Address(f"{shown}:{broker_port}", config.broker_name, config.broker_cluster_name)
+        address = Address(f"{shown}:{ports.broker}", config.broker_name, config.broker_cluster_name)
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         admin = Admin(reader, names, members, self._offsets, address, executor, self._use_settings)
@@ -135,6 +120,7 @@ class Gateway:
             broker.update(part.handlers)
         if names.is_of_slave:
             broker.update(refused_by_slave())
+        name_server.update(self._name_server(names, address))
         if access is None:
             broker.update(without_list())
         else:
@@ -143,16 +129,9 @@ class Gateway:
             broker.update(access.handlers(address, executor, self._report))
             refusals = self._lines_of(Event.CLIENT_REFUSED)
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
+            name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES & name_server.keys()})
             self.connections.rights = access.rights(refusals)
         self.connections.when_closed += [members.closed, pulls.closed]
-        if config.gateway_namesrv_cluster:
-            cluster = ClusterRoutes(names, executor)
-            self.connections.when_closed.append(cluster.closed)
-            name_server.update(NameServer(names, cluster).handlers | cluster.handlers)
-        else:
-            name_server.update(NameServer(names, OwnRoutes(names, address)).handlers)
-        if access is not None:
-            name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES & name_server.keys()})
         logger = logging.getLogger("asyncio")
         logger.addHandler(self._asyncio_log)
         logger.propagate = False
@@ -160,25 +139,58 @@ class Gateway:
         pulls.start()
         await self.connections.start()
         loop = asyncio.get_running_loop()
-        if config.name_servers:
-            joined = self._registration = Registration(config, names, address, self._memory, self.connections, executor, self._report)
-            joined.start()
-            self._tasks = [loop.create_task(repeat(CHECK_S, joined.check, self._report, joined.FAILURE))]
-            if joined.takes_tables:
-                self._tasks += [loop.create_task(repeat(
-                    TABLES_INTERVAL_S, joined.take_tables, self._report, "the master's topics, groups and offsets are not taken"))]
-        self._tasks += [loop.create_task(work) for work in (
+        self._tasks = [loop.create_task(work) for work in (
+            *self._join(names, address),
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
             repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
             *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE) for watched in self._watched))]
-        own = f"name server at {host}:{name_port}" if name_port else "no name server of its own"
-        self._report(Event.GATEWAY_LISTENS, f"{own}, broker {address.broker_name} at {host}:{broker_port}, "
+        own = f"name server at {host}:{ports.name_server}" if ports.name_server else "no name server of its own"
+        self._report(Event.GATEWAY_LISTENS, f"{own}, broker {address.broker_name} at {host}:{ports.broker}, "
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
                      f"access list {'off' if access is None else 'on'}")
+        return ports
+
+    async def _open_ports(self, broker: Handlers, name_server: Handlers, take_first: TakeFirst) -> Ports:
+        """Bind the ports; OSError if one, or the certificate, is not available."""
+        config, listen, host = self._config, self.connections.listen, self._config.gateway_listen_host
+        name_port = 0
+        try:
+            if self._tls is not None:
+                await self._reload(self._tls)
+            broker_port = await listen(host, config.gateway_broker_port, broker, take_first)
+            if config.gateway_broker_port > VIP_DISTANCE:
+                await listen(host, config.gateway_broker_port - VIP_DISTANCE, broker, take_first)
+            if config.gateway_namesrv_cluster or not config.name_servers:
+                name_port = await listen(host, config.gateway_namesrv_port, name_server)
+        except EngineError as error:
+            raise OSError(errno.EINVAL, str(error)) from error
+        except OSError:
+            self.connections.give_back()
+            raise
         return Ports(name_port, broker_port)
+
+    def _name_server(self, names: Names, address: Address) -> Handlers:
+        """Return the handlers of the name server: of this broker alone, or of all that register."""
+        if not self._config.gateway_namesrv_cluster:
+            return NameServer(names, OwnRoutes(names, address)).handlers
+        cluster = ClusterRoutes(names, self._executor)
+        self.connections.when_closed.append(cluster.closed)
+        return NameServer(names, cluster).handlers | cluster.handlers
+
+    def _join(self, names: Names, address: Address) -> list[Coroutine[None, None, None]]:
+        """Begin to register with name servers, if there are any; return the work that goes on."""
+        if not self._config.name_servers:
+            return []
+        joined = self._registration = Registration(
+            self._config, names, address, self._memory, self.connections, self._executor, self._report)
+        joined.start()
+        work = [repeat(CHECK_S, joined.check, self._report, joined.FAILURE)]
+        if joined.takes_tables:
+            work += [repeat(TABLES_INTERVAL_S, joined.take_tables, self._report, "the master's topics, groups and offsets are not taken")]
+        return work
 
     async def _use_settings(self) -> None:
         """Read and put with the engine's present settings from now on."""
