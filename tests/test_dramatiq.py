@@ -160,9 +160,15 @@ def test_a_message_that_is_not_stored_raises_the_error_of_the_put(own):
 
 def test_flush_drops_what_has_arrived_whether_the_group_is_new_or_not(own):
     broker = broker_of(own)
-    for _ in range(2):
+
+    def arrived():
+        with pyengine.open_store(own.store) as store:
+            return sum(store.queue_end(own.topic, queue_id) for queue_id in range(4))
+
+    for part in (1, 2):
         for n in range(8):
             broker.enqueue(message("work", f"dropped-{n}"))
+        eventually(lambda: arrived() == 8 * part, "all have arrived")
         with pytest.raises(QueueJoinTimeout):
             broker.join("default", timeout=1)
         broker.flush_all()
