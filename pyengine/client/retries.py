@@ -172,7 +172,7 @@ class Retries:
         self._group = group
         self._max_reconsume_times = max_reconsume_times
         self._settings = settings
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may give a message back
         self._producer: Producer | None = None
         self._entered: set[str] = set()
 
@@ -197,7 +197,11 @@ class Retries:
                 TopicConfigs(self._root).ensure(topic)
                 self._entered.add(topic.topic)
             if self._producer is None:
-                self._producer = connect_with(self._root, load_config(self._root, self._settings))  # without an engine, it fails at once
+                made = connect_with(self._root, load_config(self._root, self._settings))  # without an engine, it fails at once
+                if self._producer is None:
+                    self._producer = made
+                else:  # of a signal handler, meanwhile
+                    made.close()
             producer = self._producer
         result = producer.put_raw(raw, timeout_s=timeout_s)
         return result if result.stored else result.raise_for_status()

@@ -76,7 +76,7 @@ class SegmentHolds:
     def __init__(self, folder: SharedFolder) -> None:
         self._folder = folder
         self._cleaning = Cleaning(folder)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may hold and release
         self._pid = 0
         self._owner = 0
         self._slots: dict[int, list[int]] = {}  # segment -> [slot, count]
@@ -94,7 +94,10 @@ class SegmentHolds:
             slot = native.take(self._cleaning.block, self._owner, segment)
             if slot in (-errno.ENOENT, -errno.EAGAIN):
                 return False
-            self._slots[segment] = [slot, 1]
+            held = self._slots.setdefault(segment, [slot, 0])
+            held[1] += 1
+            if held[0] != slot:  # of a signal handler, meanwhile
+                native.release(self._cleaning.block, slot, self._owner)
             return True
 
     def release(self, segment: int) -> None:

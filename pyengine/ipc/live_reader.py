@@ -81,7 +81,7 @@ class LiveWatermark:
         self._root = root
         self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
 
     def limit(self, level: ReadLevel) -> int:
         """Return the physical offset below which a reader of this level may read.

@@ -161,7 +161,7 @@ class MappingCache:
     def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
         self._mappings: OrderedDict[tuple[str, int], mmap.mmap] = OrderedDict()
         self._mappings_max = mappings_max
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
 
     def get(self, folder: str, start_offset: int) -> mmap.mmap | None:
         """Return the segment's mapping, which is made if necessary; None if the file does not exist any more."""

@@ -91,7 +91,7 @@ class GetStatistics:
     """The counters of one reader: `figures`, which each count replaces. Threads may share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
         self.figures = GetFigures()
 
     def count(self, result: GetResult | GetRecords, took_ns: int) -> None:

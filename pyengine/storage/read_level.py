@@ -105,7 +105,7 @@ class FilesWatermark:
         self._log = commit_log
         self._dead_engine = dead_engine
         self.end = LogEnd(root, commit_log) if end is None else end
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
         self._synced: tuple[WatermarkReading, int, int] | None = None  # (watermark, end, the offset that was returned for them)
         self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)
 

@@ -9,11 +9,14 @@ import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 import pyengine
 from pyengine.ipc import live_reader
+from pyengine.storage import mapped_file
+from pyengine.storage.log_scan import LogEnd
 from waiting import eventually, scaled_timeout_s
 
 
@@ -366,21 +369,50 @@ def test_a_signal_handler_may_use_the_consumer_that_it_interrupts(store, monkeyp
     consumer = pyengine.consume(engine.root, "quiet", group="g")
     read_all(consumer)
     used: list[str] = []
+    nested: list[int] = []
     look = live_reader.store_use
 
-    def interrupted(root):  # inside the look for the engine that a call of the consumer begins with
-        if threading.current_thread() is asking and not used:
-            used.append("resume")
+    def interrupted(root):  # inside the looks for the engine that calls of the consumer begin with, for its memory and for a level
+        if threading.current_thread() is asking and not nested and len(used) < 20:
+            nested.append(1)
             consumer.resume()
+            consumer.lag()
+            used.append("resume and lag")
+            nested.clear()
         return look(root)
 
-    asking = threading.Thread(target=lambda: eventually(lambda: consumer.pull(1, timeout_s=0.2) or used, "it looked"), daemon=True)
+    asking = threading.Thread(target=lambda: eventually(lambda: consumer.pull(1, timeout_s=0.2) and len(used) >= 4, "it looked"), daemon=True)
     monkeypatch.setattr(live_reader, "store_use", interrupted)
     monkeypatch.setattr(live_reader, "ENGINE_CHECK_INTERVAL_S", 0.0)
+    consumer.seek(None, "first")
     asking.start()
-    asking.join(scaled_timeout_s(10))
-    assert used and not asking.is_alive(), "it waits for itself"
+    asking.join(scaled_timeout_s(20))
+    assert len(used) >= 4 and not asking.is_alive(), "it waits for itself"
     consumer.close()  # not if it fails: it would wait too
+
+
+def test_a_signal_handler_may_read_the_files_that_it_interrupts(store, monkeypatch):
+    engine, _ = store
+    assert engine.stop()
+    reader = pyengine.open_store(engine.root)
+    used: list[int] = []
+    find, map_file = LogEnd.find, mapped_file.map_read_only
+
+    def interrupted(function, *arguments):
+        if len(used) < 2:
+            at = len(used)
+            used.append(-1)
+            used[at] = len(reader.get_message("quiet", 0, 0).messages)
+        return function(*arguments)
+
+    monkeypatch.setattr(LogEnd, "find", lambda end: interrupted(find, end))
+    monkeypatch.setattr(mapped_file, "map_read_only", partial(interrupted, map_file))
+    thread = threading.Thread(target=reader.get_message, args=("quiet", 0, 0), daemon=True)
+    thread.start()
+    thread.join(scaled_timeout_s(20))
+    assert used == [1, 1] and not thread.is_alive(), "it waits for itself"
+    reader.close()
+
 
 
 def beats(consumer) -> bool:
