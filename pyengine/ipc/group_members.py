@@ -122,6 +122,7 @@ class GroupMembers:
         self._base = MEMBERS
         self._heartbeats = 0
         self._records = 0  # as many as hold all that it has claimed
+        self._claimed: dict[int, bytes] = {}  # the record of its last claim by queue
         self.incarnation = secrets.randbits(63) | 1
         _living.add(self)
 
@@ -218,6 +219,7 @@ class GroupMembers:
             return None
         self._put_record(queue_id, QueueRecord(fence, self.incarnation))
         self._records = max(self._records, queue_id + 1)
+        self._claimed[queue_id] = _with_crc(_RECORD.pack(fence, self.incarnation))
         return Claim(queue_id, fence)
 
     def seize(self, queue_id: int) -> Claim | None:
@@ -233,6 +235,9 @@ class GroupMembers:
 
     def holds(self, claim: Claim) -> bool:
         """Whether this process still holds the queue. Unless the caller holds the offsets' lock, that may change at any time."""
+        content = self._claimed.get(claim.queue_id, b"")  # compared as it is, since each delivery asks
+        if content and self._read(RECORDS_AT + _RECORD_STRIDE * claim.queue_id, len(content)) == content:
+            return bool(_RECORD.unpack_from(content)[0] == claim.fence)
         return self.record(claim.queue_id) == QueueRecord(claim.fence, self.incarnation)
 
     def release(self, claim: Claim) -> None:
@@ -308,7 +313,7 @@ class GroupMembers:
         self._put(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD.pack(record.fence, record.incarnation))
 
     def _put(self, at: int, fields: bytes) -> None:
-        self._write(at, fields + _CRC.pack(zlib.crc32(fields)))
+        self._write(at, _with_crc(fields))
 
     def _write(self, at: int, content: bytes) -> None:
         try:  # not disk_errors(), which takes as long as the call
@@ -334,6 +339,10 @@ class GroupMembers:
 
 def _queue_byte(queue_id: int, fence: int) -> int:
     return QUEUES + (fence % _FENCES << 32) + queue_id
+
+
+def _with_crc(fields: bytes) -> bytes:
+    return fields + _CRC.pack(zlib.crc32(fields))
 
 
 def _mark_crc(end: int, tenure: int) -> int:

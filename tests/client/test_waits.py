@@ -381,7 +381,10 @@ def test_a_signal_handler_may_use_the_consumer_that_it_interrupts(store, monkeyp
             nested.clear()
         return look(root)
 
-    asking = threading.Thread(target=lambda: eventually(lambda: consumer.pull(1, timeout_s=0.2) and len(used) >= 4, "it looked"), daemon=True)
+    def ask() -> None:
+        eventually(lambda: consumer.pull(1, timeout_s=0.2) and len(used) >= 4, "it looked")
+
+    asking = threading.Thread(target=ask, daemon=True)
     monkeypatch.setattr(live_reader, "store_use", interrupted)
     monkeypatch.setattr(live_reader, "ENGINE_CHECK_INTERVAL_S", 0.0)
     consumer.seek(None, "first")
