@@ -609,7 +609,8 @@ class Consumer:
         """
         self._require_group()
         self._require_open()
-        assert self._retries is not None
+        if self._retries is None:
+            raise UsageError("a part of a consumer gives no messages back: retry() belongs to the consumer of all topics")
         given = [name for name, value in (("delay_level", delay_level), ("delay_s", delay_s), ("at", at)) if value is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other: give one")

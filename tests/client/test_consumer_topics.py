@@ -88,6 +88,8 @@ def test_given_back_messages_come_again(engine, topics, consume, sharing):
         put(engine, topic, b"1")
     consumer = consume(topics, sharing=sharing)
     a, b, c = sorted(pull(consumer, 3), key=lambda each: each.topic)
+    with pytest.raises(UsageError, match="consumer of all topics"):
+        consumer.part(topics[1]).retry(b)
     consumer.requeue([b])
     consumer.retry(c)
     assert [(each.topic, each.delivery_count, each.reconsume_times) for each in sorted(pull(consumer, 2), key=lambda each: each.topic)] == [
