@@ -14,7 +14,7 @@ import sys
 from pyengine.engine import worker
 from pyengine.ipc.cleaning import open_or_replace
 from pyengine.native import control as native
-from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
+from pyengine.services.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse, measure

@@ -19,8 +19,8 @@ from pyengine.storage.config import existing_store, load_config, set_arguments
 from pyengine.storage.log_holds import lowest_log_hold
 
 if TYPE_CHECKING:
-    from pyengine.services.retention.clean_files import CleanRequest
-    from pyengine.services.retention.clean_resource import Cleaned
+    from pyengine.services.clean_files import CleanRequest
+    from pyengine.services.clean_resource import Cleaned
     from pyengine.storage.config import EngineConfig
 
 
@@ -163,7 +163,7 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
       pyengine clean STORE --older-than 12
       pyengine clean STORE --until-used 60 --json
     """
-    from pyengine.services.retention.clean_files import CleanRequest
+    from pyengine.services.clean_files import CleanRequest
 
     existing_store(store)
     if hours is not None and percent is not None:
@@ -188,7 +188,7 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
 def _clean(root: Path, config: EngineConfig, request: CleanRequest, timeout_s: float, show: ShowBytes) -> Cleaned:
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.store_lock import living_kinds
-    from pyengine.services.retention.clean_resource import request_cleaning
+    from pyengine.services.clean_resource import request_cleaning
 
     if living_kinds(root):
         with EngineMemory.of(root, writable=True) as memory:
@@ -199,7 +199,7 @@ def _clean(root: Path, config: EngineConfig, request: CleanRequest, timeout_s: f
 def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show: ShowBytes) -> Cleaned:
     """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
-    from pyengine.services.retention.clean_resource import clean_stopped
+    from pyengine.services.clean_resource import clean_stopped
     from pyengine.storage.checkpoint import abort_file_exists, read_marker, read_rebuild_marker
     from pyengine.storage.message_store import MessageStore
     from pyengine.storage.store_reader import open_store

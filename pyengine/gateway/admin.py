@@ -46,8 +46,8 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.session_client import ask_for_settings
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
-from pyengine.services.retention.clean_files import CleanRequest
-from pyengine.services.retention.clean_resource import request_cleaning
+from pyengine.services.clean_files import CleanRequest
+from pyengine.services.clean_resource import request_cleaning
 from pyengine.settings import Value
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import (

@@ -315,7 +315,7 @@ _TABLE = (
         _("watermark_noted", "both are new"),
         _("adopted_segment_read", "a segment of another program is read and whole, the watermark does not cover it", scene=OWN),
     ),
-    *_steps("pyengine/services/retention/clean_files.py", "cleaner",
+    *_steps("pyengine/services/clean_files.py", "cleaner",
         _("segment_chosen", "its turn has come; readers still get holds on it"),
         _("segment_released", "no process holds the segment, it still exists"),
         _("segment_removed", "the segment has lost its name for good, min does not know"),

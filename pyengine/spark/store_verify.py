@@ -25,7 +25,7 @@ from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import broken_chain, count_keys, sync, walk
 from pyengine.spark.jobs import Unit, run_units
-from pyengine.storage.check.queues import queue_files
+from pyengine.storage.check.parts import queue_files
 from pyengine.storage.check.report import CheckReport
 from pyengine.storage.check.work import (
     CheckWork,

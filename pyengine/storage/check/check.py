@@ -30,8 +30,7 @@ from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.native.scan import classify
 from pyengine.storage import config_table
-from pyengine.storage.check.log import LogFacts, check_log
-from pyengine.storage.check.queues import check_extensions, check_index, check_queues, queue_rules
+from pyengine.storage.check.parts import LogFacts, check_extensions, check_index, check_log, check_queues, queue_rules
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, FileFinding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_marker, read_rebuild_marker, read_sync_failure

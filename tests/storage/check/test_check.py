@@ -16,7 +16,7 @@ from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import Checkpoint
-from pyengine.storage.check import log as check_log
+from pyengine.storage.check import parts as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity

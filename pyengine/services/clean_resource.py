@@ -30,7 +30,7 @@ from pyengine.ipc.cleaning import Cleaning, reap_dead
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.services.retention.clean_files import (
+from pyengine.services.clean_files import (
     NOTHING,
     CleanCommitLogService,
     CleanConsumeQueueService,

@@ -18,11 +18,11 @@ from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.cleaning import Cleaning, SegmentHolds, create_cleaning, held_segments
 from pyengine.native import control as native
+from pyengine.services import clean_files
+from pyengine.services.clean_files import HOUR_MS, CleaningClock
+from pyengine.services.clean_resource import PAUSE_S_MAX, CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
-from pyengine.services.retention import clean_files
-from pyengine.services.retention.clean_files import HOUR_MS, CleaningClock
-from pyengine.services.retention.clean_resource import PAUSE_S_MAX, CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
 from pyengine.storage.config import EngineConfig
@@ -479,7 +479,7 @@ def test_the_probe_is_not_blocked_by_a_deletion_that_hangs(make_rig, monkeypatch
 def test_the_queues_are_gone_through_once_and_then_only_when_the_log_has_moved(make_rig, monkeypatch):
     rig = make_rig()
     looked = []
-    monkeypatch.setattr("pyengine.services.retention.clean_files.queue_folders",
+    monkeypatch.setattr("pyengine.services.clean_files.queue_folders",
                         lambda paths: looked.append(paths) or iter(()))
     rig.round()
     assert looked == []  # the log begins at 0: nothing can be expired

@@ -10,7 +10,7 @@ import pytest
 from pyengine.ipc.cleaning import Cleaning, create_cleaning
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.services.retention.clean_resource import DiskSpaceProbe, DiskSpaceWatch
+from pyengine.services.clean_resource import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, measure
 from reported import Reported

@@ -6,7 +6,7 @@ import pytest
 
 from pyengine.errors import ConfigError
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
-from pyengine.services.retention.clean_files import (
+from pyengine.services.clean_files import (
     HOUR_MS,
     NOTHING,
     CleanRequest,

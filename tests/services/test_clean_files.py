@@ -7,7 +7,7 @@ import pytest
 from pyengine.formats.consume_queue import ENTRY, FILLER
 from pyengine.formats.index_file import HEADER, IndexHeader
 from pyengine.formats.paths import segment_name
-from pyengine.services.retention.clean_files import expired_ext_files, expired_index_files, expired_queue_files
+from pyengine.services.clean_files import expired_ext_files, expired_index_files, expired_queue_files
 from record_bytes import encode_ext_address
 
 SIZE = 60  # three entries

@@ -1,0 +1,365 @@
+"""The parts of the whole-store check: every record of the log, then the queues and the index against it.
+
+**The log**, from the first segment to the end, CRC included. The end is that of recovery and of every reader
+(log_scan.find_end). Damage below it is an error, since a message is lost; the walk continues at the next complete record. At the end:
+
+    zeros to the end of the log       no finding
+    complete records after it         error: they cannot be reached
+    bytes that recovery clears, and   warning: a put that a crash interrupted
+    there is an abort file
+    anything else                     error: it may have been a message, or no process was writing
+
+**Queues**: every entry points to its own record, and every record has its entries. If a queue has an extension, every unit
+that an entry points to must exist and belong to the entry's message. **The index**: its chains, and that every entry points
+to a record with its key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.errors import StoreRefusedError
+from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX, LMQ_QUEUE_ID
+from pyengine.formats.consume_queue import ENTRY, ConsumeQueueExtUnit, is_ext_address
+from pyengine.formats.record import store_timestamp_ms
+from pyengine.formats.record_case import CaseLabel
+from pyengine.native.scan import sync, walk
+from pyengine.storage.check.report import CheckProgress, Findings, Severity
+from pyengine.storage.check.work import CheckWork, LogSegments, QueueFile, QueueRules, StoreUnderCheck
+from pyengine.storage.commit_log import shown
+from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.index_file import is_plausible, read_index_header
+from pyengine.storage.log_scan import LogScan, Owner
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, mapped, used_end
+from pyengine.storage.recovery.log import Tail, judge_tail
+from pyengine.storage.recovery.queues import QueueState
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInLog:
+    """The messages of one queue in the log."""
+
+    min_queue_offset: int
+    max_queue_offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The results of the log part that the other parts need."""
+
+    is_damaged: bool
+    is_cut_short: bool  # the log has non-zero bytes beyond its end
+    last_store_timestamp_ms: int
+    queues: dict[tuple[str, int], QueueInLog]
+    further: dict[tuple[str, int], int]  # records of other queues that have an entry in this one (INNER_MULTI_DISPATCH)
+
+
+def check_log(store: StoreUnderCheck, end: LogScan, progress: CheckProgress) -> LogFacts:
+    """Walk the log up to `end`: report every range without a complete record, and collect those ranges in `log.lost`.
+
+    Bytes beyond a running engine's end are not checked.
+    """
+    log, findings, report, watermark = store.log, store.findings, store.report, store.watermark
+    reached, last_ms = log.min_offset, -1
+    for segment in log.segments:
+        base = segment.start_offset
+        if base != reached:
+            findings.error("gap", shown(segment.path, store.root), None, f"the segment before it, from {reached} on, is missing")
+            log.lost.append((reached, base))
+        if base >= end.end_offset:
+            break
+        last_ms = _check_segment(store, segment, min(base + log.size_bytes, end.end_offset), last_ms, progress)
+        reached = base + log.size_bytes
+    report.bytes, report.min_offset = end.end_offset - log.min_offset, log.min_offset if log.segments else -1
+    report.end_offset = end.end_offset
+    is_damaged = bool(log.lost)
+    if watermark is not None and end.end_offset < watermark.flushed:
+        is_damaged = True
+        findings.error("below watermark", "commitlog", end.end_offset,
+                       f"the log ends at {end.end_offset} ({end.reason}), but everything up to {watermark.flushed} had been synced")
+    is_cut_short = not store.is_running and _judge_end(store, end)
+    queues, further = _queues_in_log(store.work, log, findings)
+    return LogFacts(is_damaged or is_cut_short, is_cut_short, last_ms, queues, further)
+
+
+def _check_segment(store: StoreUnderCheck, segment: MappedFile, stop: int, last_ms: int, progress: CheckProgress) -> int:
+    """Walk a segment up to `stop`; return the store time of its last message, or `last_ms`."""
+    log, report, at, used = store.log, store.report, segment.start_offset, None
+    while at < stop:
+        start, reason = at, str(CaseLabel.RANGE_END)
+        with contextlib.closing(store.work.walk(log, segment, start, stop)) as results:  # the walk ends when `progress` raises
+            for result in results:
+                at, reason = result.end_offset, str(result.reason)
+                report.records += result.records
+                report.messages += result.messages
+                last_ms = result.last_store_timestamp_ms if result.messages else last_ms
+                progress(at - log.min_offset, len(log.segments) * log.size_bytes)
+        log.whole.append((segment, start, at))
+        if reason == CaseLabel.BLANK or at >= stop:
+            break
+        if used is None:  # read the rest of the segment once, even if it is damaged in many places
+            used = used_end(segment.path, at - segment.start_offset)
+        following = _whole_record_after(segment, log.size_bytes, at, stop, used)
+        _report_damage(store, segment, at, reason, following)
+        log.lost.append((at, following or segment.start_offset + log.size_bytes))
+        at = following or stop
+    return last_ms
+
+
+def _report_damage(store: StoreUnderCheck, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
+    ours, findings, name, position = store.watermark, store.findings, shown(segment.path, store.root), at - segment.start_offset
+    after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
+    if ours is None or at >= ours.flushed:
+        findings.error("damage", name, position, f"{reason} at {at}; {after}")
+    elif at < ours.verified_from:
+        findings.error("damaged before", name, position, f"{reason} at {at}, in records from before this engine, which has synced "
+                       f"{ours.verified_from} to {ours.flushed}; {after}")
+    else:
+        findings.error("below watermark", name, position,
+                       f"{reason} at {at}, below {ours.flushed}, up to which everything had been synced; {after}")
+
+
+def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
+    """Report the bytes at the end and after it; True if there are non-zero ones."""
+    log, findings = store.log, store.findings
+    at, reason = end.end_offset, str(end.reason)
+    segments = [segment for segment in log.segments if segment.start_offset + log.size_bytes > at]
+    if not segments or reason == CaseLabel.BLANK:
+        return False
+    segment = segments[0]
+    name, start = shown(segment.path, store.root), max(0, at - segment.start_offset)
+    tail, used_bytes = Tail.UNKNOWN, 0
+    if at >= segment.start_offset:
+        tail, used_bytes = judge_tail(segment, at, reason, Owner.PYENGINE if store.is_ours else Owner.ROCKETMQ)
+    after = next((found for each in segments
+                  if (found := _whole_record_after(each, log.size_bytes, at, each.start_offset + log.size_bytes,
+                                                   used_end(each.path, max(0, at - each.start_offset)))) is not None), None)
+    is_later_used = any(used_end(later.path) for later in segments[1:])
+    if after is not None:
+        findings.error(
+            "unreachable", name, start, f"{reason} at {at}; whole records follow from {after} on and cannot be reached"
+        )
+    elif not used_bytes and not is_later_used:
+        return False
+    elif store.was_stopped:
+        findings.error("tail", name, start, f"{reason} at {at}, although the store was stopped in order")
+    elif is_later_used or tail.may_be_message:
+        findings.error("tail", name, start, f"{reason} at {at}: {used_bytes} bytes that may have been a message")
+    else:
+        findings.warning("tail", name, start, f"{reason} at {at}: a put that was cut short; `recover` clears it")
+    return True
+
+
+def _whole_record_after(segment: MappedFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:
+    """Return the first complete record of a segment after `at` and before `stop`. From its byte `used` on it has only zeros."""
+    base = segment.start_offset
+    start = max(base, at + 1)
+    if start >= stop:
+        return None
+    last = min(stop, base + used)
+    with mapped(segment.path) as view:
+        while start < last:
+            found = sync(view, base, start, last, limit=base + size_bytes)
+            if found is None or walk(view, base, found, found + 1, limit=base + size_bytes).messages:
+                return found
+            start = found + 1
+    return None
+
+
+def _queues_in_log(
+    work: CheckWork, log: LogSegments, findings: Findings
+) -> tuple[dict[tuple[str, int], QueueInLog], dict[tuple[str, int], int]]:
+    """Return each queue's messages in the log, and its entries for records of other queues; missing or duplicate offsets are errors."""
+    found: dict[tuple[str, int], QueueInLog] = {}
+    further: Counter[tuple[str, int]] = Counter()
+    for queues in work.touched(log):
+        for queue in queues:
+            key = queue.topic, queue.queue_id
+            if queue.further:
+                further[key] += queue.further
+            if not queue.count:
+                continue
+            before = found.get(key)
+            found[key] = QueueInLog(
+                min(queue.min_queue_offset, before.min_queue_offset if before else queue.min_queue_offset),
+                max(queue.max_queue_offset, before.max_queue_offset if before else queue.max_queue_offset),
+                queue.count + (before.count if before else 0),
+            )
+    for (topic, queue_id), held in sorted(found.items()):  # sorted: they were found in an order that depends on the division of the log
+        if held.count != held.max_queue_offset - held.min_queue_offset + 1:
+            findings.add(
+                Severity.ERROR, "log gap", f"consumequeue/{topic}/{queue_id}", None,
+                f"the log holds {held.count} messages of this queue with the queue offsets "
+                f"{held.min_queue_offset} to {held.max_queue_offset}",
+            )
+    return found, further
+
+
+def queue_rules(store: StoreUnderCheck, facts: LogFacts) -> QueueRules:
+    """Return how severe missing entries are: RocketMQ tolerates a queue that has lost some or whose topic was deleted."""
+    settled_by_recovery = not store.was_stopped or facts.is_damaged
+    return QueueRules(
+        missing=Severity.ERROR if store.is_ours and not settled_by_recovery else Severity.WARNING,
+        beyond=Severity.WARNING if settled_by_recovery or not store.is_ours else Severity.ERROR,
+        is_running=store.is_running,
+    )
+
+
+def check_queues(
+    store: StoreUnderCheck, facts: LogFacts, rules: QueueRules, queues: list[QueueState], *, expects_light_queues: bool
+) -> None:
+    """Check all queues on the disk; then report queues and further entries (docs/formats.md section 8.6) that only the log has.
+
+    If the store has no light queue, they are checked only if expected: RocketMQ may have been set to make none.
+    """
+    further: Counter[tuple[str, int]] = Counter()  # entries of other queues' records, by queue
+    for queue in queues:
+        # A light queue has one key for all queue ids that RocketMQ may use (consume_queue.further_offset).
+        key = queue.topic, LMQ_QUEUE_ID if queue.topic.startswith(LMQ_PREFIX) else queue.queue_id
+        further[key] += _check_queue(store, rules, queue, facts.queues.get((queue.topic, queue.queue_id)))
+    if store.is_running:
+        return
+    known = {(queue.topic, queue.queue_id) for queue in queues}
+    for (topic, queue_id), in_log in sorted(facts.queues.items()):
+        if (topic, queue_id) not in known:
+            store.findings.add(rules.missing, "missing queue", f"consumequeue/{topic}/{queue_id}", None,
+                               f"the log holds {in_log.count} messages of this queue, which has no files")
+    if expects_light_queues or +further:
+        for (topic, queue_id), count in sorted(facts.further.items()):
+            have = further[topic, queue_id]
+            if have < count:
+                store.findings.add(
+                    rules.missing, "missing entries", f"consumequeue/{topic}/{queue_id}", None,
+                    f"only {have} of the {count} messages that name this queue as a further one have an entry in it")
+
+
+def _check_queue(store: StoreUnderCheck, rules: QueueRules, queue: QueueState, in_log: QueueInLog | None) -> int:
+    """Check one queue; return the number of its entries for records of other queues."""
+    store.report.queues += 1
+    expected_start = queue.files[0].start_offset
+    after, own_entries, further = -1, 0, 0
+    for file in queue_files(store.root, queue):
+        if file.start_offset != expected_start:
+            store.findings.error("queue gap", file.name, None, f"the file before it, {expected_start:020d}, is missing")
+        expected_start = file.start_offset + queue.size_bytes
+        found = store.work.queue_file(store.log, file, rules, after)
+        store.findings.take(found.findings)
+        store.report.queue_entries += found.entries
+        own_entries += found.own
+        further += found.entries - found.own
+        after = found.after
+    if in_log is not None and own_entries < in_log.count and not store.is_running:
+        store.findings.add(
+            rules.missing, "missing entries", f"consumequeue/{queue.topic}/{queue.queue_id}", None,
+            f"only {own_entries} of the {in_log.count} messages that the log holds for this queue have an entry")
+    return further
+
+
+def queue_files(root: Path, queue: QueueState) -> Iterator[QueueFile]:
+    """Yield the files of a queue, in order."""
+    previous = None
+    for number, file in enumerate(queue.files):
+        yield QueueFile(queue.topic, queue.queue_id, file.path, str(file.path.relative_to(root)),
+                        file.start_offset, queue.size_bytes, number + 1 == len(queue.files), previous)
+        previous = file.path
+
+
+_TIME_READABLE_BYTES = 68 + 8  # after a 20-byte host
+
+
+def check_extensions(store: StoreUnderCheck, queues: Sequence[QueueState]) -> None:
+    """Check the extensions of all queues that have one; for other queues it only tests for the folder."""
+    root, findings, paths = store.root, store.findings, store.store
+    if not paths.consume_queue_ext.is_dir():
+        return
+    cache = MappingCache()
+    for queue in queues:
+        reader = ConsumeQueue(
+            queue.topic, queue.queue_id, MappedFileQueue(queue.folder, queue.size_bytes, cache),
+            MappedFileQueue(paths.queue_ext_folder(queue.topic, queue.queue_id), paths.queue_ext_file_bytes, cache),
+        )
+        try:
+            _check_units(root, queue, reader, store.log, findings)
+        except StoreRefusedError as error:
+            findings.error("extension", f"consumequeue_ext/{queue.topic}/{queue.queue_id}", None,
+                           str(error).replace(f"{root}/", ""))
+
+
+def _check_units(root: Path, queue: QueueState, reader: ConsumeQueue, log: LogSegments, findings: Findings) -> None:
+    for file in queue.files:
+        name = str(file.path.relative_to(root))
+        used = min(queue.end - file.start_offset, queue.size_bytes)
+        if used <= 0:
+            break
+        with open(file.path, "rb") as opened:
+            entries = opened.read(used)
+        for at, (offset, _, tags_code) in enumerate(ENTRY.iter_unpack(entries[: used - used % CQ_ENTRY_BYTES])):
+            if is_ext_address(tags_code) and log.min_offset <= offset < log.end:
+                wrong = _wrong(reader.ext_unit(tags_code), offset, log)
+                if wrong:
+                    findings.error("extension", name, at * CQ_ENTRY_BYTES,
+                                   f"the unit that entry {file.start_offset // CQ_ENTRY_BYTES + at} names {wrong}")
+
+
+def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> str:
+    if unit is None:
+        return "is not there"
+    segment = log.view_at(offset)
+    if segment is None:
+        return ""
+    base, _, view = segment
+    if offset - base + _TIME_READABLE_BYTES > len(view):
+        return ""  # no record begins there: the check of the entries reports that
+    stored_ms = store_timestamp_ms(view, offset - base)
+    if unit.store_timestamp_ms == stored_ms:
+        return ""
+    return f"has the store time {unit.store_timestamp_ms}, its message {stored_ms}"
+
+
+def check_index(store: StoreUnderCheck, files: Sequence[Path]) -> None:
+    """Check the index files that `work` got at the beginning: a running engine creates and deletes others meanwhile."""
+    log, work, findings, layout = store.log, store.work, store.findings, store.store.geometry.index_layout
+    covered_from, keys = None, 0
+    for path in files:
+        if store.is_running and not path.exists():
+            continue
+        store.report.index_files += 1
+        name = str(path.relative_to(store.root))
+        if path.stat().st_size != layout.size_bytes:
+            findings.error("index length", name, None,
+                           f"{path.stat().st_size} bytes, not {layout.size_bytes} as its slots and entries need")
+            continue
+        header = read_index_header(path)
+        if not is_plausible(header, layout):
+            findings.error("index header", name, 0, f"the header makes no sense: {header}")
+            continue
+        broken = work.broken_chain(path, layout, header.index_count)
+        if broken:
+            where = layout.entry_at(broken) if broken > 0 else layout.slot_at(-1 - broken)
+            what = f"entry {broken}" if broken > 0 else f"slot {-1 - broken}"
+            findings.error("index chain", name, where, f"{what} is not chained as its hash wants it")
+            continue
+        if covered_from is None and header.index_count > 1:
+            covered_from = header.begin_physical_offset
+        for part in work.index_parts(path, name, layout, header.index_count):
+            found = work.keys(log, part)
+            findings.take(found.findings)
+            store.report.index_keys += found.keys
+            keys += found.keys
+            if found.beyond:
+                if not store.is_running:  # a running engine may have filled the file during the check
+                    findings.warning("key beyond the log", name, layout.entry_at(found.beyond),
+                                     f"{header.index_count - found.beyond} entries name records after the log's end, {log.end}")
+                break
+    if covered_from is None or store.is_running:
+        return
+    expected = work.count_keys(log, max(covered_from, log.min_offset))
+    if keys < expected:
+        severity = Severity.ERROR if store.is_ours and store.was_stopped else Severity.WARNING
+        findings.add(severity, "missing keys", "index", None,
+                     f"the index holds {keys} of the {expected} keys that the log has from {covered_from} on")
