@@ -208,7 +208,7 @@ def _write_lag(states: list[GroupState]) -> None:
         output.write_table(
             ("queue", "committed", "end", "lag", "lost", "waiting since", "held by"),
             [(queue.queue_id, queue.committed, queue.max_offset, queue.lag, queue.lost,
-              output.time_text(queue.waiting_since_ms), state.holders.get(queue.queue_id))
+              output.time_text(queue.waiting_since_ms), str(state.holders.get(queue.queue_id, "-")))
              for queue in state.queues.values()],
             title=f"{output.printable(state.group)} on {output.printable(state.topic)}: lag {state.lag:,}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 
 import pytest
@@ -119,6 +120,9 @@ def test_members_and_holders_are_shown_and_a_living_group_is_not_forgotten(store
         (state,) = groups(store, "lag", "--group", "billing", "--json").document["groups"]
         assert len(state["members"]) == 1
         assert {queue["holder_pid"] for queue in state["queues"]} == set(state["members"])
+        pid = str(os.getpid())  # as kill and ps take it: without separators
+        lines = groups(store, "lag", "--group", "billing").stdout.splitlines()
+        assert {line.split()[-1] for line in lines if line.lstrip()[:1].isdigit()} == {pid}
         assert groups(store, "forget", "--group", "billing", "--topic", "orders").code == 2
 
 
