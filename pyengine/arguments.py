@@ -29,7 +29,11 @@ _Each = TypeVar("_Each")
 
 def wrong_type(value: object, name: str, wanted: str) -> TypeError:
     """Return the error that says what `name` must be and what it is."""
-    hint = ": decode it first, for example with .decode()" if wanted == "str" and isinstance(value, (bytes, bytearray)) else ""
+    hint = ""
+    if wanted == "str" and isinstance(value, (bytes, bytearray)):
+        hint = ": decode it first, for example with .decode()"
+    elif wanted == "a sequence of str" and isinstance(value, str):
+        hint = f": give [{value!r}]"
     return TypeError(f"{name} must be {wanted}, not {type(value).__name__}{hint}")
 
 

@@ -183,7 +183,12 @@ def _json(kind: Any) -> Codec:
             raise TypeError(f"it is {type(value).__name__}, not {origin.__name__}")
         return value
 
-    return _Functions(lambda value: json.dumps(value, default=dataclasses.asdict).encode(), decode)
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return dataclasses.asdict(value)
+        raise TypeError(f"the codec 'json' cannot write {type(value).__name__}: use 'msgspec' or 'pydantic', or a Codec of your own")
+
+    return _Functions(lambda value: json.dumps(value, default=plain).encode(), decode)
 
 
 def _msgspec(kind: Any) -> Codec:
@@ -194,6 +199,18 @@ def _msgspec(kind: Any) -> Codec:
 def _pydantic(kind: Any) -> Codec:
     adapter = import_module("pydantic").TypeAdapter(kind)
     return _Functions(adapter.dump_json, adapter.validate_json)
+
+
+def _classes(kind: Any) -> tuple[type, ...]:
+    """What a value of `kind` is an instance of; `object` for an annotation that isinstance() does not know."""
+    origin = typing.get_origin(kind) or kind
+    try:
+        isinstance(None, origin)
+    except TypeError:  # a TypedDict, a Protocol, a text
+        return (object,)
+    if origin.__module__ in ("types", "typing"):  # unions and Annotated are classes in some Pythons
+        return (object,)
+    return {float: (float, int), list: (list, tuple)}.get(origin, (origin,))  # JSON does not tell them apart
 
 
 CODECS: Mapping[str, Callable[[Any], Codec]] = {"json": _json, "msgspec": _msgspec, "pydantic": _pydantic}
@@ -227,21 +244,28 @@ class Topic(Generic[_Value]):
             self.codec: Codec = CODECS[codec](type) if isinstance(codec, str) else codec
         except ImportError as error:
             raise UsageError(f"the codec {codec!r} needs the package {error.name}: pip install {error.name}") from error
+        self._classes = _classes(type) if isinstance(codec, str) else (object,)
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, {getattr(self.type, '__name__', self.type)})"
 
     def put(self, producer: Producer, value: _Value, **options: Any) -> PutResult:
         """As Producer.put."""
-        return producer.put(self.name, self.codec.encode(value), **self._with_type(options))
+        return producer.put(self.name, self._encoded(value), **self._with_type(options))
 
     def put_async(self, producer: Producer, value: _Value, **options: Any) -> PutFuture[PutResult]:
         """As Producer.put_async."""
-        return producer.put_async(self.name, self.codec.encode(value), **self._with_type(options))
+        return producer.put_async(self.name, self._encoded(value), **self._with_type(options))
 
     def put_many(self, producer: Producer, values: Iterable[_Value], **options: Any) -> PutManyResult:
         """As Producer.put_many."""
-        return producer.put_many(self.name, [self.codec.encode(value) for value in values], **self._with_type(options))
+        return producer.put_many(self.name, [self._encoded(value) for value in values], **self._with_type(options))
+
+    def _encoded(self, value: _Value) -> bytes:
+        """The body of a value; TypeError for one that consumers would make a dead letter."""
+        if not isinstance(value, self._classes):
+            raise arguments.wrong_type(value, f"a value of topic {self.name!r}", self.type.__name__)
+        return self.codec.encode(value)
 
     def _with_type(self, options: dict[str, Any]) -> dict[str, Any]:
         own = options.get("properties")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, Literal, NewType, TypedDict, TypeVar
 
 import pytest
 
@@ -94,6 +97,14 @@ class Order:
     state: str
 
 
+Each = TypeVar("Each")
+
+
+@dataclass
+class Numbers(Generic[Each]):
+    number: Each
+
+
 def model(codec: str):
     """The type of an order for this codec."""
     if codec == "msgspec":
@@ -162,6 +173,39 @@ def test_a_bad_body_is_a_dead_letter(undelayed, names, put, codec, is_async):
     with pyengine.consume(undelayed.path, names[0], group=names[1]) as consumer:
         (again,) = eventually(lambda: consumer.pull(), "it comes again")
         assert again.body == b"{" and "__PYENGINE_REASON" not in again.properties
+
+
+@pytest.mark.parametrize("codec", ["json", "msgspec", "pydantic"])
+@pytest.mark.parametrize("wrong", [{"number": 1}, b"bytes", None])
+def test_a_value_of_another_type_is_not_put(undelayed, names, codec, wrong):
+    orders = pyengine.Topic(names[0], model(codec), codec=codec)
+    with undelayed.connect() as producer:
+        for put in (orders.put, orders.put_async, lambda producer, value: orders.put_many(producer, [value])):
+            with pytest.raises(TypeError, match=f"a value of topic '{names[0]}' must be Order, not {type(wrong).__name__}"):
+                put(producer, wrong)
+    assert names[0] not in {each.topic for each in pyengine.Topics(undelayed.path).list()}
+
+
+@pytest.mark.parametrize(("kind", "value", "codec"), [
+    (int | str, 1, "msgspec"), (Annotated[int, "a number"], 1, "pydantic"), (Any, None, "pydantic"),
+    (Mapping[str, int], {"a": 1}, "msgspec"),
+    (list[int], (1, 2), "json"), (float, 1, "msgspec"), (TypedDict("Row", {"a": int}), {"a": 1}, "json"), (Literal["a"], "a", "pydantic"),
+    (Numbers[int], Numbers(1), "json"), (NewType("Id", int), 1, "pydantic"),
+])
+def test_what_an_annotation_allows_is_put(undelayed, names, kind, value, codec):
+    if codec != "json":
+        pytest.importorskip(codec)
+    topic = pyengine.Topic(names[0], kind, codec=codec)
+    with undelayed.connect() as producer:
+        topic.put(producer, value)
+    with topic.consume(undelayed.path) as consumer:
+        (found,) = consumer.pull(timeout_s=30)
+    assert found.value == value or list(value) == found.value
+
+
+def test_the_codec_json_names_what_it_cannot_write(undelayed, names):
+    with undelayed.connect() as producer, pytest.raises(TypeError, match="'json' cannot write datetime: use 'msgspec' or 'pydantic'"):
+        pyengine.Topic(names[0], Order).put(producer, Order(1, datetime.now(UTC)))
 
 
 @pytest.mark.parametrize("is_async", [False, True])
