@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from pyengine._native import ffi, lib
 from pyengine.errors import DiskError
 from pyengine.native.flush import allocate
 
@@ -42,6 +43,19 @@ def test_bytes_and_length_stay(folder):
         except DiskError:  # without fallocate it would have to write there
             pass
         assert os.fstat(descriptor).st_size == 5000 and file.read_bytes() == content[:5000]
+    finally:
+        os.close(descriptor)
+
+
+def test_the_last_window_ends_with_the_file(tmp_path):
+    """A queue file of RocketMQ's length is no whole number of windows."""
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        os.ftruncate(descriptor, 3 * 4096)
+        allocated = ffi.new("int64_t *")
+        assert lib.ms_flush_allocate_windows(descriptor, allocated, 3 * 4096, SIZE, 0, 20) == 0
+        assert allocated[0] == 3 * 4096
+        assert os.fstat(descriptor).st_blocks * 512 < SIZE, "no blocks behind the end"
     finally:
         os.close(descriptor)
 
