@@ -1176,8 +1176,10 @@ class Consumer:
         return (self._options.auto_commit or self._has_acks) and time.monotonic() >= self._commit_due_s
 
     def _housekeeping_loop(self) -> None:
-        while self._is_due.wait() and not self._closing.is_set():
-            self._is_due.clear()
+        while self._is_due.wait():
+            self._is_due.clear()  # before the look at what close() has set first
+            if self._closing.is_set():
+                return
             self._housekeep_once()
 
     def _housekeep_once(self) -> None:

@@ -48,6 +48,27 @@ def read_all(consumer) -> None:
     eventually(lambda: not consumer.pull(32, timeout_s=0.2), "no more")
 
 
+def test_a_close_at_any_moment_of_its_thread_ends_the_thread(store):
+    """Here between the thread's waking and its looking why."""
+    engine, _producer = store
+
+    class Due(threading.Event):
+        def clear(self) -> None:
+            consumer._closing.set()
+            self.set()
+            super().clear()
+
+    consumer = pyengine.consume(engine.root, "quiet", group="g")
+    eventually(lambda: consumer._is_settled, "it waits")
+    consumer._is_due, before = Due(), consumer._is_due
+    before.set()
+    consumer._thread.join(scaled_timeout_s(20))
+    is_over = not consumer._thread.is_alive()
+    consumer._is_due.set()
+    consumer.close()
+    assert is_over
+
+
 def test_messages_of_other_topics_cause_no_fetch(store, fetches):
     engine, producer = store
     with pyengine.consume(engine.root, "quiet", group="g") as consumer:
