@@ -453,6 +453,7 @@ class SharedFlight(InFlight):
 
     def undo(self) -> None:
         """Forget a turn that failed: the program did not get its messages."""
+        self._notes["undone"] += self._taken  # the file may have them: a signal or a full disk comes at any moment
         for offset in self._taken:
             self.open.pop(offset, None)
             self.dead.pop(offset, None)
@@ -648,8 +649,8 @@ class SharedSession(GroupSession):
     @contextlib.contextmanager
     def turn(self, flights: Sequence[SharedFlight]) -> Iterator[None]:
         """Exclude the other members; note what they have done, and at the end what this one has, in the file."""
-        member = self._members.incarnation
         with self._turn, self._members.table():
+            member = self._members.incarnation
             try:
                 self.log.follow()
                 stored: dict[int, int] | None = None

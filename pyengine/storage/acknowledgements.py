@@ -157,7 +157,11 @@ class AckFile:
         """Let nothing count that was saved of these queues: the group is set to these offsets. The caller has the lock."""
         states = [SavedQueue(queue, new_tenure(), offset, offset) for queue, offset in offsets.items()]
         if self.path.exists():
-            self.append(states, {}, is_durable=True)
+            self.supersede(states)
+
+    def supersede(self, states: Iterable[SavedQueue]) -> None:
+        """Add states, durable, beside members that share messages, whose lock the caller has not: so it does not compact."""
+        self._append(b"".join(state.line() for state in states), is_durable=True)
 
     def beyond(self, ends: Mapping[int, int]) -> list[SavedQueue]:
         """Return the states that are about messages beyond the ends of their queues, without those."""
@@ -248,17 +252,17 @@ def parse(content: bytes) -> Iterator[SavedQueue | Fields]:
 def _checked(fields: Fields) -> SavedQueue | Fields:
     if "again" in fields:
         return {name: _number(fields[name]) for name in ("queue", "tenure", "again", "deliveries")}
+    last = None if fields["last"] is None else tuple(map(int, fields["last"]))
     if "by" in fields:
-        step = {name: _number(fields[name]) for name in ("queue", "tenure", "by", "end")}
+        step = {name: _number(fields[name]) for name in ("queue", "tenure", "by", "from", "end")}
         runs = {name: [_run(run) for run in fields.get(name, ())] for name in STEPS}
         if any(end - start > STEP_MESSAGES_MAX for each in runs.values() for start, end in each):
             raise ValueError(fields)
-        return {**step, **runs, "last": fields["last"]}
-    last = fields["last"]
+        return {**step, **runs, "last": last}
     return SavedQueue(
         _number(fields["queue"]), _number(fields["tenure"]), _number(fields["offset"], -1), _number(fields["end"]),
         tuple(_run(run) for run in fields["acked"]), tuple((*_run(run[:2]), _number(run[2])) for run in fields["counts"]),
-        None if last is None else tuple(map(int, last)), tuple((*_run(run[:2]), _number(run[2])) for run in fields.get("taken", ())))
+        last, tuple((*_run(run[:2]), _number(run[2])) for run in fields.get("taken", ())))
 
 
 def new_tenure() -> int:
@@ -281,7 +285,7 @@ def cut_all(root: Root, queue_ends: Mapping[tuple[str, int], int]) -> list[Calla
             ends = {queue: end for (topic, queue), end in queue_ends.items() if topic == path.name.partition("@")[0]}
             file = AckFile(root, path.name)
             if states := file.beyond(ends):
-                calls.append(partial(file.append, states, {}, is_durable=True))
+                calls.append(partial(file.supersede, states))
     return calls
 
 
@@ -303,9 +307,10 @@ class SharedQueue:
         self._skipped = _clipped(saved.acked, saved.end, INT64_MAX)
         self._counts = tuple(run for run in saved.counts if run[1] > saved.end)
         at = max(saved.offset, 0)
+        counts, owners = (_by_offset(runs, at, saved.end) for runs in (saved.counts, saved.taken))
         for start, end in (*_clipped(saved.acked, at, saved.end), (saved.end, saved.end)):
             for offset in range(at, start):
-                self.open[offset] = _count_at(saved.counts, offset) or 1, _count_at(saved.taken, offset)
+                self.open[offset] = counts.get(offset, 1), owners.get(offset, 0)
             at = end
         self.free = {offset: None for offset, (_, owner) in self.open.items() if not owner}
 
@@ -337,12 +342,17 @@ class SharedQueue:
     def step(self, by: int, parts: Mapping[str, Iterable[int]], end: int = 0, last: Message | None = None) -> Fields:
         """Return the line of a step of a member: `parts` are the offsets of each of STEPS."""
         identity = None if last is None else (last.queue_offset, *Identity.of(last))
-        return {"queue": self.queue, "tenure": self.tenure, "by": by, "end": end, "last": identity,
+        return {"queue": self.queue, "tenure": self.tenure, "by": by, "from": self.end, "end": end, "last": identity,
                 **{name: _runs(offsets) for name, offsets in parts.items() if offsets}}
 
     def apply(self, step: Fields) -> None:
         """Take over what a member has taken, ended or given back; what it did not have any more is left out."""
         by = step["by"]
+        for offset in range(self.end, step["from"]):  # a power cut has lost the step that took these
+            if not _contains(self._skipped, offset):
+                self.open[offset] = self.deliveries(offset) + 1, 0
+                self.free[offset] = None
+        self._end_at(max(self.end, step["from"]))
         for offset in _offsets(step["ended"]):
             if self._has(offset, by):
                 del self.open[offset]
@@ -356,12 +366,9 @@ class SharedQueue:
             if offset >= self.end or offset in self.free:
                 self.open[offset] = self.deliveries(offset) + 1, by
                 self.free.pop(offset, None)
-        if step["end"] > self.end:
-            self.end = step["end"]
-            self._counts = tuple(run for run in self._counts if run[1] > self.end)
-            self._skipped = _clipped(self._skipped, self.end, INT64_MAX)
+        self._end_at(max(self.end, step["end"]))
         if step["last"] is not None:
-            self.last = tuple(map(int, step["last"]))
+            self.last = step["last"]
 
     def saved(self, offset: int) -> SavedQueue:
         """Return the state, to append before `offset` is stored."""
@@ -376,6 +383,12 @@ class SharedQueue:
         counts += [(max(start, self.end), end, count) for start, end, count in self._counts]
         taken = [(start, start + 1, owner) for start, (_, owner) in self.open.items()]
         return SavedQueue(self.queue, self.tenure, offset, self.end, (*acked, *self._skipped), _merged(counts), self.last, _merged(taken))
+
+    def _end_at(self, end: int) -> None:
+        if end > self.end:
+            self.end = end
+            self._counts = tuple(run for run in self._counts if run[1] > end)
+            self._skipped = _clipped(self._skipped, end, INT64_MAX)
 
     def _has(self, offset: int, member: int) -> bool:
         return offset in self.open and self.open[offset][1] == member
@@ -729,6 +742,10 @@ def _counted(state: SavedQueue, done: int, marked_end: int) -> Counts:
         count = _count_at(state.counts, start) or (1 if start < state.end else 0)
         found.append((start, end, count + (1 if state.end <= start < marked_end else 0)))
     return _merged(found)
+
+
+def _by_offset(counts: Counts, low: int, high: int) -> dict[int, int]:
+    return {offset: count for start, end, count in counts for offset in range(max(start, low), min(end, high))}
 
 
 def _counts_below(counts: Counts, end: int) -> Counts:

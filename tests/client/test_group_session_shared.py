@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -177,6 +178,23 @@ def test_an_error_half_way_takes_nothing(engine, names, member, monkeypatch):
     assert counted(pull(other, 3)) == [(0, 1), (1, 1), (2, 1)]
 
 
+def test_an_interrupt_after_the_file_was_written_takes_nothing(engine, names, member, monkeypatch):
+    put(engine, names[0], 2)
+    one, other = member(), member()
+    write = acknowledgements.SharedLog.write
+
+    def fail(log):
+        write(log)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(acknowledgements.SharedLog, "write", fail)
+    with pytest.raises(KeyboardInterrupt):
+        one.pull(1)
+    monkeypatch.undo()
+    assert counted(pull(other)) == [(1, 1)], "the first one is in the file as taken"
+    assert counted(pull(one)) == [(0, 1)]
+
+
 def test_rows_of_arrow_that_the_program_did_not_get_come_again_uncounted(engine, names, member, monkeypatch):
     put(engine, names[0], 2)
     one = member()
@@ -231,6 +249,26 @@ def test_a_group_changes_its_sharing_and_keeps_acknowledgements_and_counts(engin
 # --- what ends a turn from outside ----------------------------------------------------------------
 
 
+def test_a_reset_of_a_queue_during_a_turn_keeps_what_the_turn_says_of_others(engine, names, member, monkeypatch):
+    monkeypatch.setattr(acknowledgements, "COMPACT_BYTES", 1)
+    for queue_id in (0, 1):
+        put(engine, names[0], 2, queue_id)
+    one, other = member(commit_interval_s=60), member(commit_interval_s=60)
+    found = pull(one, 4)
+    write = acknowledgements.SharedLog.write
+
+    def reset_before(log):
+        monkeypatch.setattr(acknowledgements.SharedLog, "write", write)
+        pyengine.ConsumerGroups(engine.path).reset(*names, 0, [1])
+        return write(log)
+
+    one.ack([each for each in found if each.queue_id == 0])
+    monkeypatch.setattr(acknowledgements.SharedLog, "write", reset_before)
+    one.pull(timeout_s=0)
+    monkeypatch.setattr(acknowledgements, "COMPACT_BYTES", 1 << 20)
+    assert other.commit([]) == {0: 2, 1: 0}
+
+
 def test_a_reset_sets_all_members_and_voids_what_they_had(engine, names, member):
     put(engine, names[0], 4)
     one, other = member(), member()
@@ -280,6 +318,35 @@ def test_removed_files_cost_a_redelivery_at_most(engine, names, member):
     for folder in ("consumers", "consumers/acks"):
         (engine.path / "config" / folder / "@".join(names)).unlink()
     assert offsets(pull(one)) == [3]
+
+
+def test_a_step_that_a_power_cut_has_lost_is_of_open_messages(builder):
+    """Later ones may be on the disk: pages of a file are written in any order."""
+    for number in range(8):
+        builder.put("orders", b"%d" % number)
+    options = {"group": "g", "auto_commit": False, "sharing": "messages", "commit_interval_s": 60}
+    path = builder.root / "config" / "consumers" / "acks" / "orders@g"
+    with pyengine.consume(builder.root, "orders", **options) as one, pyengine.consume(builder.root, "orders", **options) as other:
+        assert offsets(one.pull(3)) == [0, 1, 2]
+        start = path.stat().st_size
+        assert offsets(one.pull(2)) == [3, 4]
+        end = path.stat().st_size
+        other.ack(other.pull(2))
+        other.pull(1, timeout_s=0)
+        content = path.read_bytes()
+    path.write_bytes(content[:start] + bytes(end - start) + content[end:])
+    with pyengine.consume(builder.root, "orders", **options) as one:
+        assert offsets(one.pull(8)) == [0, 1, 2, 3, 4, 7]
+
+
+def test_a_table_of_many_members_turns_is_read_in_one_pass():
+    count = 20_000
+    runs = tuple((offset, offset + 1, offset % 2 + 2) for offset in range(count))
+    begin = time.process_time()
+    queue = acknowledgements.SharedQueue(acknowledgements.SavedQueue(0, 7, 0, count, counts=runs, taken=runs))
+    took_s = time.process_time() - begin
+    assert list(queue.open.values()) == [(offset % 2 + 2, offset % 2 + 2) for offset in range(count)]
+    assert took_s < 2
 
 
 def test_members_that_start_at_once_have_one_table(engine, names, member):
