@@ -11,6 +11,7 @@ that of its exchange from the moment of its declaration on. Needs Kombu, which c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -87,6 +88,8 @@ _lock = threading.Lock()
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
+    for store in _stores.values():
+        store.lock = threading.RLock()  # which another thread of the parent may have had: a child closes what it has of them
     _stores.clear()  # a child makes its own; what its parent reads stays the parent's
 
 
@@ -208,12 +211,19 @@ class _Store:
     def put(self, topic: str, message: dict[str, Any], timeout_s: float, **options: Any) -> None:
         """Store a message. A refusal that is about the message itself is a PutError, one that may end an error of the connection."""
         body = dumps(message).encode()
-        try:
+        with _errors_of_a_connection():
             self.producer(timeout_s).put(topic, body, **options)
-        except PutRefusedError as error:
-            if error.result.status.is_lasting:
-                raise
-            raise EngineUnavailableError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _errors_of_a_connection() -> Iterator[None]:
+    """Raise a refusal that may end, as for a full disk, as an error of the connection, after which Kombu and Celery try again."""
+    try:
+        yield
+    except PutRefusedError as error:
+        if error.result.status.is_lasting:
+            raise
+        raise EngineUnavailableError(str(error)) from error
 
 
 def _stamp(path: Path) -> int:
@@ -355,22 +365,30 @@ class _Queue:
     def reject(self, delivery: _Delivery) -> None:
         """Make a message a dead letter of the group."""
         if not self.is_own:
-            give_up(delivery.member, delivery.stored)
+            with _errors_of_a_connection():
+                give_up(delivery.member, delivery.stored)
         self._settle(delivery)
 
     def requeue(self, delivery: _Delivery) -> None:
         """Have a message delivered again at once."""
-        if self.is_own:
-            self._returned.append(delivery)
-        else:
-            delivery.member.requeue(delivery.stored)
-        self._settle(delivery)
+        with self._store.lock:
+            self._unsettled.discard(delivery.stored.msg_id)  # first, since another thread may take it before this returns
+            if self.is_own:
+                self._returned.append(delivery)
+            else:
+                delivery.member.requeue(delivery.stored)
+            self._close_if_unused()
 
     def untake(self, delivery: _Delivery) -> None:
         """Have a message delivered again that no program has begun with: it does not count as delivered."""
         if not self.is_own and self._pid == os.getpid():
             delivery.member._take_back([delivery.stored])
         self._settle(delivery)
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether take() has a message that no descriptor tells of."""
+        return bool(self._returned)
 
     def _settle(self, delivery: _Delivery) -> None:
         with self._store.lock:
@@ -571,38 +589,54 @@ class Channel(virtual.Channel):
     def _payload(self, queue: _Queue, no_ack: bool, timeout_s: float = 0.0) -> dict[str, Any] | None:
         """Return the next message in Kombu's form; without `no_ack`, it is to be settled by its delivery tag."""
         while (delivery := queue.take(timeout_s)) is not None:
-            stored = delivery.stored
             try:
-                payload: dict[str, Any] = loads(stored.body)
-                properties = payload["properties"]
-                properties["delivery_tag"] = stored.msg_id
-                properties["delivery_info"]["redelivered"] = stored.delivery_count > 1
-                again_ms = _due_again_ms(payload)
-                expired = int(properties.get("expiration") or 0)
-            except Exception:  # noqa: BLE001 - what another program has put may be anything
-                _LOG.exception("%s is no message of Kombu, so it becomes a dead letter of %s", stored.msg_id, queue.topic)
-                queue.reject(delivery)
-                continue
-            if expired and stored.store_timestamp_ms + expired <= time.time_ns() // 1_000_000:
-                queue.ack(delivery)
-            elif again_ms is not None:
-                self._put(queue.name, payload)
-                queue.ack(delivery)
-            elif no_ack:
-                queue.ack(delivery)
-                return payload
-            else:
-                self._unsettled[stored.msg_id] = delivery
+                payload = self._opened(delivery, no_ack)
+            except BaseException:  # no engine, for example: without this nobody had the message until the process ends
+                queue.untake(delivery)
+                raise
+            if payload is not None:
                 return payload
         return None
 
+    def _opened(self, delivery: _Delivery, no_ack: bool) -> dict[str, Any] | None:
+        """Return what a message holds; None if that is not for the program, and done with."""
+        queue, _, stored = delivery
+        try:
+            payload: dict[str, Any] = loads(stored.body)
+            properties = payload["properties"]
+            properties["delivery_tag"] = stored.msg_id
+            properties["delivery_info"]["redelivered"] = stored.delivery_count > 1
+            self.Message(payload, channel=self)  # fails as it would where the message is delivered, which would end a worker
+            again_ms = _due_again_ms(payload)
+            expired = int(properties.get("expiration") or 0)
+        except Exception:  # noqa: BLE001 - what another program has put may be anything
+            _LOG.exception("%s is no message of Kombu, so it becomes a dead letter of %s", stored.msg_id, queue.topic)
+            queue.reject(delivery)
+            return None
+        if expired and stored.store_timestamp_ms + expired <= time.time_ns() // 1_000_000:
+            queue.ack(delivery)
+            return None
+        if again_ms is not None:
+            self._put(queue.name, payload)
+            queue.ack(delivery)
+            return None
+        if no_ack:
+            queue.ack(delivery)
+        else:
+            self._unsettled[stored.msg_id] = delivery
+        return payload
+
     def _settle(self, delivery_tag: str, how: Callable[[_Queue, _Delivery], None]) -> None:
-        delivery = self._unsettled.get(delivery_tag)
-        if delivery is not None:
+        delivery = self._unsettled.pop(delivery_tag, None)  # first, since another thread may deliver it again before this returns
+        if delivery is None:
+            return
+        try:
             how(delivery.queue, delivery)
-            self._unsettled.pop(delivery_tag, None)
-            if self.connection is not None:
-                self.connection.wake()
+        except BaseException:
+            self._unsettled[delivery_tag] = delivery
+            raise
+        if self.connection is not None:
+            self.connection.wake(is_for_loop=delivery.queue.has_returned)
 
     def close(self) -> None:
         """End all consumers; messages that are not settled come again."""
@@ -618,15 +652,15 @@ class Channel(virtual.Channel):
 def _delayed(message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     """Return the message that is delivered at its ETA, and when, in ms since 1970; the store waits, and no worker.
 
-    One without a time zone, or further ahead than the store can wait, keeps the ETA.
+    One without a time zone, or further ahead than the store can wait, keeps the ETA. One in the past, however far, is due now.
     """
     due_ms = _eta_ms(message)
     if due_ms is None:
         return message, None
-    latest_ms = time.time_ns() // 1_000_000 + ETA_MS_MAX
-    if due_ms > latest_ms:
-        return message, latest_ms
-    return {**message, "headers": {**message["headers"], "eta": None}}, due_ms
+    now_ms = time.time_ns() // 1_000_000
+    if due_ms > now_ms + ETA_MS_MAX:
+        return message, now_ms + ETA_MS_MAX
+    return {**message, "headers": {**message["headers"], "eta": None}}, due_ms if due_ms > now_ms else None
 
 
 def _due_again_ms(message: dict[str, Any]) -> int | None:
@@ -724,9 +758,9 @@ class Transport(virtual.Transport):
     def _descriptors(self) -> set[int]:
         return {self._awake, *(descriptor for channel in list(self.channels) for descriptor in channel.filenos())}
 
-    def wake(self) -> None:
-        """Have a thread that waits look again at what may be delivered, after another thread has settled a message."""
-        if threading.get_ident() != self._thread:
+    def wake(self, *, is_for_loop: bool = False) -> None:
+        """Have a thread that waits look again at what may be delivered, after another thread has settled a message, or `is_for_loop`."""
+        if is_for_loop or threading.get_ident() != self._thread:
             os.eventfd_write(self._awake, 1)
 
     def _forget_wake(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 import celery
 import kombu
 import pytest
+from kombu.asynchronous import Hub
 from kombu.common import Broadcast
 
 import pyengine
@@ -436,6 +438,128 @@ def test_a_message_is_dropped_after_its_expiration(connect):
     time.sleep(0.01)  # longer than the message may wait
     producer.publish("new", routing_key="q", expiration=600)
     assert received(connection, kombu.Queue("q"), 2, 1.0) == ["new"]
+
+
+def test_an_eta_in_the_past_is_due_now_however_far(connect):
+    connection, queue = connect(), kombu.Queue("q")
+    for year in (1, 1969, 1970, 2020):
+        connection.Producer().publish(year, routing_key="q", declare=[queue], headers={"eta": datetime(year, 1, 1, tzinfo=UTC).isoformat()})
+    assert sorted(received(connection, queue, 4)) == [1, 1969, 1970, 2020]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"body": "x"}, {"body": 5}, {"headers": [1]}, {"properties": {"delivery_info": {}, "body_encoding": "none"}},
+    {"properties": {"delivery_info": []}}, {"properties": {"delivery_info": {}, "expiration": "1e9"}}],
+    ids=["body", "number", "headers", "encoding", "info", "expiration"])
+def test_what_kombu_cannot_open_becomes_a_dead_letter_and_ends_no_worker(connect, task_store, request, wrong):  # noqa: F811
+    connection, queue = connect(), kombu.Queue("q")
+    producer, topic = connection.Producer(), f"kombu{zlib.crc32(request.node.name.encode())}-q"
+    queue(connection.default_channel).declare()
+    message = {"body": "eA==", "content-type": "text/plain", "content-encoding": "utf-8", "headers": {},
+               "properties": {"delivery_info": {}, "body_encoding": "base64"}}
+    with pyengine.connect(task_store) as other:
+        other.put(topic, json.dumps(message | wrong).encode())
+    producer.publish("sound", routing_key="q")
+    assert received(connection, queue, 2, 2.0) == ["sound"]
+    with pyengine.open_store(task_store) as store:
+        eventually(lambda: store.queue_end(f"%DLQ%{topic}", 0) == 1, "it is a dead letter")
+
+
+@pytest.mark.parametrize("body", ["far", None], ids=["of which the ETA is put again", "that is a dead letter"])
+def test_a_message_comes_again_if_the_engine_goes_before_it_is_settled(connect, task_store, request, monkeypatch, body):  # noqa: F811
+    connection, queue = connect(), kombu.Queue("q")
+    monkeypatch.setattr(pyengine.celery, "ETA_MS_MAX", 1)
+    queue(connection.default_channel).declare()
+    if body is not None:
+        due = datetime.fromtimestamp(time.time() + 2, UTC).isoformat()
+        connection.Producer().publish(body, routing_key="q", headers={"eta": due})
+    else:
+        with pyengine.connect(task_store) as other:
+            other.put(f"kombu{zlib.crc32(request.node.name.encode())}-q", b"no message")
+    failed = threading.Event()
+
+    def fail(*arguments, **options):
+        failed.set()
+        raise pyengine.EngineUnavailableError("it has gone")
+
+    with kombu.Consumer(connection, [queue], callbacks=[lambda found, message: None]):
+        with monkeypatch.context() as patch:
+            patch.setattr(pyengine.Producer, "put", fail)
+            patch.setattr(pyengine.celery, "give_up", fail)
+            with pytest.raises(pyengine.EngineUnavailableError):
+                connection.drain_events(timeout=scaled_timeout_s(10))
+        assert failed.is_set()
+    assert received(connection, queue, 1, 10.0 if body else 0.2) == ([body] if body else [])
+    with contextlib.closing(connect().SimpleQueue("q")) as rest:
+        eventually(lambda: rest.qsize() == 0, "it is done")
+
+
+def test_a_message_that_is_given_back_while_it_is_taken_again_can_be_acknowledged(connect, monkeypatch):
+    connection, queue = connect(), kombu.Queue("q")
+    connection.Producer().publish("twice", routing_key="q", declare=[queue])
+    got, give_back = [], pyengine.Consumer.requeue
+
+    def give_back_and_take(*arguments):  # as another thread may, before the first one goes on
+        give_back(*arguments)
+        connection.drain_events(timeout=scaled_timeout_s(10))
+
+    with kombu.Consumer(connection, [queue], callbacks=[lambda body, message: got.append(message)]):
+        connection.drain_events(timeout=scaled_timeout_s(10))
+        with monkeypatch.context() as patch:
+            patch.setattr(pyengine.Consumer, "requeue", give_back_and_take)
+            got[0].requeue()
+        got[1].ack()
+    with contextlib.closing(connect().SimpleQueue("q")) as rest:
+        eventually(lambda: rest.qsize() == 0, "it is done")
+
+
+def test_a_clients_own_message_that_is_given_back_wakes_the_event_loop(connect):
+    connection, hub, got = connect(), Hub(), []
+    queue = kombu.Queue("own", kombu.Exchange("news", type="fanout"), exclusive=True)
+
+    def give_back_once(body, message):
+        got.append(body)
+        (message.ack if len(got) == 2 else message.requeue)()
+
+    with kombu.Consumer(connection, [queue], callbacks=[give_back_once]):
+        connection.Producer().publish("again", exchange="news")
+        connection.register_with_event_loop(hub)
+        hub.call_later(scaled_timeout_s(5), hub.stop)
+        loop = hub.create_loop()
+        until_s = time.monotonic() + scaled_timeout_s(5)
+        while len(got) < 2 and time.monotonic() < until_s:
+            next(loop)
+        connection.transport.unregister_from_event_loop(connection.connection, hub)
+    hub.close()
+    assert got == ["again"] * 2
+
+
+def test_a_forked_child_needs_no_lock_that_another_thread_of_its_parent_has(connect):
+    connection = connect()
+    with connection.SimpleQueue("q") as queue:
+        queue.put("x")
+        has_lock, may_end = threading.Event(), threading.Event()
+
+        def hold():
+            with connection.transport.store.lock:
+                has_lock.set()
+                may_end.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        has_lock.wait()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.alarm(int(scaled_timeout_s(10)))
+                connection.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        may_end.set()
+        holder.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        queue.get(timeout=scaled_timeout_s(10)).ack()
 
 
 def test_a_forked_child_sends_and_reads_by_itself(connect):
