@@ -533,6 +533,11 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close it without its output, which a peer that hangs may never read."""
+        if self._transport is not None:
+            self._transport.abort()
+
     @property
     def rights(self) -> Rights:
         return self._owner.rights

@@ -51,6 +51,8 @@ RETRY_MIN_S, RETRY_MAX_S = 0.5, 10.0
 SILENT_S = 120.0            # after which a name server forgets a broker
 BROKERS_MAX = 256           # of which a name server knows, each address counted
 TOPICS_MAX = 400_000        # of all of them
+OBJECTS_MAX = TOPICS_MAX // 2        # in one registration: a quarter of the topics, and RocketMQ 5's attributes of each
+VALUES_MAX = TOPICS_MAX // 4 * 10
 ADDRESS_CHARS_MAX = 255
 TABLES_INTERVAL_S = 5.0     # between two questions of a slave for its master's tables
 _TABLE_CODES = (codes.GET_ALL_TOPIC_CONFIG, codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, codes.GET_ALL_CONSUMER_OFFSET,
@@ -164,18 +166,22 @@ class Registration:
         """
         if not self._master:
             return
-        connection = await self._connect(self._master, None)
+        connection, faults = await self._connect(self._master, None), []
         try:
             for code, (name, write) in zip(_TABLE_CODES, TABLES, strict=True):
                 answer = await connection.invoke(code, {}, timeout_s=LIMIT_S)
-                if answer.code == codes.SUCCESS and answer.body and answer.body != self._taken.get(code):
+                if answer.code != codes.SUCCESS:  # for example without an access key
+                    faults.append(f"{name} is refused by {self._master}: {answer.code} {answer.remark or ''}")
+                elif answer.body and answer.body != self._taken.get(code):
                     try:
                         await self._executor.run(write, self._names.root, answer.body)
+                        self._taken[code] = answer.body
                     except (FormatError, UnicodeDecodeError) as error:
-                        raise EngineError(f"{name} of {self._master} cannot be used: {error}") from None
-                    self._taken[code] = answer.body
+                        faults.append(f"{name} of {self._master} cannot be used: {error}")
         finally:
-            connection.close()
+            connection.abort()
+        if faults:
+            raise EngineError("; ".join(faults))
 
     # ---- what is told -------------------------------------------------------------
 
@@ -244,7 +250,7 @@ class Registration:
                 await connection.invoke(codes.UNREGISTER_BROKER, self._identity)
         finally:
             server.connection = None
-            connection.close()
+            connection.abort()
 
     async def _is_replaced(self, connection: Connection) -> bool:
         """Return whether another broker has this one's name and number there: name servers of 4.9 would unregister that one."""
@@ -260,9 +266,12 @@ class Registration:
         except ValueError as error:
             raise EngineError(str(error)) from None
         context = await self._executor.run(_trusting, ca_file) if ca_file else None
-        async with asyncio.timeout(LIMIT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._connections, {}), host, port, ssl=context)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self._connections, {}), host, port, ssl=context)
+        except UnicodeError as error:
+            raise EngineError(f"{host} cannot be the name of a host: {error}") from None
         return connection
 
     def _ended(self, connection: Connection) -> None:
@@ -423,7 +432,7 @@ class ClusterRoutes:
         if len(others) >= BROKERS_MAX or len(of_host) >= BROKERS_MAX // 4:
             return f"there are {len(others)} brokers already, {len(of_host)} of them of {connection.host}"
         known = self._brokers.get(identity.name)
-        coming = len(topics) if len(topics) != 1 or known is None else len(known.topics.keys() | topics)
+        coming = len(topics) if len(topics) != 1 or known is None else len(known.topics) + sum(each not in known.topics for each in topics)
         rows = sum(len(broker.topics) for name, broker in self._brokers.items() if name != identity.name)
         names_of_host = {each.name for each in of_host} - {identity.name}
         rows_of_host = sum(len(self._brokers[name].topics) for name in names_of_host if name in self._brokers)
@@ -444,11 +453,12 @@ class ClusterRoutes:
             live, broker = None, self._brokers.get(identity.name)
         if broker is None:
             broker = self._brokers[identity.name] = _Registered(identity.cluster, {})
-        broker.cluster = identity.cluster
+        if identity.number == 0:
+            broker.cluster = identity.cluster
         broker.addresses[identity.number] = identity.address
         self._live[identity.address] = _Live(request.connection, identity.name, identity.number, version,
                                              request.frame.fields.get("haServerAddr", ""))
-        request.connection.idle_s = max(request.connection.idle_s, SILENT_S)
+        request.connection.idle_s = SILENT_S
         is_changed = live is None or live.version != version
         if identity.number == 0 and (is_changed or holder != identity.address):
             is_one_change = len(topics) == 1  # brokers register a single topic when it alone has changed
@@ -495,7 +505,12 @@ def _identity_of(request: Request) -> _Identity:
 
 
 def _decode_registration(body: bytes) -> tuple[dict[str, int], dict[str, TopicConfig]]:
-    """Return version and topics of a registration, without topics that no client could use; WireError for another structure."""
+    """Return version and topics of a registration, without topics that no client could use; WireError for another structure.
+
+    It is counted first: a decoder that makes millions of values has no turn for the event loop, and fills the memory.
+    """
+    if body.count(b"{") + body.count(b"[") > OBJECTS_MAX or body.count(b",") > VALUES_MAX:
+        raise WireError(f"a registration of more than {OBJECTS_MAX:,} objects or {VALUES_MAX:,} values")
     wrapper = as_object(as_object(read_json(body, len(body))).get("topicConfigSerializeWrapper"))
     table, told = as_object(wrapper.get("topicConfigTable")), as_object(wrapper.get("dataVersion"))
     version = {name: told.get(name, 0) for name in ("counter", "stateVersion", "timestamp")}

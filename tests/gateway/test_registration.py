@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import ssl
 import zlib
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from pyengine.gateway.gateway import repeat
 from pyengine.gateway.names import Address, Names
 from pyengine.gateway.registration import ClusterRoutes, Registration, _Identity
 from pyengine.gateway.wire import ANSWER, Frame
+from pyengine.ipc.control_block import read_name_servers
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, SubscriptionGroups, TopicConfig, TopicConfigs
@@ -213,8 +215,13 @@ def test_a_slave_without_a_secret_takes_its_masters_tables_by_requests(start, na
     assert topics.rows.keys() == {"far"} and topics.data_version == {"counter": 9, "timestamp": 8}
     assert SubscriptionGroups(store.root).read().rows.keys() == {"g"} and ConsumerOffsets(store.root).read("far", "g") == {0: 7}
     eventually(lambda: "far" in name_server.topics("broker-a", 1), "it registers with them")
-    tables[codes.GET_ALL_TOPIC_CONFIG] = b"{"
+    tables[codes.GET_ALL_TOPIC_CONFIG], tables[codes.GET_ALL_DELAY_OFFSET] = b"{", b'{"offsetTable":{3:6}}'
     eventually(lambda: "topics.json of" in store.engine.log(), "the log says why it keeps what it has", 60)
+    eventually(lambda: DelayOffsets(store.root).read()[0] == {3: 6}, "the others are taken")
+    takes = name_server.answer
+    name_server.answer = lambda frame: takes(frame) if frame.code == codes.REGISTER_BROKER else Frame(
+        codes.SYSTEM_ERROR, opaque=frame.opaque, flag=ANSWER, remark="No accessKey is configured")
+    eventually(lambda: f"topics.json is refused by {name_server.address}: 1 No" in store.engine.log(), "the log says that too", 60)
     assert TopicConfigs(store.root).read().rows.keys() == {"far"}
 
 
@@ -309,6 +316,32 @@ def test_a_name_server_that_does_not_answer_is_left(make_owner, name_server, mon
     script = partial(eventually, lambda: len(name_server.registrations()) >= 2, "it is asked again")
     assert while_registered(make_owner(), name_server, script) == [
         f"not registered with the name server {name_server.address}: it did not answer within 0.05 s"]
+
+
+def test_a_name_server_that_reads_nothing_keeps_neither_connections_nor_bytes(make_owner, monkeypatch):
+    monkeypatch.setattr(registration, "LIMIT_S", 0.05)
+    monkeypatch.setattr(registration, "RETRY_MAX_S", 0.05)
+    owner, made = make_owner(), []
+    path = TopicConfigs(owner.root).path
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"topicConfigTable": {f"t{n}": {"perm": 6} for n in range(60_000)}}))  # more bytes than the kernel takes
+    connect = Registration._connect
+
+    async def note(self, address, ca_file):
+        made.append(await connect(self, address, ca_file))
+        return made[-1]
+
+    monkeypatch.setattr(Registration, "_connect", note)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = SimpleNamespace(address=f"127.0.0.1:{silent.getsockname()[1]}")
+        while_registered(owner, server, lambda: eventually(lambda: len(made) >= 4 and all(each.is_closed for each in made[:3]),
+                                                           "the first ones are closed"))
+
+
+def test_a_name_of_a_host_that_cannot_be_one_is_reported(make_owner):
+    owner = make_owner()
+    script = partial(eventually, lambda: "a..b" in json.dumps(read_name_servers(owner.memory.folder)[0]["problem"]), "it says so")
+    assert "a..b cannot be the name of a host" in while_registered(owner, SimpleNamespace(address="a..b:1"), script)[0]
 
 
 # ---- the gateway's own name server takes brokers ----------------------------------------
@@ -411,7 +444,10 @@ def test_a_forged_registration_is_refused(host, changed):
 
 @pytest.mark.parametrize("body", [
     b"", b"[]", b"{", b'{"topicConfigSerializeWrapper":{}}', b"[" * 100_000,
-    b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":1e400},"topicConfigTable":{}}}'])
+    b'{"topicConfigSerializeWrapper":{"dataVersion":{},"topicConfigTable":{},"x":[%b0]}}' % (b"[]," * 300_000),
+    b'{"topicConfigSerializeWrapper":{"dataVersion":{},"topicConfigTable":{},"x":[%b0]}}' % (b"0," * 1_100_000),
+    b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":1e400},"topicConfigTable":{}}}'],
+    ids=["empty", "list", "half", "nothing", "deep", "many objects", "many values", "infinite"])
 def test_a_registration_that_is_no_table_is_refused(host, body):
     fields = {"brokerName": "strange", "brokerAddr": "10.0.3.2:1", "clusterName": "DefaultCluster", "brokerId": 0}
     assert host.name_server().ask(codes.REGISTER_BROKER, fields, body).code == codes.SYSTEM_ERROR
@@ -445,6 +481,10 @@ def test_one_host_has_a_quarter_of_the_room(monkeypatch):
     assert "topics are too many" in take("b", 2, 2) and not take("c", 1, 10)
     assert not take("b", 1, 1) and len(routes.brokers()) == 4
     assert "topics are too many" in take("b", 1, 1, first=10), "a table that grows by single topics has the same bound"
+    quiet = SimpleNamespace(host="d", is_closed=False, idle_s=3600.0)
+    routes._take(SimpleNamespace(connection=quiet, frame=Frame(0)), _Identity("b-1", "d:1", "other", 1), {"stateVersion": 0}, {})
+    assert quiet.idle_s == registration.SILENT_S, "however long other clients may be silent"
+    assert routes.brokers()["b-1"].cluster == "c", "a slave moves nobody to another cluster"
     assert "registered from another host" in routes._refusal(
         SimpleNamespace(host="evil"), _Identity("any", "a:1", "c", 0), {}), "nobody takes an address"
 
