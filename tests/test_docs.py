@@ -297,8 +297,8 @@ def test_the_upgrades_page_has_the_layout_of_this_version():
 @pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_consumers_page_run(reader):
-    _, first, second, condition, shell = [reader.run(block) for block in blocks_of("docs/consumers.md")]
-    assert condition == "[b'7']\n"
+    _, first, second, condition, shared, shell = [reader.run(block) for block in blocks_of("docs/consumers.md")]
+    assert condition == "[b'7']\n" and len(re.findall(r"order \d", shared)) == 4
     assert sorted(re.findall(r"order \d", first)) == [f"order {number}" for number in range(1, 5)]
     assert "order 4" in second and "billing" in shell and "forgotten" in shell
     assert len(re.findall(r"\| order \d", shell)) == 4, "after the reset all messages were delivered again"

@@ -132,4 +132,4 @@ def test_each_drill_is_listed_and_on_the_page(tmp_path):
     page = (SOURCES / "docs" / "systemd.md").read_text(encoding="utf-8")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == len(DRILLS)
     for name, drill in DRILLS.items():
-        assert f"| `{name}` |" in page and re.search(rf"^{name} +{re.escape(drill.DOES)}$", done.stdout, re.MULTILINE), name
+        assert f"- `{name}`:" in page and re.search(rf"^{name} +{re.escape(drill.DOES)}$", done.stdout, re.MULTILINE), name
