@@ -36,7 +36,8 @@ class Reference:
         self._package = griffe.load("pyengine", search_paths=[str(root)], resolve_aliases=True)
 
     def page(self, source: Path) -> str:
-        """The text of a page with each directive replaced."""
+        """The text of a page with each directive replaced; keywords of an earlier entry are named and not repeated."""
+        self._earlier: dict[str, list[str]] = {}
         text = DIRECTIVE.sub(lambda found: self._entry(found[1], set((found[2] or "").split(", "))),
                              source.read_text(encoding="utf-8"))
         return MADE.format(source=source.name) + re.sub(r"^(- `pyengine\..*)\n\n(?=- `pyengine\.)", r"\1\n", text, flags=re.MULTILINE)
@@ -47,8 +48,11 @@ class Reference:
             return _text(found)
         shown = f"## `{path if self._is_exported(path) else found.name}`"
         if not isinstance(found, griffe.Class):
-            signature = [f"```py\n{_signature(found.name, found, {})}\n```"] if isinstance(found, griffe.Function) else []
-            return "\n\n".join([shown, *signature, _text(found)])
+            if not isinstance(found, griffe.Function):
+                return "\n\n".join([shown, _text(found)])
+            signature = _signature(found.name, found, self._earlier)
+            self._earlier[found.name] = _pieces(found)
+            return "\n\n".join([shown, f"```py\n{signature}\n```", _text(found)])
         if _is_plain_error(found, left_out):
             base = str(found.bases[0]).rpartition(".")[2]
             return f"- `{path}`{f' (`{base}`)' if base != 'Exception' else ''}: {' '.join(_text(found).split())}"
@@ -62,7 +66,7 @@ class Reference:
         if "attributes" not in left_out:
             parts += _value_items(found, values, {each.name for each in maker.parameters} if maker else set())
         methods = {name: member for name, member in members.items() if isinstance(member, griffe.Function) and not _is_value(member)}
-        earlier: dict[str, list[str]] = {}
+        earlier = dict(self._earlier)
         siblings: dict[str, list[str]] = {}
         for name, member in methods.items():
             same = SAME.fullmatch(_text(member))
@@ -70,7 +74,7 @@ class Reference:
                 siblings.setdefault(same[1], []).append(f"`{name}`")
                 continue
             parts.append(_method_item(name, member, earlier))
-            earlier.setdefault(name, _pieces(member))
+            earlier[name] = self._earlier[f"{found.name}.{name}"] = _pieces(member)
         parts += [f"- {', '.join(names)}: as of `{other}`" for other, names in siblings.items()]
         return re.sub(r"\n\n(?=- )", "\n", "\n\n".join(parts)).replace("\n- ", "\n\n- ", 1)
 
