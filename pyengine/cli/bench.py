@@ -77,7 +77,7 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
     \b
     Examples:
       pyengine bench /var/lib
-      pyengine bench --size 128 --seconds 10 --json
+      pyengine bench --size 128 --seconds 10
     """
     require_room(parent, FREE_BYTES_MIN, "measure")
     load_config(None, settings)  # before anything is created: a wrong setting is an error

@@ -200,7 +200,7 @@ def plan(
     Examples:
       pyengine plan --rate 5000 --size 1KiB --retention 72h
       pyengine plan --rate 200 --size 10KiB --keys 1 --properties 80 --queues 64
-      pyengine plan --rate 5000 --size 1KiB --set log_retention_bytes=500G --json
+      pyengine plan --rate 5000 --size 1KiB --set log_retention_bytes=500G
     """
     if retention is not None:
         settings = settings | {"file_reserved_time_hours": str(math.ceil(retention / HOUR_S))}

@@ -107,7 +107,7 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
     \b
     Examples:
       pyengine promote STORE
-      pyengine promote STORE --role SYNC_MASTER --json
+      pyengine promote STORE --role SYNC_MASTER
     """
     root = existing_store(store)
     notes: list[str] = []

@@ -90,7 +90,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
     \b
     Examples:
       pyengine prove /var/lib --minutes 10
-      pyengine prove . --minutes 1 --mode sync --json
+      pyengine prove . --minutes 1 --mode sync
     """
     require_room(parent, FREE_BYTES_MIN, "test")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed

@@ -106,7 +106,6 @@ def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path) -> i
     \b
     Examples:
       pyengine diff STORE OTHER
-      pyengine diff STORE OTHER --json
     """
     existing_store(store)
     existing_store(other)
@@ -168,7 +167,7 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
     Examples:
       pyengine recover STORE --dry-run
       pyengine recover STORE
-      pyengine recover STORE --accept-loss --json
+      pyengine recover STORE --accept-loss
     """
     from pyengine.ipc.crashed_engine_memory import preview_offline, recover_offline
 
@@ -232,7 +231,7 @@ def rebuild(
     Examples:
       pyengine rebuild STORE
       pyengine rebuild STORE --topic orders --queue-id 0
-      pyengine rebuild STORE --index --json
+      pyengine rebuild STORE --index
     """
     existing_store(store)
     from pyengine.ipc.crashed_engine_memory import rebuild_offline
@@ -274,7 +273,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     \b
     Examples:
       pyengine salvage STORE DEST
-      pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB --json
+      pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB
       pyengine salvage STORE/quarantine DEST
     """
     from pyengine.storage.commit_log import log_exists

@@ -465,7 +465,6 @@ def report(
     \b
     Examples:
       pyengine report STORE --html report.html
-      pyengine report STORE --html report.html --top 100 --json
     """
     root = existing_store(store)
     if file.is_dir() or not file.absolute().parent.is_dir():

@@ -26,7 +26,6 @@ def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
     \b
     Examples:
       pyengine status STORE
-      pyengine status STORE --json
     """
     from pyengine.cli.engine_status import engine_status
     from pyengine.cli.verdict import Verdict

@@ -228,7 +228,7 @@ class Topic(Generic[_Value]):
     """A topic whose messages are values of `type`, as JSON by `codec`: "json", "msgspec", "pydantic", or a Codec of your own.
 
     Bodies have the property `content-type`. One of another type, or that does not decode, becomes a dead letter at once, with the
-    reason as the property __PYENGINE_REASON; without a group it is skipped, and named in the log.
+    reason as the property __PYENGINE_REASON; without a group it is skipped, and named in the log. A value of another type is TypeError.
     """
 
     def __init__(self, name: str, type: type[_Value], *, codec: str | Codec = "json") -> None:
