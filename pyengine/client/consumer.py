@@ -23,7 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -763,29 +763,29 @@ class Consumer:
         with self._pulling, self._work:
             if self._is_closed:
                 return
-            try:
+            with ExitStack() as rest:  # each of these, whichever fails
+                rest.callback(self._end)
+                for inner in self._consumers[1:]:
+                    rest.callback(inner._close, finished=finished, closer=closer)
+                if self._retries is not None:
+                    rest.callback(self._retries.close)
                 if self._session is not None:
                     if finished and self._options.auto_commit and self._asker == closer:
                         with self._state:
                             self._finish(None)
                     self._give_back(list(self._held.values()))
-            finally:
-                try:
-                    if self._retries is not None:
-                        self._retries.close()
-                    for inner in self._consumers[1:]:
-                        inner._close(finished=finished, closer=closer)
-                finally:
-                    with self._state:
-                        self._is_closed = True
-                        self._held.clear()
-                        if self._session is not None:
-                            self._session.close()
-                        if self._readiness is not None:
-                            self._readiness.leave()
-                            self._readiness.raise_now()
-                        if self._is_outer:
-                            self._reader.close()
+
+    def _end(self) -> None:
+        with self._state:
+            self._is_closed = True
+            self._held.clear()
+            if self._session is not None:
+                self._session.close()
+            if self._readiness is not None:
+                self._readiness.leave()
+                self._readiness.raise_now()
+            if self._is_outer:
+                self._reader.close()
 
     # -- fetch and deliver --------------------------------------------------------
 

@@ -234,3 +234,24 @@ pyengine.run_consumer(store, topics, group, lambda message: os.write(out, messag
         process.kill()
         process.wait()
     assert [ConsumerOffsets(engine.path).read(topic, names[1]) for topic in topics] == [{0: 100}] * 3
+
+
+def test_an_error_at_the_end_of_one_topic_keeps_no_other_one_open(engine, names, topics, consume, monkeypatch):
+    for topic in topics:
+        put(engine, topic, b"1")
+    one = consume(topics)
+    one.ack(pull(one, 3))
+    give_back = type(one)._give_back
+
+    def fail(consumer, queues):
+        if consumer.topic != topics[2]:
+            raise EngineError("the disk is full")
+        give_back(consumer, queues)
+
+    monkeypatch.setattr(type(one), "_give_back", fail)
+    with pytest.raises(EngineError, match="full"):
+        one.close()
+    monkeypatch.undo()
+    assert ConsumerOffsets(engine.path).read(topics[2], names[1]) == {0: 1}
+    put(engine, topics[0], b"2")
+    assert pull(consume(topics), 1)[0].topic == topics[0]
