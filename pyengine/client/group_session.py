@@ -404,6 +404,8 @@ class SharedFlight(InFlight):
         self.queue_id = queue_id
         self._log = log
         self._notes: dict[str, list[int]] = {"ended": [], "back": [], "undone": []}
+        self._told_spared: set[int] = set()
+        self._now_spared: set[int] = set()
         self._taken: dict[int, Message] = {}   # in this turn
         self._end = 0                          # of what was taken in this turn
         self._restart: int | None = None
@@ -463,8 +465,10 @@ class SharedFlight(InFlight):
     def begin_turn(self, member: int) -> dict[str, int]:
         """Tell the table what was ended and given back; return how much of each, for end_turn()."""
         parts = {name: offsets[:] for name, offsets in self._notes.items()}
-        if any(parts.values()):
-            self._log.add(self.table.step(member, parts))
+        self._now_spared = self.spared
+        counts = {"counted": self._told_spared - self._now_spared, "spared": self._now_spared - self._told_spared}
+        if any(parts.values()) or any(counts.values()):
+            self._log.add(self.table.step(member, {**parts, **counts}))
         return {name: len(offsets) for name, offsets in parts.items()}
 
     def tell_taken(self, member: int) -> None:
@@ -481,6 +485,7 @@ class SharedFlight(InFlight):
         """Note that the file has what was told."""
         for name, count in told.items():
             del self._notes[name][:count]
+        self._told_spared = self._now_spared
         self._taken.clear()
         self._end, self._restart = 0, None
         self.done, self.delivered_end, self.last = self.table.done, self.table.end, self.table.last
@@ -489,6 +494,8 @@ class SharedFlight(InFlight):
 
     def finish(self, last: Message | None = None) -> None:
         """Note that what this member has is done; with `last`, up to that message."""
+        if last is not None and not self._is_same(last):
+            return
         self._end_those([offset for offset in self.open if offset not in self.dead and (last is None or offset <= last.queue_offset)])
 
     def acknowledge(self, message: Message) -> bool:

@@ -289,7 +289,7 @@ def cut_all(root: Root, queue_ends: Mapping[tuple[str, int], int]) -> list[Calla
     return calls
 
 
-STEPS = ("ended", "back", "undone", "took")  # the parts of a step, in the order in which they take effect
+STEPS = ("counted", "spared", "ended", "back", "undone", "took")  # the parts of a step, in the order in which they take effect
 
 
 class SharedQueue:
@@ -353,6 +353,10 @@ class SharedQueue:
                 self.open[offset] = self.deliveries(offset) + 1, 0
                 self.free[offset] = None
         self._end_at(max(self.end, step["from"]))
+        for name, change in (("counted", 1), ("spared", -1)):
+            for offset in _offsets(step[name]):
+                if self._has(offset, by):
+                    self.open[offset] = self.open[offset][0] + change, by
         for offset in _offsets(step["ended"]):
             if self._has(offset, by):
                 del self.open[offset]

@@ -516,7 +516,7 @@ BESIDE = """
 import asyncio, os, sys, threading
 import pyengine
 from pyengine.client import handler as handler_module
-store, topic, group, log, form, hangs = sys.argv[1:7]
+store, topic, group, log, form, sharing, hangs = sys.argv[1:8]
 handler_module.ALONE_S = 0.3 if hangs == "True" else 60.0
 out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 begun = threading.Event()
@@ -531,7 +531,7 @@ def handle(message):
     os.write(out, b"end %s\\n" % message.body)
 async def handle_async(message):
     await asyncio.to_thread(handle, message)
-options = {"concurrency": 3, "commit_interval_s": 0.05, "max_deliveries": 3}
+options = {"concurrency": 3, "commit_interval_s": 0.05, "max_deliveries": 3, "sharing": sharing}
 if form == "threads":
     pyengine.run_consumer(store, topic, group, handle, **options)
 else:
@@ -539,8 +539,10 @@ else:
 """
 
 
-@pytest.mark.parametrize(("form", "hangs"), [("threads", False), ("threads", True), ("tasks", False), ("tasks", True)])
-def test_a_slow_message_is_no_dead_letter_beside_one_that_kills(engine, names, tmp_path, form, hangs):
+@pytest.mark.parametrize(("form", "sharing", "hangs"), [
+    ("threads", "queues", False), ("threads", "queues", True), ("tasks", "queues", False), ("tasks", "queues", True),
+    ("threads", "messages", True)])
+def test_a_slow_message_is_no_dead_letter_beside_one_that_kills(engine, names, tmp_path, form, sharing, hangs):
     log = tmp_path / "log"
     with engine.connect() as producer:
         producer.put_many(names[0], [b"slow", b"poison", b"after"], queue_id=0)
@@ -550,7 +552,8 @@ def test_a_slow_message_is_no_dead_letter_beside_one_that_kills(engine, names, t
         return [one.body for one in letters.messages(names[1])] == [b"poison"] and b"end after" in lines(log)
 
     for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", BESIDE, str(engine.path), *names, str(log), form, str(hangs)], env=environment())
+        process = subprocess.Popen([sys.executable, "-c", BESIDE, str(engine.path), *names, str(log), form, sharing, str(hangs)],
+                                   env=environment())
         try:
             eventually(lambda: process.poll() is not None or is_over(), "a kill, or the dead letter")
             assert process.poll() in (None, -signal.SIGKILL)
