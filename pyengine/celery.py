@@ -29,7 +29,15 @@ from urllib.parse import quote, unquote, urlparse
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
 from pyengine.client.handler import give_up, skip_undone, undone
 from pyengine.client.producer import Producer, connect
-from pyengine.errors import DiskError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError, require_extra
+from pyengine.errors import (
+    DiskError,
+    EngineUnavailableError,
+    FormatError,
+    NotAStoreError,
+    StoreBusyError,
+    UsageError,
+    require_extra,
+)
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
 from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError
@@ -184,14 +192,22 @@ class _Store:
     def _all_bindings(self) -> Bindings:
         stamp = _stamp(self.bindings_path)
         if stamp != self._bindings[0]:
-            self._bindings = stamp, BINDINGS.read(self.path).record or {}
+            self._bindings = stamp, self._read_bindings()
         return self._bindings[1]
+
+    def _read_bindings(self) -> Bindings:
+        """FormatError if the file is damaged: without bindings, what is published to an exchange would go nowhere."""
+        record, damage = BINDINGS.read(self.path)
+        if damage:
+            raise FormatError(f"{self.bindings_path} {damage}, so nobody knows which queues get what is published: remove it, and start "
+                              "the workers again, which bind their queues")
+        return record or {}
 
     def bind(self, exchange: str, kind: str, row: tuple[str, str]) -> None:
         """Bind a shared queue, for all processes; durable when this returns."""
         if row not in self.bound(exchange)[1]:
             with exclusive(self.bindings_path):
-                table = BINDINGS.read(self.path).record or {}
+                table = self._read_bindings()
                 _, rows = table.setdefault(self.exchange_topic(exchange), (kind, []))
                 if row not in rows:
                     rows.append(row)
@@ -206,7 +222,7 @@ class _Store:
 
         if kept(self._all_bindings()) != self._all_bindings():
             with exclusive(self.bindings_path):
-                BINDINGS.write(self.path, kept(BINDINGS.read(self.path).record or {}))
+                BINDINGS.write(self.path, kept(self._read_bindings()))
 
     def put(self, topic: str, message: dict[str, Any], timeout_s: float, **options: Any) -> None:
         """Store a message. A refusal that is about the message itself is a PutError, one that may end an error of the connection."""

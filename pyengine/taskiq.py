@@ -118,4 +118,4 @@ def _milliseconds(text: str) -> int:
         at = datetime.min
     if at.tzinfo is None:
         raise UsageError(f"the label deliver_at is {text!r}: give a datetime with a time zone, or ms since 1970")
-    return math.ceil(at.timestamp() * 1000)
+    return math.ceil(max(at.timestamp(), time.time()) * 1000)  # a store takes no time far in the past

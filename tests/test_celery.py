@@ -377,6 +377,23 @@ def test_a_binding_that_was_removed_routes_nothing(connect):
     assert received(writing, queue, 2, 1.0) == ["kept"]
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"x": 5}', b"\xff"])
+def test_with_damaged_bindings_nothing_is_published_to_nobody(connect, task_store, content):  # noqa: F811
+    exchange, path = kombu.Exchange("routes", type="direct"), pyengine.celery.BINDINGS.path(task_store)
+    queue = kombu.Queue("q", exchange, routing_key="a")
+    queue(connect().default_channel).declare()
+    path.write_bytes(content)
+    writing = connect()
+    for use in (lambda: kombu.Producer(writing, exchange, auto_declare=False).publish("lost", routing_key="a"),
+                lambda: kombu.Queue("other", exchange, routing_key="b")(writing.default_channel).declare()):
+        with pytest.raises(pyengine.FormatError, match="kombu-bindings.json .*: remove it, and start the workers again"):
+            use()
+    path.unlink()
+    queue(writing.default_channel).declare()
+    kombu.Producer(writing, exchange, auto_declare=False).publish("kept", routing_key="a")
+    assert received(writing, queue, 1) == ["kept"]
+
+
 def test_messages_are_read_once_by_all_connections_of_a_process(connect):
     connections = [connect(), connect()]
     with contextlib.closing(connections[0].SimpleQueue("once")) as first, contextlib.closing(connections[1].SimpleQueue("once")) as second:
