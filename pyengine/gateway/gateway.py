@@ -167,8 +167,11 @@ class Gateway:
                 name_port = await listen(host, config.gateway_namesrv_port, name_server)
         except EngineError as error:
             raise OSError(errno.EINVAL, str(error)) from error
-        except OSError:
+        except OSError as error:
             self.connections.give_back()
+            if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                advice = "stop what listens there, or set gateway_listen_host, gateway_broker_port and gateway_namesrv_port"
+                raise OSError(error.errno, f"{error.strerror}: {advice}") from error
             raise
         return Ports(name_port, broker_port)
 
