@@ -272,7 +272,8 @@ def put(
             "size_bytes": result.size_bytes, "store_timestamp_ms": result.store_timestamp_ms, "reason": result.reason,
             "indeterminate": result.indeterminate})
     elif result.ok:
-        print(f"{result.status.name} {result.msg_id} queue {result.queue_id} offset {result.queue_offset}")
+        waits = f"waits in {output.printable(result.topic)} " if result.topic != topic else ""
+        print(f"{result.status.name} {result.msg_id} {waits}queue {result.queue_id} offset {result.queue_offset}")
     if not result.ok:
         print(f"error: {result.status.name}: {output.printable(result.reason)}", file=sys.stderr)
         return ExitCode.FAILED

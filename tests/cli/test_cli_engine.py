@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -42,6 +43,12 @@ def engine(make_engine):
     return started
 
 
+def test_a_delayed_put_says_where_it_waits(engine):
+    one = engine("async")
+    later = run("put", one.root, "--topic", "orders", "--delay-level", 18, "later")
+    assert re.search("^PUT_OK [0-9A-F]{32} waits in SCHEDULE_TOPIC_XXXX queue 17 offset 0$", later.stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_message_goes_in_and_comes_out(engine, mode):
     one = engine(mode)
@@ -51,7 +58,7 @@ def test_a_message_goes_in_and_comes_out(engine, mode):
     assert put.code == 0 and put.document["status"] == "PUT_OK"
     assert (put.document["queue_offset"], put.document["physical_offset"], put.document["queue_id"]) == (0, 0, 2)
     second = run("put", one.root, "--topic", "orders", "--queue-id", 2, "-", stdin=b"\xff\x00")
-    assert second.code == 0 and "PUT_OK" in second.stdout
+    assert second.code == 0 and "PUT_OK" in second.stdout and "waits" not in second.stdout
 
     def shown():
         ran = run("get", one.root, "--topic", "orders", "--queue-id", 2, "--offset", 0, "--json")
