@@ -54,6 +54,12 @@ def test_a_group_or_topic_without_offsets_is_noted(store, action):
         assert (ran.code, ran.document["groups"], ran.stderr) == (0, [], note)
 
 
+@pytest.mark.parametrize("action", ["list", "lag"])
+def test_a_store_without_groups_is_noted(builder, action):
+    builder.put("orders", b"1")
+    assert groups(builder, action).stderr == "note: no group has committed an offset\n"
+
+
 def test_lag_shows_each_queue(store):
     (billing,) = groups(store, "lag", "--group", "billing", "--json").document["groups"]
     assert [(queue["queue_id"], queue["committed"], queue["max_offset"], queue["lag"]) for queue in billing["queues"]] == [
