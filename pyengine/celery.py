@@ -12,6 +12,7 @@ that of its exchange from the moment of its declaration on. Needs Kombu, which c
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -452,7 +453,8 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Transport, **options: Any) -> None:
         super().__init__(connection, **options)
-        self._unsettled: dict[str, _Delivery] = {}
+        self._unsettled: dict[str, _Delivery] = {}  # by delivery tag
+        self._deliveries = itertools.count()  # of clients' own queues, several of which may get one message
         self._consumed: dict[str, tuple[_Queue, bool]] = {}  # by consumer tag: (what it reads, whether a delivery settles a message)
         self._got: list[_Queue] = []  # own ones that are read without a consumer
 
@@ -620,7 +622,7 @@ class Channel(virtual.Channel):
         try:
             payload: dict[str, Any] = loads(stored.body)
             properties = payload["properties"]
-            properties["delivery_tag"] = stored.msg_id
+            properties["delivery_tag"] = tag = stored.msg_id if not queue.is_own else f"{stored.msg_id}-{next(self._deliveries)}"
             properties["delivery_info"]["redelivered"] = stored.delivery_count > 1
             self.Message(payload, channel=self)  # fails as it would where the message is delivered, which would end a worker
             again_ms = _due_again_ms(payload)
@@ -639,7 +641,7 @@ class Channel(virtual.Channel):
         if no_ack:
             queue.ack(delivery)
         else:
-            self._unsettled[stored.msg_id] = delivery
+            self._unsettled[tag] = delivery
         return payload
 
     def _settle(self, delivery_tag: str, how: Callable[[_Queue, _Delivery], None]) -> None:

@@ -362,6 +362,20 @@ def test_an_exchange_routes_to_queues_that_other_connections_have_bound(connect,
         assert received(reading, queue, 1, 10.0 if wanted else 0.2) == ["hello"] * wanted
 
 
+def test_two_own_queues_of_a_channel_each_have_their_message_to_settle(connect):
+    connection, exchange, got = connect(), kombu.Exchange("news", type="fanout"), []
+    queues = [kombu.Queue(f"own{n}", exchange, exclusive=True) for n in range(2)]
+    with connection.Consumer(queues, callbacks=[lambda body, message: got.append(message)], prefetch_count=2):
+        for text in ("first", "second"):
+            connection.Producer().publish(text, exchange="news")
+            eventually(lambda: connection.drain_events(timeout=scaled_timeout_s(10)) or len(got) == 2, "each queue has it")
+            assert {message.payload for message in got} == {text} and len({message.delivery_tag for message in got}) == 2
+            with pytest.raises(socket.timeout):
+                connection.drain_events(timeout=0.2)  # the prefetch limit counts both
+            while got:
+                got.pop().ack()
+
+
 def test_a_binding_that_was_removed_routes_nothing(connect):
     exchange = kombu.Exchange("routes", type="direct")
     queue = kombu.Queue("q", exchange, routing_key="a")
