@@ -127,9 +127,8 @@ def test_without_units_this_machine_is_left_alone(tmp_path):
     assert done.returncode == 2 and "the units are not installed: scripts/install-systemd.sh" in done.stderr
 
 
-def test_each_drill_is_listed_and_on_the_page(tmp_path):
+def test_each_drill_is_listed_with_what_it_does(tmp_path):
     done = run_drills(tmp_path, "--list")
-    page = (SOURCES / "docs" / "systemd.md").read_text(encoding="utf-8")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == len(DRILLS)
     for name, drill in DRILLS.items():
-        assert f"- `{name}`:" in page and re.search(rf"^{name} +{re.escape(drill.DOES)}$", done.stdout, re.MULTILINE), name
+        assert re.search(rf"^{name} +{re.escape(drill.DOES)}$", done.stdout, re.MULTILINE), name
