@@ -159,7 +159,7 @@ def groups(
     if to is not None or queue_ids:
         raise click.UsageError("--to and --queue-id need the action reset")
     states = found.groups(topic=topic, group=group)
-    if not states:
+    if not states and not (as_json and group is None and topic is None):  # an empty list says it to a program
         of_topic = "" if topic is None else f" on {output.printable(topic)}"
         print(f"note: {'no group' if group is None else f'group {output.printable(group)}'} has committed "
               f"{'an' if group is None else 'no'} offset{of_topic}", file=sys.stderr)

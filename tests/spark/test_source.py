@@ -156,7 +156,7 @@ def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
     for name, *arguments in commands:
         done[name] = run(name, *arguments)
         assert done[name].code == 0, done[name].stderr
-    assert done.keys() >= {"check", "export", "report", "stats"}
+    assert done.keys() >= {"check", "export", "stats"}
     assert done["export"].document["messages"] == sum(m.topic == "Roll1" for m in oracle.log_messages(root))
 
 
