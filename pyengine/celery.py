@@ -41,6 +41,7 @@ from pyengine.errors import (
 )
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
+from pyengine.formats.small_file import path_stamp
 from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 from pyengine.storage.durable_file import DurableRecord, exclusive
@@ -181,7 +182,7 @@ class _Store:
         """Whether topics.json has this topic now."""
         if topic in self._made:
             return True
-        stamp = _stamp(TopicConfigs(self.path).path)
+        stamp = path_stamp(TopicConfigs(self.path).path)
         if stamp != self._topics[0]:
             self._topics = stamp, set(TopicConfigs(self.path).read().rows)
         return topic in self._topics[1]
@@ -191,7 +192,7 @@ class _Store:
         return self._all_bindings().get(self.exchange_topic(exchange), (default, []))
 
     def _all_bindings(self) -> Bindings:
-        stamp = _stamp(self.bindings_path)
+        stamp = path_stamp(self.bindings_path)
         if stamp != self._bindings[0]:
             self._bindings = stamp, self._read_bindings()
         return self._bindings[1]
@@ -241,15 +242,6 @@ def _errors_of_a_connection() -> Iterator[None]:
         if error.result.status.is_lasting:
             raise
         raise EngineUnavailableError(str(error)) from error
-
-
-def _stamp(path: Path) -> int:
-    """Return a number that differs when the file has changed; 0 if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0
-    return hash((found.st_mtime_ns, found.st_ino, found.st_size))
 
 
 class _Queue:

@@ -103,6 +103,15 @@ def file_stamp(status: os.stat_result) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino, status.st_size
 
 
+def path_stamp(path: str | os.PathLike[str]) -> int:
+    """Return a number that differs when a file that is replaced as a whole has changed; 0 if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0
+    return hash((found.st_mtime_ns, found.st_ino, found.st_size))
+
+
 def read_small_text(path: str | os.PathLike[str]) -> str:
     """Return the whole content as UTF-8 text with \\n line ends; OSError as read_small_file(), or UnicodeDecodeError."""
     return io.TextIOWrapper(io.BytesIO(read_small_file(path)), encoding="utf-8").read()

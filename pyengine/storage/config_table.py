@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, path_stamp
 from pyengine.storage.durable_file import ConfigFile, ReadConfig, exclusive
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
@@ -195,11 +195,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
     @property
     def _stamp(self) -> int:
         """Return a number that differs when the file has changed; 0 if there is no file."""
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return 0
-        return hash((found.st_mtime_ns, found.st_ino, found.st_size))
+        return path_stamp(self.path)
 
     def create(self, config: TopicConfig) -> TopicConfig:
         """Enter a new topic, durably; UsageError if it has an entry."""
