@@ -103,10 +103,7 @@ class Topics:
     def create(self, topic: str, *, queues: int | None = None, read_queue_nums: int | None = None, write_queue_nums: int | None = None,
                perm: str | int | None = None, order: bool | None = None, exist_ok: bool = False) -> TopicConfig:
         """Enter a topic with `queues` (8), for clients to "rw", "r", "w" or "none"; UsageError if it exists, unless `exist_ok`."""
-        try:
-            put_topic_bytes(topic)
-        except RefusedError as refused:
-            raise UsageError(refused.reason) from None
+        _check_name(topic)
         config = TopicConfig(topic, **_changes(queues, read_queue_nums, write_queue_nums, perm, order))
         return self._configs.ensure(config) if exist_ok else self._configs.create(config)
 
@@ -121,6 +118,14 @@ class Topics:
     def delete(self, topic: str) -> None:
         """Remove a topic's entry, so that clients of RocketMQ do not find it; its messages stay until retention (docs/topics.md)."""
         self._configs.delete(arguments.text(topic, "topic"))
+
+
+def _check_name(topic: str) -> None:
+    """UsageError for a topic that no program can put into."""
+    try:
+        put_topic_bytes(topic)
+    except RefusedError as refused:
+        raise UsageError(refused.reason) from None
 
 
 def _record_bytes(reader: LiveStoreReader, topic: str, queue_id: int, first: int, end: int) -> int:
@@ -232,10 +237,7 @@ class Topic(Generic[_Value]):
     """
 
     def __init__(self, name: str, type: type[_Value], *, codec: str | Codec = "json") -> None:
-        try:
-            put_topic_bytes(name)
-        except RefusedError as refused:
-            raise UsageError(refused.reason) from None
+        _check_name(name)
         self.name = name
         self.type = type
         if isinstance(codec, str) and codec not in CODECS:
