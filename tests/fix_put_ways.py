@@ -7,10 +7,26 @@ import queue
 from collections.abc import Callable
 
 from pyengine import RawMessage
-from pyengine.formats.record import BatchMember
-from waiting import scaled_timeout_s
+from pyengine.formats.constants import BLANK_MAGIC
+from pyengine.formats.record import BatchMember, decode_record
+from pyengine.native import control as native
+from waiting import eventually, scaled_timeout_s
 
 LARGE_BYTES = 900_000  # goes beside a ring of 1 MiB
+
+
+def bodies(parts) -> list[bytes]:
+    """Return the bodies in the log, once all that was written is committed."""
+    eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
+    log, found, at = parts.log(), [], 0
+    while at < native.load_position(parts.control.committed):
+        if int.from_bytes(log[at + 4:at + 8], "big") == BLANK_MAGIC:
+            at += int.from_bytes(log[at:at + 4], "big")
+            continue
+        record = decode_record(log, at)
+        found.append(record.body)
+        at += record.size_bytes
+    return found
 
 
 def _called_back(future):

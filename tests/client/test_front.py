@@ -23,6 +23,7 @@ import pytest
 
 from fix_golden import usual
 from fix_parts import MODES
+from fix_put_ways import bodies
 from pyengine import _front
 from pyengine._native import lib
 from pyengine.client.outgoing import OutgoingMessage
@@ -30,7 +31,6 @@ from pyengine.client.pending_puts import PendingPuts, PutFuture
 from pyengine.client.producer import Producer
 from pyengine.client.submission import Submitter
 from pyengine.engine.kinds import child_environment
-from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
@@ -60,19 +60,6 @@ def stopped_writer(parts):
     writer = parts.workers[native.WRITER]
     yield lambda: writer.send_signal(signal.SIGSTOP)
     writer.send_signal(signal.SIGCONT)
-
-
-def bodies(parts) -> list[bytes]:
-    eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
-    log, found, at = parts.log(), [], 0
-    while at < native.load_position(parts.control.committed):
-        if int.from_bytes(log[at + 4:at + 8], "big") == BLANK_MAGIC:
-            at += int.from_bytes(log[at:at + 4], "big")
-            continue
-        record = decode_record(log, at)
-        found.append(record.body)
-        at += record.size_bytes
-    return found
 
 
 def test_both_ways_give_the_same_results(parts, producer):

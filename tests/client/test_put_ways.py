@@ -12,9 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from fix_parts import MODES
-from fix_put_ways import BLOCKING, LARGE_BYTES, WAYS
-from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.record import decode_record
+from fix_put_ways import BLOCKING, LARGE_BYTES, WAYS, bodies
 from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.results import PutError, PutIndeterminateError, PutNotDurableError, PutRefusedError, PutStatus
@@ -22,19 +20,6 @@ from waiting import eventually, scaled_timeout_s
 
 HOUR_MS = 3_600_000  # a put that only such a timeout ends runs into the timeout of its test
 STORES = {"segment_bytes": 1 << 22, "session_ring_bytes_default": 1 << 20, "sessions_max": 64}
-
-
-def bodies(parts) -> list[bytes]:
-    eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
-    log, found, at = parts.log(), [], 0
-    while at < native.load_position(parts.control.committed):
-        if int.from_bytes(log[at + 4:at + 8], "big") == BLANK_MAGIC:
-            at += int.from_bytes(log[at:at + 4], "big")
-            continue
-        record = decode_record(log, at)
-        found.append(record.body)
-        at += record.size_bytes
-    return found
 
 
 def offset_of(result) -> int:
