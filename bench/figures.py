@@ -1,8 +1,8 @@
 """Write the tables of README.md and docs/performance.md from what is kept in bench/figures.json.
 
-usage: python bench/figures.py [--check] [FILE]
+usage: python bench/figures.py [--check] [FILE ...]
 
-FILE is what `bench_rivals.py --json FILE` kept: its machine and its rounds replace those in bench/figures.json first. --check
+FILE is what `--json FILE` of bench_rivals.py, run.py or jitter.py kept: its rounds replace those in bench/figures.json first. --check
 changes nothing and fails where a page does not say what bench/figures.json holds. A comparison is computed in one way
 everywhere: the rate of pyengine divided by the rival's in each round, then the median of these, with the lowest and the highest.
 """
@@ -62,9 +62,36 @@ def comparison(document: dict[str, Any], works: tuple[str, ...] = (), rivals: tu
     return text
 
 
+# Rows of run.py that the page shows: what each one asks there, what the page calls it, how its figure is written.
+SINGLE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    *((f"put to visible in its queue, idle, {mode}", f"a put answered until a consumer sees it, idle store, {mode}", "{:.3g}".format)
+      for mode in ("async", "sync", "pool")),
+    *((f"Consumer.pull(32), {size} B", f"one `Consumer` pulls, 32 at a time, {size:,} B", rate) for size in (128, 1024)),
+    *((f"Arrow, {columns} columns, 1024 B", f"log into Arrow columns, 1 KiB, {columns} columns", "{:.3g}".format) for columns in ("all", "5")),
+    *((f"recovery after kill -9 of all, shared memory {memory}", f"recovery after kill -9 of everything, shared memory {memory}",
+       "{:.3g}".format) for memory in ("kept", "deleted")),
+    ("kill -9 of the writer until the next ack", "kill -9 of the writer until the next acknowledgement", "{:.3g}".format),
+    ("engine ready", "engine ready", "{:.2f}".format),
+    ("private memory of all processes of an engine", "private memory of all processes", "{:.0f}".format),
+    ("idle cost of all workers together", "CPU of an idle engine", "{:.2f}".format),
+    ("10,000 new topics, put to readable", "10,000 new topics until all can be read", rate),
+)
+UNITS = {"msg/s": "messages/s", "% of a core": "% of a CPU"}
+
+
 def single(document: dict[str, Any]) -> str:
-    rows = [line([row["question"], row["figure"], f"`bench/{row['by']}`"]) for row in document["single"]]
-    return line(["question", "figure", "measured by"]) + "|---|---|---|\n" + "".join(rows)
+    kept = {row["question"]: row for row in document["run"]}
+    text = line(["question", "figure", "measured by"]) + "|---|---|---|\n"
+    for asked, called, form in SINGLE:
+        if asked in kept:
+            rounds, unit = kept[asked]["rounds"], kept[asked]["unit"]
+            figure = with_spread(rounds, form) if len(rounds) > 1 else form(rounds[0])
+            text += line([called, f"{figure} {UNITS.get(unit, unit)}", "`bench/run.py`"])
+    run = document["jitter"]
+    beside = f"{run['rolls']} rolls, {run['deletions']} deletions, {run['checkpoints']} checkpoints{' and Spark' if run['spark'] else ''}"
+    spread = ", ".join(f"{run[f'p{part}_us']:g}" for part in ("50", "99", "99.9"))
+    return text + line([f"single puts of {run['body_bytes']:,} B at {run['rate']:,} a second beside {beside}: p50, p99, p99.9", f"{spread} us",
+                        "`bench/jitter.py`"])
 
 
 def spark(document: dict[str, Any]) -> str:
@@ -85,16 +112,27 @@ def tables(document: dict[str, Any]) -> dict[Path, dict[str, str]]:
             PAGE: {"comparison": comparison(document), "single": single(document), "spark": spark(document), "gateway": gateway(document)}}
 
 
+def measured(document: dict[str, Any], kept: Any) -> dict[str, Any]:
+    """What the file of a benchmark replaces: of bench_rivals.py, the works that it has."""
+    if isinstance(kept, list):
+        return {"run": kept}
+    if "outcomes" not in kept:
+        return {"jitter": kept}
+    outcomes = {outcome["work"]["name"]: outcome for outcome in document["outcomes"] + kept["outcomes"]}
+    return kept | {"outcomes": list(outcomes.values())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    if arguments.check and arguments.file:
+    if arguments.check and arguments.files:
         parser.error("--check takes no file: it looks at bench/figures.json")
     document = json.loads(KEPT.read_text())
-    if arguments.file:
-        document |= json.loads(arguments.file.read_text())
+    for file in arguments.files:
+        document |= measured(document, json.loads(file.read_text()))
+    if arguments.files:
         KEPT.write_text(json.dumps(document, indent=1) + "\n")
     for path, places in tables(document).items():
         page = wanted = path.read_text()

@@ -100,7 +100,9 @@ DOCUMENT = {
     "outcomes": [
         {"work": {"name": "put, 128 B"}, "turns": {"pyengine": turns(865_432), "rocketmq": turns(1_730_864), "lmdb": turns(42_000)}},
         {"work": {"name": "put, sync"}, "turns": {"pyengine": turns(950), "rocketmq": turns(475)[::-1]}}],
-    "single": [{"question": "engine ready", "figure": "0.25 s", "by": "run.py"}],
+    "run": [{"question": "engine ready", "unit": "s", "rounds": [0.3]}, {"question": "counting one put", "unit": "ns", "rounds": [9]}],
+    "jitter": {"body_bytes": 1024, "rate": 20000, "rolls": 9, "deletions": 8, "checkpoints": 7, "spark": False, "stall_ms": 5,
+               "p50_us": 0.8, "p99_us": 57.0, "p99.9_us": 1600.0},
     "spark": [{"body_bytes": 1024, "full read": 1.071}],
     "gateway": [{"work": "consume", "rate": 49580, "rate_ratio": 0.891, "cpu_ratio": 0.611}]}
 
@@ -144,13 +146,16 @@ def test_the_pages_have_the_tables_of_the_run_that_is_kept():
 def test_a_comparison_is_the_median_of_the_rounds_ratios_with_its_spread(figures, monkeypatch, tmp_path):
     run = tmp_path / "run.json"
     run.write_text(json.dumps({"machine": {"cpus": 4}, "outcomes": DOCUMENT["outcomes"]}))
-    run_figures(figures, monkeypatch, run)
+    (rows := tmp_path / "rows.json").write_text(json.dumps([{"question": "engine ready", "unit": "s", "rounds": [0.2, 0.25, 0.31]}]))
+    run_figures(figures, monkeypatch, run, rows)
     assert (figures.README.read_text(), figures.PAGE.read_text()) == pages(
         figures="| work | messages a second | RocketMQ |\n|---|---|---|\n| put, 128 B | 865k (433k-1.73M) | 0.50 (0.50-0.50) |\n",
         comparison="| work | messages a second | RocketMQ | LMDB |\n|---|---|---|---|\n"
                    "| put, 128 B | 865k (433k-1.73M) | 0.50 (0.50-0.50) | 20.61 (20.61-20.61) |\n"
                    "| put, sync | 950 (475-1.9k) | 2.00 (0.50-8.00) | - |\n",
-        single="| question | figure | measured by |\n|---|---|---|\n| engine ready | 0.25 s | `bench/run.py` |\n",
+        single="| question | figure | measured by |\n|---|---|---|\n| engine ready | 0.25 (0.20-0.31) s | `bench/run.py` |\n"
+               "| single puts of 1,024 B at 20,000 a second beside 9 rolls, 8 deletions, 7 checkpoints: p50, p99, p99.9 | 0.8, 57, 1600 us "
+               "| `bench/jitter.py` |\n",
         spark="| bodies | full read |\n|---|---|\n| 1,024 B | 1.07 |\n",
         gateway="| work | messages a second | rate, of RocketMQ's | CPU a message, of RocketMQ's |\n|---|---|---|---|\n"
                 "| consume | 49,580 | 0.89 | 0.61 |\n")
