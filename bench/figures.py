@@ -90,8 +90,8 @@ def single(document: dict[str, Any]) -> str:
     run = document["jitter"]
     beside = f"{run['rolls']} rolls, {run['deletions']} deletions, {run['checkpoints']} checkpoints{' and Spark' if run['spark'] else ''}"
     spread = ", ".join(f"{run[f'p{part}_us']:g}" for part in ("50", "99", "99.9"))
-    return text + line([f"single puts of {run['body_bytes']:,} B at {run['rate']:,} a second beside {beside}: p50, p99, p99.9", f"{spread} us",
-                        "`bench/jitter.py`"])
+    asked = f"single puts of {run['body_bytes']:,} B at {run['rate']:,} a second beside {beside}: p50, p99, p99.9"
+    return text + line([asked, f"{spread} us", "`bench/jitter.py`"])
 
 
 def spark(document: dict[str, Any]) -> str:
