@@ -67,7 +67,7 @@ SINGLE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     *((f"put to visible in its queue, idle, {mode}", f"a put answered until a consumer sees it, idle store, {mode}", "{:.3g}".format)
       for mode in ("async", "sync", "pool")),
     *((f"Consumer.pull(32), {size} B", f"one `Consumer` pulls, 32 at a time, {size:,} B", rate) for size in (128, 1024)),
-    *((f"Arrow, {columns} columns, 1024 B", f"log into Arrow columns, 1 KiB, {columns} columns", "{:.3g}".format) for columns in ("all", "5")),
+    *((f"Arrow, {columns} columns, 1024 B", f"log into Arrow, 1 KiB, {columns} columns", "{:.3g}".format) for columns in ("all", "5")),
     *((f"recovery after kill -9 of all, shared memory {memory}", f"recovery after kill -9 of everything, shared memory {memory}",
        "{:.3g}".format) for memory in ("kept", "deleted")),
     ("kill -9 of the writer until the next ack", "kill -9 of the writer until the next acknowledgement", "{:.3g}".format),
