@@ -233,7 +233,7 @@ def queue_section() -> str:
 
 
 def stats_table() -> str:
-    from pyengine.spark.message_stats import FIGURES
+    from pyengine.spark.jobs import FIGURES
 
     return "\n".join(_items((one.name, one.type, one.meaning) for one in FIGURES))
 

@@ -245,7 +245,7 @@ def collect(spark: SparkSession, root: Path, options: Mapping[str, object], sett
     import pyarrow
     from pyarrow import compute
 
-    from pyengine.spark.message_stats import count_messages, with_milliseconds
+    from pyengine.spark.jobs import count_messages, with_milliseconds
 
     made_ms = time.time_ns() // 1_000_000
     table = with_milliseconds(count_messages(spark, root, None, "hour", {**options, "readLevel": level}, progress))

@@ -22,7 +22,7 @@ from pyengine.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from pyengine.spark.message_stats import By, StatsRow
+    from pyengine.spark.jobs import By, StatsRow
 
 
 _allow_missing = click.option("--allow-missing", is_flag=True, help="Accept a topic that does not exist (allowMissing=true).")
@@ -57,7 +57,7 @@ def stats(
     if level is not None:
         options["readLevel"] = level
     with spark_session("pyengine stats", master) as spark, byte_bar("counting", None) as show:
-        from pyengine.spark.message_stats import collect_stats
+        from pyengine.spark.jobs import collect_stats
 
         begun_s = time.monotonic()
         rows = collect_stats(spark, source, topics or None, by=by, progress=show, **options)

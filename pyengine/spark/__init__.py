@@ -16,14 +16,13 @@ from pyengine.errors import UsageError, require_extra
 
 if TYPE_CHECKING:
     from pyengine.spark.export import ExportResult, export_parquet
-    from pyengine.spark.jobs import skipped_ranges
-    from pyengine.spark.message_stats import StatsRow, collect_stats, stats
+    from pyengine.spark.jobs import StatsRow, collect_stats, skipped_ranges, stats
     from pyengine.spark.spark_session import register, session, sql
     from pyengine.spark.store_verify import verify
     from pyengine.spark.stream import SourceMetrics, source_metrics
 
 _WHERE = {name: f"pyengine.spark.{module}" for module, names in {
-    "export": ("ExportResult", "export_parquet"), "jobs": ("skipped_ranges",), "message_stats": ("StatsRow", "collect_stats", "stats"),
+    "export": ("ExportResult", "export_parquet"), "jobs": ("StatsRow", "collect_stats", "skipped_ranges", "stats"),
     "spark_session": ("register", "session", "sql"), "store_verify": ("verify",),
     "stream": ("SourceMetrics", "source_metrics"),
 }.items() for name in names}

@@ -13,7 +13,7 @@ from fix_golden import unpack
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message
-from pyengine.spark.message_stats import BY, collect_stats, stats
+from pyengine.spark.jobs import BY, collect_stats, stats
 from spark import oracle
 from spark.logs import write_log
 
