@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyengine.cli.verdict import STUCK_ROUND_MS, Verdict
+from pyengine.cli.engine_status import STUCK_ROUND_MS, Verdict
 from shapes import Picture
 
 SIZE = (760, 440)
@@ -29,7 +29,7 @@ ROWS = (
 
 def draw(p: Picture) -> None:
     if [row[0] for row in ROWS] != list(Verdict):
-        raise ValueError("the words are not those of pyengine/cli/verdict.py")
+        raise ValueError("the words are not those of pyengine/cli/engine_status.py")
     for x, text in ((16, "status says"), (150, "because"), (440, "next (S is the store)")):
         p.text(x, 26, text, bold=True)
     y = 40.0

@@ -64,7 +64,7 @@ COMMANDS = (
     Row("message", "pyengine.cli.messages", "message", "Look up"),
     Row("offset-at", "pyengine.cli.messages", "offset_at", "Look up"),
     Row("status", "pyengine.cli.status", "status", "Watch"),
-    Row("top", "pyengine.cli.top", "top", "Watch"),
+    Row("top", "pyengine.cli.status", "top", "Watch"),
     Row("why", "pyengine.cli.why", "why", "Watch"),
     Row("metrics", "pyengine.cli.metrics", "metrics", "Watch"),
     Row("stats", "pyengine.cli.spark_jobs", "stats", "Watch"),

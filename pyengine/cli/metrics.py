@@ -35,9 +35,8 @@ from prometheus_client.metrics_core import (
 )
 
 import pyengine
-from pyengine.cli.engine_status import live_status
+from pyengine.cli.engine_status import Verdict, live_status
 from pyengine.cli.output import store_command, write_json
-from pyengine.cli.verdict import Verdict
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader

@@ -1,18 +1,34 @@
-"""`pyengine status`: shows positions, workers and sessions of a store, running or not."""
+"""`pyengine status` shows positions, workers and sessions of a store, running or not; `pyengine top` watches a running engine."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import store_command
+from pyengine.cli.engine_status import Verdict, engine_status, live_status
+from pyengine.cli.output import NumberRange, set_option, store_argument, store_command
 from pyengine.errors import ExitCode
+from pyengine.ipc.statistics import Statistics
+from pyengine.native import store_stats
 from pyengine.storage.config import existing_store
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
 LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "lag", "detail")
+DrawSample = Callable[["Sample"], None]
+RATES = ("put_messages", "put_bytes", "wrote", "committed", "flushed", "reput_from", "confirm", "syncs", "refused_puts")
+SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
 @click.command()
@@ -27,15 +43,12 @@ def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
     Examples:
       pyengine status STORE
     """
-    from pyengine.cli.engine_status import engine_status
-    from pyengine.cli.verdict import Verdict
-
     document = engine_status(existing_store(store), settings)
-    output.print_answer(document, as_json, lambda: _print(document))
+    output.print_answer(document, as_json, lambda: _print_status(document))
     return ExitCode.DEGRADED if Verdict(document["verdict"]).is_trouble else ExitCode.OK
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print_status(document: dict[str, Any]) -> None:
     click.echo(output.printable(f"{document['verdict']}: {document['summary']}"))
     for finding in document["findings"][1:]:
         click.echo(output.printable(f"also {finding['verdict']}: {finding['sentence']}"))
@@ -149,3 +162,235 @@ def _master_line(replication: dict[str, Any]) -> str:
         f"its log ends at {replication['master_end']:,}, "
         f"lag {_lag_text(replication['master_lag_bytes'], replication['master_lag_s'])}")
     return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}".strip()
+
+
+# ---- top ------------------------------------------------------------------------------------
+
+
+@click.command()
+@store_argument
+@set_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON document per line and refresh, with rates per second.")
+@click.option("--interval", "interval_s", type=NumberRange(min=0.05), default=1.0, show_default=True,
+              help="Seconds between two refreshes.")
+@click.option("--count", type=click.IntRange(min=1), default=None, help="Stop after this many refreshes.")
+def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float, count: int | None) -> None:
+    """Watch rates, latencies, positions and topics. Ctrl-C ends it.
+
+    \b
+    Examples:
+      pyengine top STORE
+      pyengine top STORE --interval 0.5 --count 10 --json
+    """
+    watcher = Watcher(existing_store(store), settings)
+    samples = 0
+    with _drawing(as_json) as draw:
+        while True:
+            draw(watcher.sample())
+            samples += 1
+            if samples == count:
+                return
+            time.sleep(interval_s)
+
+
+@contextmanager
+def _drawing(as_json: bool) -> Iterator[DrawSample]:
+    """Yield a function that shows a sample: as a JSON line, as the whole screen of a terminal, or after the previous one."""
+    if as_json:
+        yield _print_json
+        return
+    console = output.console()
+    if not sys.stdout.isatty():
+        def draw(sample: Sample) -> None:
+            console.print(screen(sample))
+            sys.stdout.flush()
+
+        yield draw
+        return
+    from rich.live import Live
+
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda sample: live.update(screen(sample), refresh=True)
+
+
+def _print_json(sample: Sample) -> None:
+    document: dict[str, Any] = {**sample.document, "rates_per_s": sample.rates_per_s, "between_samples": sample.latencies_ms,
+                                "topic_rates_per_s": sample.topic_rates_per_s}
+    output.write_json(document)
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a store; rates are empty in the first one, after a restart, and for a stopped store."""
+
+    at_s: float
+    document: dict[str, Any]
+    figures: Statistics | None
+    rates_per_s: dict[str, float] = field(default_factory=dict)
+    topic_rates_per_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    latencies_ms: dict[str, dict[str, float | None]] = field(default_factory=dict)
+
+
+class Watcher:
+    """Takes looks at one store."""
+
+    def __init__(self, root: Path, settings: dict[str, str], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._settings = settings
+        self._clock_s = clock_s
+        self._before: Sample | None = None
+
+    def sample(self) -> Sample:
+        """Return a sample of the store now."""
+        live = live_status(self._root)
+        if live is None:
+            before = self._before
+            # Read the files of a stopped store once, not at each look.
+            if before is not None and before.figures is None and before.document["state"] == "stopped":
+                document = before.document
+            else:
+                document = engine_status(self._root, self._settings)
+            now = Sample(self._clock_s(), document, None)
+        else:
+            now = between(self._before, Sample(self._clock_s(), *live))
+        self._before = now
+        return now
+
+
+def between(before: Sample | None, now: Sample) -> Sample:
+    """Return `now` with the rates since `before`."""
+    if before is None or before.document.get("epoch") != now.document.get("epoch") or now.at_s <= before.at_s:
+        return now
+    seconds = now.at_s - before.at_s
+    rates = {name: round((_counter(now.document, name) - _counter(before.document, name)) / seconds, 1) for name in RATES}
+    if before.figures is None or now.figures is None:
+        return Sample(now.at_s, now.document, now.figures, rates)
+    rates["dispatched"] = round((now.figures.dispatched - before.figures.dispatched) / seconds, 1)
+    return Sample(now.at_s, now.document, now.figures, rates, _topic_rates(before.figures, now.figures, seconds),
+                _latencies(before.figures, now.figures))
+
+
+def _counter(document: dict[str, Any], name: str) -> int:
+    return int(document["positions"].get(name, document.get(name, 0)))
+
+
+def _topic_rates(before: Statistics, now: Statistics, seconds: float) -> dict[str, dict[str, float]]:
+    """Return the rates of the topics with new messages, the busiest first."""
+    grown = {}
+    for topic, count in now.topics.items():
+        was = before.topics.get(topic)
+        messages = count.messages - (was.messages if was else 0)
+        size_bytes = count.size_bytes - (was.size_bytes if was else 0)
+        if messages > 0:
+            grown[topic] = {"messages": round(messages / seconds, 1), "bytes": round(size_bytes / seconds, 1)}
+    return dict(sorted(grown.items(), key=lambda pair: (-pair[1]["messages"], pair[0])))
+
+
+def _latencies(before: Statistics, now: Statistics) -> dict[str, dict[str, float | None]]:
+    found: dict[str, dict[str, float | None]] = {}
+    for what, latency in now.histograms.items():
+        was = before.histograms[what]
+        grown = [max(0, count - old) for count, old in zip(latency.buckets, was.buckets, strict=True)]
+        ns = {name: store_stats.percentile_ns(grown, share) for name, share in SHARES.items()}
+        found[what] = {name: None if value is None else value / 1e6 for name, value in ns.items()}
+    return found
+
+
+TOPICS_SHOWN = 10
+
+
+def screen(sample: Sample) -> RenderableType:
+    """Render a sample; topics come last, because they may not all fit."""
+    from rich.console import Group
+    from rich.text import Text
+
+    document = sample.document
+    parts: list[RenderableType] = [_facts(sample), Text()]
+    parts.append(_table(("position", "offset", "per second"), [
+        (name, f"{value:,}", _size(sample.rates_per_s.get(name))) for name, value in document["positions"].items()]))
+    if document["workers"]:
+        parts += [Text(), _table(("worker", "pid", "state", "restarts", "errors", "heartbeat ms ago"), [
+            (one["kind"], str(one["pid"]), _state(one["state"]), f"{one['restarts']:,}", f"{one['errors']:,}",
+             output.number_text(one["heartbeat_age_ms"])) for one in document["workers"]])]
+    links = (document["replication"] or {}).get("links")
+    if links:
+        parts += [Text(), _table(LINK_COLUMNS, [[output.printable(str(cell)) for cell in link_row(one)] for one in links])]
+    if sample.figures is not None and sample.figures.topics:
+        parts += [Text(), _topics(sample)]
+    return Group(*parts)
+
+
+def _facts(sample: Sample) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    document, rates = sample.document, sample.rates_per_s
+    table = Table.grid(padding=(0, 2))
+    state = Text(document["state"], style="green" if document["state"] == "running" and not document["read_only"] else "red")
+    if document["reason"]:
+        state.append(f": {output.printable(document['reason'])}")
+    table.add_row("store", Text(output.printable(document["store"])))
+    table.add_row("state", state)
+    table.add_row("mode", f"{document['mode']}, {document['role']}, {document['sessions']} producers")
+    if sample.figures is not None:
+        windows = "  ".join(f"{window_s} s {output.number_text(value)}" for window_s, value in sample.figures.put_tps.items())
+        table.add_row("puts/s", f"{output.number_text(rates.get('put_messages'))}   {_size(rates.get('put_bytes'))}/s   "
+                                f"({windows})   refused/s {output.number_text(rates.get('refused_puts'))}")
+        table.add_row("put time", _latency(sample, "put"))
+        table.add_row("sync time", f"{_latency(sample, 'sync')}   {output.number_text(rates.get('syncs'))}/s")
+        table.add_row("dispatched/s", f"{output.number_text(rates.get('dispatched'))}   lag {_latency(sample, 'lag')}"
+                                      f"   out of order {sample.figures.dispatch_out_of_order:,}")
+    for name, text in replication_facts(document["replication"]):
+        table.add_row(name, Text(output.printable(str(text))))
+    if "epoch" in document:
+        table.add_row("waiting", f"to be durable {output.size_text(document['unflushed_bytes'])}, for queues "
+                                 f"{output.size_text(document['dispatch_lag_bytes'])}, in the pool "
+                                 f"{output.size_text(document['undrained_bytes'])}")
+    return table
+
+
+def _latency(sample: Sample, what: str) -> str:
+    found = sample.latencies_ms.get(what)
+    if not found or found["p50"] is None:
+        return "-"
+    return "  ".join(f"{name} {output.number_text(value)}" for name, value in found.items()) + " ms"
+
+
+def _topics(sample: Sample) -> RenderableType:
+    """Render the busiest topics now, or the largest so far if there are no new messages."""
+    counts = sample.figures.topics if sample.figures is not None else {}
+    busy = list(sample.topic_rates_per_s)
+    rest = sorted((topic for topic in counts if topic not in sample.topic_rates_per_s),
+                  key=lambda topic: (-counts[topic].messages, topic))
+    shown = [*busy, *rest][:TOPICS_SHOWN]
+    rows = []
+    for topic in shown:
+        rate = sample.topic_rates_per_s.get(topic, {})
+        rows.append((output.printable(topic), output.number_text(rate.get("messages", 0)), f"{_size(rate.get('bytes', 0))}",
+                     f"{counts[topic].messages:,}", output.size_text(counts[topic].size_bytes)))
+    title = f"topic ({len(counts)})" if len(counts) > len(shown) else "topic"
+    return _table((title, "messages/s", "bytes/s", "messages", "bytes"), rows)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for at, name in enumerate(columns):
+        table.add_column(name, justify="left" if at == 0 or name == "state" else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
+
+
+def _state(state: str) -> Text:
+    from rich.text import Text
+
+    return Text(state, style="" if state == "ready" else "red")
+
+
+def _size(size_bytes: float | None) -> str:
+    return "-" if size_bytes is None else output.size_text(size_bytes)

@@ -39,7 +39,7 @@ def replicating(make_owner):
 
 @pytest.fixture(autouse=True)
 def short_look(monkeypatch):
-    monkeypatch.setattr("pyengine.cli.verdict.SLAVE_WAIT_S", 0.1)
+    monkeypatch.setattr("pyengine.cli.engine_status.SLAVE_WAIT_S", 0.1)
 
 
 def status(owner, code: int = 0) -> dict:
@@ -87,7 +87,7 @@ def test_a_slave_that_acknowledges_while_it_is_looked_at_is_no_trouble(replicati
     link = links.open_link("10.0.0.2:4000", LINK_TRANSFER)
     link.acked(2000)
     assert status(owner)["verdict"] == "warning"
-    monkeypatch.setattr("pyengine.cli.verdict.SLAVE_WAIT_S", 60)
+    monkeypatch.setattr("pyengine.cli.engine_status.SLAVE_WAIT_S", 60)
     monkeypatch.setattr("time.sleep", lambda seconds: link.acked(3000))
     assert status(owner)["verdict"] == "ok"
 

@@ -18,7 +18,7 @@ import pytest
 import pyengine
 from fix_cli import command_line, environment, run
 from pyengine.cli.engine_status import live_status
-from pyengine.cli.top import Sample, Watcher, between
+from pyengine.cli.status import Sample, Watcher, between
 from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native import store_stats
@@ -86,12 +86,12 @@ def test_a_disk_that_does_not_answer_for_a_moment_ends_no_scrape(owner, monkeypa
 
 
 def test_the_files_of_a_stopped_store_are_read_once(owner, monkeypatch):
-    from pyengine.cli import top
+    from pyengine.cli import status
 
     owner.memory.retire()
     owner.lock.close()
     reads = []
-    monkeypatch.setattr(top, "engine_status",
+    monkeypatch.setattr(status, "engine_status",
                         lambda root, settings: reads.append(root) or {"state": "stopped", "positions": {}, "workers": []})
     watcher = Watcher(owner.root, {})
     for _ in range(3):
