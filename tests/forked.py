@@ -165,7 +165,7 @@ def _serve(channel: socket.socket) -> None:
 def _become(words: list[str], environment: dict[str, str], numbers: list[int], leads_session: bool, given: list[int]) -> NoReturn:
     """Return what `words` would be in a new interpreter, as pyengine.engine.fork_server has it."""
     from pyengine.engine.fork_server import _end_with
-    from pyengine.native import failpoint, waiting
+    from pyengine.native import failpoints, waiting
 
     if leads_session:
         os.setsid()
@@ -184,7 +184,7 @@ def _become(words: list[str], environment: dict[str, str], numbers: list[int], l
     sys.orig_argv, sys.argv = words, words[3:]
 
     def main() -> int:
-        failpoint.read_environment()
+        failpoints.read_environment()
         return int(importlib.import_module(words[3]).main())
 
     _end_with(main)

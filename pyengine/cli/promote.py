@@ -20,7 +20,7 @@ from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, Store
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
 from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 

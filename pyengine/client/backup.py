@@ -41,7 +41,7 @@ from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_open_file, read_small_file
 from pyengine.ipc.crashed_engine_memory import rebuild_offline
 from pyengine.ipc.live_reader import LiveStoreReader, check_now, flushed_end, log_held, lost_end, open_store
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
 from pyengine.settings import Value

@@ -55,7 +55,7 @@ from pyiceberg.types import (
 )
 
 from pyengine.errors import FormatError, UsageError
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import RowFilter
 from pyengine.storage.arrow import LogScanner, content_of
 from pyengine.storage.arrow import schema as scan_schema

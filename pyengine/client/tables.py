@@ -41,7 +41,7 @@ from pyengine.formats.constants import TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import segment_start
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, lost_end, open_store
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
 from pyengine.storage.backup_files import LOCK_NAME, locked_folder, store_identity

@@ -50,7 +50,7 @@ from pyengine.ipc.replication import create_replication
 from pyengine.ipc.shared_objects import SharedFolder, note_run, pool_name
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.waiting import spin_us
 from pyengine.native.writer import format_queue_table, queue_table_bytes, set_queue_offset, view_queue_table
 from pyengine.services.replication.ha_handshake import Secret, SecretError

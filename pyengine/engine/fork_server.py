@@ -36,7 +36,7 @@ from typing import NoReturn
 from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS, child_environment, without_systemd
 from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
-from pyengine.native import failpoint, waiting
+from pyengine.native import failpoints, waiting
 from pyengine.storage.file_system import HeldStore
 
 LOAD_TIMEOUT_S = 30.0   # for a fork server's first worker: it may still be loading modules
@@ -263,7 +263,7 @@ def _run_worker(words: list[str], between: int, channel: socket.socket, gate: so
     gc.enable()
     module = importlib.import_module(words[3])
     sys.orig_argv, sys.argv = words, [str(module.__file__), *words[4:]]
-    failpoint.read_environment()
+    failpoints.read_environment()
     return int(module.main())
 
 

@@ -68,7 +68,7 @@ from pyengine.ipc.shared_objects import SOCKET, removed_names
 from pyengine.ipc.statistics import StoreStatsService
 from pyengine.ipc.store_lock import Ownership, SharingLock, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file

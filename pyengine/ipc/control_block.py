@@ -39,7 +39,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES, Handle, SharedFolder, Shared
 from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native import recorder, store_stats, waiting
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.waiting import Latch
 from pyengine.native.writer import check_queue_table, view_queue_table
 from pyengine.settings import Value

@@ -23,7 +23,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, 
 from pyengine.ipc.store_lock import living_kinds, owning, read_holder
 from pyengine.native import control as native
 from pyengine.native import recorder
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore

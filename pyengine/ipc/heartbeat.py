@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyengine
 from pyengine.native import control as native
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import current_cpu, monotonic_ns
 
 if TYPE_CHECKING:

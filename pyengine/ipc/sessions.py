@@ -53,7 +53,7 @@ from pyengine.ipc.store_lock import hold, is_held
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.native import waiting
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 
 if TYPE_CHECKING:
     from pyengine._native import ms_session_slot

@@ -45,7 +45,7 @@ from typing import TypeVar
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, command, disk_error, disk_errors, passing
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_writes import open_new
 from pyengine.storage.engine_id import EngineId, read_engine_id
 from pyengine.storage.file_system import free_bytes

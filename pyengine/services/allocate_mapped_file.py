@@ -34,7 +34,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import waiting
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import FOLIO_BYTES_MAX, allocate, lock_memory, monotonic_ns, populate
 from pyengine.native.writer import GATHER_BYTES_MIN
 from pyengine.services.service import Service, ServiceContext

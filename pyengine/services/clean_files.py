@@ -42,7 +42,7 @@ from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import free_blocks, unlink_durably

@@ -29,7 +29,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import flush, scan, store_stats, waiting
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import PoolCommitLoop, fdatasync, monotonic_ns, raise_disk_error
 from pyengine.native.recorder import SYNC_PHASE, THRESHOLD_NS
 from pyengine.services.service import Service, ServiceContext

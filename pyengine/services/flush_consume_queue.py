@@ -35,7 +35,7 @@ from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native import control as native
 from pyengine.native.dispatch import touched_queues
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.native.scan import walk
 from pyengine.services.service import BlockedReason, Service, ServiceContext

@@ -30,7 +30,7 @@ from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import flush, session, store_stats, waiting
 from pyengine.native import writer as pass_
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.writer import Segment, Writer, copy_queue_table
 from pyengine.services.flush_commit_log import NO_SEGMENT, TransientStorePool, UnflushedSegments
 from pyengine.services.service import Service, ServiceContext

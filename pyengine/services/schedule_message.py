@@ -38,7 +38,7 @@ from pyengine.formats.delayed_message import UNKNOWN_LEVEL_DELAY_MS, delivery_of
 from pyengine.formats.record import Message
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutResult, ReadLevel
 from pyengine.services.service import BlockedReason, Service, ServiceContext

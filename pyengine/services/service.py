@@ -25,7 +25,7 @@ from pyengine.events import Event, Report
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.recorder import Recorder
 from pyengine.storage.checkpoint import note_sync_failure
 from pyengine.storage.config import EngineConfig

@@ -39,7 +39,7 @@ from pyengine.errors import (
 )
 from pyengine.formats.paths import SEGMENT_START_MAX, is_queue_id_name, parse_segment_name, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, SMALL_FILE_BYTES_MAX
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.settings import Value
 from pyengine.storage.check.check import NOT_KEPT
 from pyengine.storage.config import LOG_PATHS

@@ -45,7 +45,7 @@ from pyengine.errors import DiskError, disk_error, disk_errors, flush_error
 from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint, read_small_file, unpack_checkpoint
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.durable_writes import FILE_MODE, pwrite_all, sync_folder, write_config
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id

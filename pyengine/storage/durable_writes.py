@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Literal
 from pyengine.errors import DiskError, FlushError, InvariantError, disk_error, disk_errors, flush_error
 from pyengine.formats.paths import Root, log_folders
 from pyengine.formats.small_file import read_small_file
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import allocate as allocate_blocks
 from pyengine.native.flush import (
     check_written,

@@ -25,7 +25,7 @@ from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_e
 from pyengine.formats.paths import Root, StorePaths, is_index_name
 from pyengine.formats.record import Message, index_key_hash, index_keys
 from pyengine.native.dispatch import ALL_KEYS, INDEX_WINDOW_BYTES, IndexFile, forget, is_putting
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_writes import create_file
 from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.mapped_file import index_file_names, is_plain_file, map_read_only, refuse_file

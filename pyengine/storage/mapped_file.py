@@ -26,7 +26,7 @@ from typing import NamedTuple
 from pyengine.errors import DiskError, StoreRefusedError, disk_error
 from pyengine.formats.paths import StorePaths, is_index_name, is_queue_id_name, parse_segment_name, segment_name
 from pyengine.formats.small_file import open_regular
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
 from pyengine.storage.file_system import refuse_link
 

@@ -25,8 +25,7 @@ from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
-from pyengine.native.failpoint import Board
-from pyengine.native.failpoints import MASTER, SLAVE, Failpoint
+from pyengine.native.failpoints import MASTER, SLAVE, Board, Failpoint
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
 

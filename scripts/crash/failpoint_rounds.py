@@ -23,7 +23,6 @@ from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.paths import segment_name
-from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import (
     CLEANING,
     DELAYED,
@@ -38,6 +37,8 @@ from pyengine.native.failpoints import (
     START,
     STOP,
     TABLES,
+    VARIABLE,
+    Board,
     Failpoint,
 )
 from pyengine.storage.consume_queue import find_queue_end

@@ -25,8 +25,7 @@ from pathlib import Path
 from crash.failpoint_replicas import PromotedRun, ReplicatedRun
 from crash.failpoint_rounds import SCENES, WAYS, FailpointRun, FailpointSummary, points_of, ways_of
 from crash.report import crash_parser, ended_in_order, finish
-from pyengine.native.failpoint import is_built
-from pyengine.native.failpoints import FAILPOINTS, PROMOTED, PUTS, REPLICATED, TABLES
+from pyengine.native.failpoints import FAILPOINTS, PROMOTED, PUTS, REPLICATED, TABLES, is_built
 
 
 def share(text: str) -> tuple[int, int]:

@@ -21,8 +21,7 @@ from crash.rounds import CrashRun
 from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch
 from pyengine.engine.embedded import start_engine
 from pyengine.errors import EngineError
-from pyengine.native.failpoint import VARIABLE, Board, is_built
-from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START
+from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START, VARIABLE, Board, is_built
 
 DEPTH = 3
 AIMED_SHARE = 0.7

@@ -8,7 +8,7 @@ import pyengine
 from damage import flip
 from fix_cli import run
 from fix_engine import RunningEngine
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.storage.checkpoint import read_watermark
 from waiting import eventually
 

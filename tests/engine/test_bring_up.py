@@ -97,7 +97,7 @@ from pathlib import Path
 from pyengine.cli.torture import KillRounds
 from pyengine.errors import EngineError
 from pyengine.ipc.crashed_engine_memory import recover_offline
-from pyengine.native.failpoint import VARIABLE
+from pyengine.native.failpoints import VARIABLE
 from pyengine.storage.config import load_config
 
 def semaphores():

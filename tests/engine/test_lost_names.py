@@ -18,7 +18,7 @@ from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import find_folder, semaphore_name, unlink_semaphores
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.storage.engine_id import read_epoch
 from waiting import eventually
 

@@ -18,7 +18,7 @@ from pyengine.ipc import sessions
 from pyengine.ipc.session_client import _ask
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.native.session import RING_BYTES_MIN
 from pyengine.results import PutStatus
 from waiting import eventually

@@ -13,7 +13,7 @@ from logs import LogBuilder
 from pyengine.errors import EngineError
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
-from pyengine.native.failpoint import VARIABLE
+from pyengine.native.failpoints import VARIABLE
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore

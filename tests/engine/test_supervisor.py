@@ -38,7 +38,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import waiting
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.results import PutStatus
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import config_path, load_config, set_in_file

@@ -19,7 +19,7 @@ from fix_golden import usual
 from fix_parts import MODES
 from pyengine.errors import DiskError
 from pyengine.native import control as native
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.results import PutStatus
 from pyengine.services.service import freeze
 from waiting import eventually, scaled_timeout_s
@@ -70,7 +70,7 @@ with Producer(lambda limit_s: open_session(sys.argv[1])) as producer:
 # Only that build knows the steps of the C code.
 ARM = """
 import sys
-from pyengine.native.failpoint import Board
+from pyengine.native.failpoints import Board
 Board(sys.argv[1]).arm(sys.argv[2], 1, "stop", sys.argv[3])
 """
 

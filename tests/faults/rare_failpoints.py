@@ -24,8 +24,7 @@ from pyengine.ipc.heartbeat import process_start_ms
 from pyengine.native import cleaning as cleaning_native
 from pyengine.native import control as control_native
 from pyengine.native import writer as writer_native
-from pyengine.native.failpoint import Board
-from pyengine.native.failpoints import FAILPOINTS
+from pyengine.native.failpoints import FAILPOINTS, Board
 from pyengine.native.session import PUT
 from pyengine.native.writer import copy_queue_table, format_queue_table, get_queue_offset, queue_table_bytes, view_queue_table
 from pyengine.results import PutStatus

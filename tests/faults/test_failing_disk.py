@@ -25,7 +25,7 @@ from pyengine.cli.torture import kill_engine, remove_memory
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.storage.checkpoint import read_sync_failure
 from waiting import eventually, scaled_timeout_s
 

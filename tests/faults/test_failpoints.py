@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyengine.errors import UsageError
-from pyengine.native.failpoint import Board
-from pyengine.native.failpoints import EVERY_MODE, FAILPOINTS
+from pyengine.native.failpoints import EVERY_MODE, FAILPOINTS, Board
 from waiting import scaled_timeout_s
 
 ROOT = Path(__file__).parents[2]
@@ -46,14 +45,14 @@ def test_each_failpoint_in_the_list_has_a_valid_name_modes_predecessor_and_gap()
     ("commit_point:1:kill", "build with PYENGINE_BUILD_FAILPOINTS=1"),
 ])
 def test_a_failpoint_that_cannot_be_armed_is_an_error(text, sentence):
-    done = subprocess.run([sys.executable, "-P", "-m", "pyengine.native.failpoint"], cwd=ROOT, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine.native.failpoints"], cwd=ROOT, capture_output=True, text=True,
                           env=os.environ | {"PYENGINE_FAILPOINT": text, "PYTHONPATH": str(ROOT)}, timeout=scaled_timeout_s(60))
     assert done.returncode == 1 and sentence in done.stderr
 
 
 def reach(name: str, times: int, armed: str) -> int:
     """How a process ends that reaches the step so often."""
-    program = f"from pyengine.native.failpoint import failpoint\nfor _ in range({times}): failpoint({name!r})"
+    program = f"from pyengine.native.failpoints import failpoint\nfor _ in range({times}): failpoint({name!r})"
     return subprocess.run([sys.executable, "-P", "-c", program], timeout=scaled_timeout_s(60),
                           env=os.environ | {"PYENGINE_FAILPOINT": armed, "PYTHONPATH": str(ROOT)}).returncode
 

@@ -24,8 +24,7 @@ from fix_writer_rig import WriterRig, submit
 from native.test_writer_kill import PRODUCERS, QUEUES, SLOTS, producer_sequence, verify
 from pyengine.native import control as control_native
 from pyengine.native import writer as writer_native
-from pyengine.native.failpoint import Board
-from pyengine.native.failpoints import FAILPOINTS, PUTS, Failpoint
+from pyengine.native.failpoints import FAILPOINTS, PUTS, Board, Failpoint
 from pyengine.native.session import MANY, PUT, pack_many
 from waiting import scaled_timeout_s
 

@@ -24,7 +24,7 @@ from pyengine.ipc.session_client import OpenSession
 from pyengine.native import control as native
 from pyengine.native import replication
 from pyengine.native import session as producing
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, FollowLoop
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW

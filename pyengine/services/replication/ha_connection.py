@@ -30,7 +30,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Link
 from pyengine.native import control as native
 from pyengine.native import replication
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER, Seal
 from pyengine.services.replication.ha_handshake import HandshakeError, MasterHandshake, Seals, SecretError
 from pyengine.services.replication.ha_stream import MasterTable

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import ROLE_NAMES
 from pyengine.native import control as native
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.services.service import BlockedReason, ServiceContext
 from pyengine.storage.replication_state import DISPATCH_AT, ReplicationState, ReplicationStateFile
 

@@ -34,7 +34,7 @@ from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.native import waiting
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX, HALinks
 from pyengine.native.waiting import Latch

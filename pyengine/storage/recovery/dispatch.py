@@ -22,7 +22,7 @@ from pyengine.native.dispatch import (
     TouchedQueue,
     touched_queues,
 )
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import sync, walk
 from pyengine.storage.checkpoint import RecoveryPath

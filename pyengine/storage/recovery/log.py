@@ -25,7 +25,7 @@ from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.paths import Root
 from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT
 from pyengine.formats.record_case import CaseLabel
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import walk
 from pyengine.storage.checkpoint import write_watermark
 from pyengine.storage.commit_log import new_segment_folder

@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import RebuildMarker
 from pyengine.storage.durable_writes import make_folders, open_new, sync_folder, write_config
 

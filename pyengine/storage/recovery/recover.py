@@ -31,7 +31,7 @@ from pathlib import Path
 from pyengine.errors import CorruptionError, EngineError, ExitCode, FlushError, NotAStoreError, StoreRefusedError, command
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.small_file import Checkpoint
-from pyengine.native.failpoint import failpoint
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import (
     DurableWatermark,
     RebuildMarker,
