@@ -25,9 +25,8 @@ from pyengine.formats.record import Message, encode_message, record_size
 from pyengine.native import scan
 from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.native.session import session_bytes
-from pyengine.storage.commit_log import SEGMENTS_AHEAD, reserve_ahead_bytes
+from pyengine.storage.commit_log import CLEAN_VERIFY_BYTES_MAX, NORMAL_SEGMENTS, SEGMENTS_AHEAD, reserve_ahead_bytes
 from pyengine.storage.config import SETTINGS, load_config
-from pyengine.storage.log_scan import CLEAN_VERIFY_BYTES_MAX, NORMAL_SEGMENTS
 from pyengine.storage.message_store import NewStoreSpace
 
 HOUR_S = 3600

@@ -57,13 +57,12 @@ from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import RecoveryPath, create_abort_file, read_checkpoint
-from pyengine.storage.commit_log import LocalLog, list_log, new_segment_folder
+from pyengine.storage.commit_log import LocalLog, Log, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.durable_writes import create_file, make_folders
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.file_system import free_bytes
-from pyengine.storage.log_scan import LogView
 from pyengine.storage.message_store import MessageStore, require_space
 from pyengine.storage.recovery.dispatch import queues_between
 from pyengine.storage.recovery.log import Cut, intend_cut
@@ -205,7 +204,7 @@ def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryRep
 
     It is not called after an orderly stop, so that an entry that a user deleted stays deleted. Returns a failure as a sentence.
     """
-    log = LogView.of(store.list_log(), store.segment_bytes, None)
+    log = Log.of(store.list_log(), store.segment_bytes, None)
     try:
         queues = ((queue.topic, queue.queue_id, queue.newest_ms)
                   for queue in queues_between(log, report.scan_from, report.end_offset, config.enable_multi_dispatch))

@@ -589,11 +589,11 @@ def _flushed_by_broker(store: MessageStore) -> int:
 
     Messages younger than RocketMQ's own margin are left out: they may not be in their queues yet, or only in a pool.
     """
-    from pyengine.storage.log_scan import LogView, end_of_stored_until
+    from pyengine.storage.commit_log import Log, end_of_stored_until
 
     checkpoint, young_ms = store.read_checkpoint(), int(time.time() * 1000) - CHECKPOINT_MARGIN_MS
     until_ms = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, young_ms)
-    return end_of_stored_until(LogView.of(store.list_log(), store.segment_bytes, None), until_ms)
+    return end_of_stored_until(Log.of(store.list_log(), store.segment_bytes, None), until_ms)
 
 
 def diff_now(root: Path, other: Path, *, settings: Mapping[str, Any] | None = None,

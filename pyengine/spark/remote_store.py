@@ -47,11 +47,11 @@ from pyengine.spark.file_access import (
     walk_piece,
 )
 from pyengine.spark.options import ReadOptions
+from pyengine.storage.commit_log import HEAD_BYTES, Log, LogEnd, Owner, Piece
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import SubscriptionGroups
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView, Owner, Piece
 from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.message_store import segment_size
 from pyengine.storage.read_level import FilesWatermark
@@ -226,13 +226,13 @@ class RemoteLogEnd(LogEnd):
         super().__init__(root, log)  # type: ignore[arg-type]  # it has the three members that LogEnd uses
         self._remote = log
 
-    def _view(self, log: LogView) -> LogView:
-        return _RemoteLogView(log.segments, log.size_bytes, log.watermark, log.verified_from, remote=self._remote)
+    def _view(self, log: Log) -> Log:
+        return _RemoteLog(log.segments, log.size_bytes, log.watermark, log.verified_from, remote=self._remote)
 
 
 @dataclass(frozen=True, slots=True)
-class _RemoteLogView(LogView):
-    """A LogView that reads ranges of segments."""
+class _RemoteLog(Log):
+    """A Log that reads ranges of segments."""
 
     remote: RemoteLog = field(kw_only=True)
 

@@ -1,21 +1,54 @@
-"""CommitLog: follow and list the segments of a log, which may be in several folders, and choose the folder of a new one."""
+"""CommitLog: the segments of a log, how it is read, and where it ends (the reading half of recovery: docs/recovery.md).
+
+The log may be in several folders. `CommitLog` follows it, and a `Log` is what a walk needs to know of it.
+
+The rules for a record are RocketMQ's (CommitLog.checkMessageAndReturnSize) in its stores and below pyengine's
+watermark; above the watermark, where a power cut may have lost pages, topic and properties are checked too. In pyengine's
+own stores a record must also have its own offset, which RocketMQ does not check.
+
+`find_end` is the only definition of the log's end, for recovery, readers, `check`, `status` and Spark. It does not
+write or report damage. In pyengine's own store everything below the durable watermark belongs to the log,
+damaged or not, and the log ends at the first byte from there on that is not part of a complete record. In
+RocketMQ's store it ends where RocketMQ ends it: at the first such byte from the point where its recovery begins to
+read. `LogEnd` follows the end while another process appends.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import itertools
 import mmap
 import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pyengine.errors import CorruptionError, StoreRefusedError
-from pyengine.formats.paths import log_folders, segment_name
-from pyengine.formats.record import BEGIN
-from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.constants import MESSAGE_MAGIC, Readable
+from pyengine.formats.paths import Root, log_folders, segment_name
+from pyengine.formats.record import BEGIN, store_timestamp_ms, total_size
+from pyengine.formats.record_case import CaseLabel, WalkResult
+from pyengine.formats.small_file import Checkpoint
 from pyengine.native.flush import FOLIO_BYTES_MAX
-from pyengine.native.scan import walk
-from pyengine.storage.checkpoint import read_watermark
+from pyengine.native.scan import classify, sync, walk
+from pyengine.storage.checkpoint import (
+    DurableWatermark,
+    RecoveryMarker,
+    RecoveryPath,
+    WatermarkReading,
+    abort_file_exists,
+    read_checkpoint,
+    read_marker,
+    read_recovered_from,
+    read_watermark,
+)
 from pyengine.storage.file_system import DiskUse, free_bytes, measure
-from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, list_segments
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, list_segments, map_read_only, mapped, used_end
+from pyengine.storage.recovery.report import Progress
 
 # The end of the message about a segment of wrong length; check/ has another for `check`.
 LENGTH_ADVICE = ("; restore it from a copy, or carve out what is whole with `pyengine salvage STORE DEST`. If it is the "
@@ -193,3 +226,503 @@ class LocalLog:
         if base is None or view is None:
             raise CorruptionError(f"no segment of the log holds offset {offset}")
         return base, view
+
+
+# -- how it is read, and where it ends -----------------------------------------------
+
+SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`, and by one processor at a time
+CLEAN_VERIFY_BYTES_MAX = 1 << 30  # most bytes read after a clean stop of an own store, which must start within a second
+NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many segments again
+KEPT_MAX = 4                      # mappings that one recovery keeps; each has a descriptor
+MISSING_SEGMENT = "missing_segment"  # a reason in addition to those of formats.record_case: the log has a gap
+HEAD_BYTES = 68 + 8               # the store time is readable in these, also after a 20-byte host
+# The search for the first record of a piece ends this far after its start: bytes beyond the log's end may be
+# allocated and never written, and those are the slowest to read.
+GUESS_BYTES = 1 << 20
+
+Piece = tuple[int, bool]  # (end, whether topic and properties are checked too: strict)
+
+
+class Owner(enum.Enum):
+    """The program that wrote the log: a valid config/watermark means pyengine."""
+
+    PYENGINE = "pyengine"
+    ROCKETMQ = "rocketmq"  # RocketMQ's log, or pyengine's without its watermark
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The log's files, and what is known about them before they are read."""
+
+    segments: Sequence[MappedFile]
+    size_bytes: int
+    watermark: int | None  # pyengine's; None for a store without one
+    verified_from: int = 0  # the watermark does not cover bytes below this offset
+    kept: dict[Path, mmap.mmap] | None = field(default=None, repr=False, compare=False)  # mappings, if they are kept
+
+    @classmethod
+    def of(cls, segments: Sequence[MappedFile], size_bytes: int, watermark: DurableWatermark | None) -> Log:
+        """Make a view of a store's log with this watermark."""
+        if watermark is None:
+            return cls(segments, size_bytes, None)
+        return cls(segments, size_bytes, watermark.flushed, watermark.verified_from)
+
+    @property
+    def owner(self) -> Owner:
+        return Owner.ROCKETMQ if self.watermark is None else Owner.PYENGINE
+
+    @property
+    def min_offset(self) -> int:
+        return self.segments[0].start_offset if self.segments else -1
+
+    @property
+    def unsynced_paths(self) -> list[Path]:
+        """Return the segments that reach above the watermark: their bytes there may not have been synced."""
+        sure = self.watermark or 0
+        return [segment.path for segment in self.segments if segment.start_offset + self.size_bytes > sure]
+
+    def is_gap_after(self, index: int) -> bool:
+        """Whether the next segment begins after the end of this one, so that one is missing."""
+        return self.segments[index + 1].start_offset != self.segments[index].start_offset + self.size_bytes
+
+    def index_of(self, offset: int) -> int | None:
+        """Return the index of the segment that contains `offset`; None if none does."""
+        for index, segment in enumerate(self.segments):
+            if segment.start_offset <= offset < segment.start_offset + self.size_bytes:
+                return index
+        return None
+
+    def head(self, segment: MappedFile) -> bytes:
+        """Return the first HEAD_BYTES of a segment. FileNotFoundError if it was deleted, as from the two methods below."""
+        with open(segment.path, "rb") as file:
+            return file.read(HEAD_BYTES)
+
+    def label_at(self, segment: MappedFile, offset: int) -> str:
+        """Return what is at `offset`, a label of formats.record_case, without reading the body."""
+        at = offset - segment.start_offset
+        with self.mapped(segment) as view:
+            return classify(view, at, self.size_bytes - at, offset, check_crc=False)
+
+    def with_kept_mappings(self) -> Log:
+        """Return a view that keeps its mappings from one step to the next, so that a page is faulted in only once."""
+        return replace(self, kept={})
+
+    def forget(self, path: Path | None = None) -> None:
+        """Drop the mapping of a segment (None: of all), before it is deleted, so that its space becomes free at once."""
+        if self.kept is None:
+            return
+        if path is None:
+            self.kept.clear()
+        else:
+            self.kept.pop(path, None)
+
+    @contextlib.contextmanager
+    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
+        """Map the segment read-only for the block, which reads it in order."""
+        if self.kept is not None and (segment.path in self.kept or len(self.kept) < KEPT_MAX):
+            if segment.path not in self.kept:
+                self.kept[segment.path] = map_read_only(segment.path)
+                self.kept[segment.path].madvise(mmap.MADV_SEQUENTIAL)
+            yield self.kept[segment.path]
+            return
+        with mapped(segment.path) as view:
+            view.madvise(mmap.MADV_SEQUENTIAL)
+            yield view
+
+    def walk(
+        self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
+    ) -> Generator[WalkResult, None, None]:
+        """Call walk_pieces() for one segment."""
+        with self.mapped(segment) as view:
+            part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.PYENGINE)
+            yield from walk_pieces(part, start, pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class LogScan:
+    """The result of a walk from `scan_from`: the end of the complete records, and the reason (a label of formats.record_case)."""
+
+    scan_from: int
+    end_offset: int
+    reason: str
+    records: int = 0
+    messages: int = 0
+    last_store_timestamp_ms: int = -1
+
+    def extended_by(self, result: WalkResult, end_offset: int, reason: str) -> LogScan:
+        """Return this scan, extended by one more walk."""
+        return replace(
+            self,
+            end_offset=end_offset,
+            reason=reason,
+            records=self.records + result.records,
+            messages=self.messages + result.messages,
+            last_store_timestamp_ms=(
+                result.last_store_timestamp_ms if result.messages else self.last_store_timestamp_ms
+            ),
+        )
+
+
+def first_segment_to_scan(log: Log, path: RecoveryPath, checkpoint: Checkpoint, kept_from: int | None = None, *,
+                          over_gaps: bool = False) -> int:
+    """Return the index of the segment in which recovery begins to read; 0 without segments.
+
+    The segment is not after a gap and, with pyengine's watermark, not after the watermark's segment.
+    After a clean stop of an own store recovery reads as many of the last three segments as fit
+    into CLEAN_VERIFY_BYTES_MAX, and in any case the watermark's. `kept_from`: in RocketMQ's
+    store, the offset from which on an earlier recovery has kept everything (see checkpoint.py).
+    `over_gaps`: ignore gaps, as a reader of RocketMQ's store does.
+    """
+    count = len(log.segments)
+    first = 0
+    if path is RecoveryPath.NORMAL:
+        first = first_after_orderly_stop(log, count)
+        kept = None if kept_from is None or log.owner is Owner.PYENGINE else log.index_of(kept_from)
+        first = max(first, kept or 0)
+    else:
+        for index in range(count - 1, 0, -1):
+            if _is_older_than(log.head(log.segments[index]), checkpoint.min_timestamp_ms):
+                first = index
+                break
+    if log.watermark is not None and count:
+        holder = log.index_of(log.watermark)
+        first = min(first, count - 1 if holder is None else holder)
+    return first if over_gaps else next((index for index in range(first) if log.is_gap_after(index)), first)
+
+
+def first_after_orderly_stop(log: Log, count: int) -> int:
+    """Return the index at which reading begins in the first `count` segments after an orderly stop, without a watermark."""
+    segments_read = NORMAL_SEGMENTS
+    if log.owner is Owner.PYENGINE:
+        segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
+    return max(0, count - segments_read)
+
+
+def scan_log(
+    log: Log, first: int, *, start: int | None = None, check_crc: bool = True, limit: int | None = None,
+    progress: Progress | None = None, over_gaps: bool = False,
+) -> LogScan:
+    """Walk from segment `first` to the first bytes that are no record, or to `limit` if that comes earlier.
+
+    Damage below `log.verified_from` is older than this engine and does not end the walk: it continues
+    at the next segment, or at `verified_from`. `start`: the record of that segment to begin at (default: its first).
+    `over_gaps`: continue after a missing segment.
+    """
+    if not log.segments:
+        return LogScan(0, 0, CaseLabel.ZEROES)
+    at = log.segments[first].start_offset if start is None else start
+    log_end = log.segments[-1].start_offset + log.size_bytes
+    total_bytes = (log_end if limit is None else min(limit, log_end)) - at
+    scan = before_blank = LogScan(at, at, CaseLabel.RANGE_END)
+
+    def report_done(done: int) -> None:
+        if progress is not None:
+            progress(done, total_bytes)
+
+    for segment in log.segments[first:]:
+        base, segment_end = segment.start_offset, segment.start_offset + log.size_bytes
+        if base > scan.end_offset and not over_gaps:
+            return replace(scan, reason=MISSING_SEGMENT) if log.owner is Owner.PYENGINE else before_blank
+        end = segment_end if limit is None else min(segment_end, limit)
+        scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, report_done)
+        if scan.reason != CaseLabel.BLANK and scan.end_offset < (resumed := min(log.verified_from, end)):
+            scan = _scan_segment(log, segment, resumed, end, scan, check_crc, report_done)
+            if scan.end_offset == segment_end:
+                continue
+        if scan.reason != CaseLabel.BLANK:
+            return scan
+        if segment is log.segments[-1] and log.owner is Owner.ROCKETMQ and limit is None:
+            return scan  # RocketMQ ends the log before such a blank; a commit slot may be after it
+        before_blank, scan = scan, replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
+    return scan
+
+
+def scan_before(log: Log, scan: LogScan, first: int, *, check_crc: bool) -> LogScan | None:
+    """Return `scan`, extended by a walk from segment `first` to its start; None if complete records do not reach it."""
+    before = scan_log(log, first, check_crc=check_crc, limit=scan.scan_from)
+    if before.end_offset != scan.scan_from:
+        return None
+    return replace(
+        scan, scan_from=before.scan_from, records=scan.records + before.records, messages=scan.messages + before.messages
+    )
+
+
+def _scan_segment(
+    log: Log, segment: MappedFile, at: int, end: int, scan: LogScan, check_crc: bool,
+    progress: Callable[[int], None],
+) -> LogScan:
+    scan = replace(scan, end_offset=at, reason=CaseLabel.RANGE_END)
+    results = log.walk(segment, at, list(_slices(at, end, log.watermark)), limit=end, check_crc=check_crc)
+    with contextlib.closing(results):  # the walk ends when `progress` raises
+        for result in results:
+            scan = scan.extended_by(result, result.end_offset, result.reason)
+            progress(scan.end_offset - scan.scan_from)
+    return scan
+
+
+def _slices(start: int, end: int, watermark: int | None) -> Iterator[tuple[int, bool]]:
+    """Yield (stop, strict) of the pieces of [start, end), divided at the watermark and at every SLICE_BYTES."""
+    while start < end:
+        stop = min(start + SLICE_BYTES, end)
+        strict = watermark is not None and start >= watermark
+        if watermark is not None and start < watermark:
+            stop = min(stop, watermark)
+        yield stop, strict
+        start = stop
+
+
+def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
+    """Whether the first record was stored at or before `timestamp_ms`. RocketMQ: CommitLog.isMappedFileMatchedRecover."""
+    if len(head) < HEAD_BYTES or BEGIN.unpack_from(head)[1] != MESSAGE_MAGIC:
+        return False
+    return 0 != store_timestamp_ms(head, 0) <= timestamp_ms
+
+
+_RECHECK_INTERVAL_S = 1.0
+_TRIES = 16
+# Reasons that an appending process may cause for a moment; with any other reason the end is final.
+_UNFINISHED = frozenset((
+    CaseLabel.FOREIGN, CaseLabel.OVERRUN, CaseLabel.TORN, CaseLabel.OFFSET_MISMATCH, CaseLabel.BAD_CRC, CaseLabel.BAD_TEXT,
+))
+
+
+def find_end(root: Root, log: Log) -> LogScan:
+    """Find the end of the log from the files alone, for a store without a running engine.
+
+    It reads from pyengine's watermark on, if the files reach that, else from where recovery would. FileNotFoundError
+    if a segment is deleted meanwhile.
+    """
+    flushed = log.watermark
+    if flushed is not None and log.segments and flushed == log.segments[-1].start_offset + log.size_bytes:
+        return LogScan(flushed, flushed, CaseLabel.RANGE_END)
+    index = None if flushed is None else log.index_of(flushed)
+    if flushed is None or index is None:
+        # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.list_complete_log).
+        over_gaps = log.owner is Owner.ROCKETMQ
+        return scan_log(log, find_recovery_start(root, log, over_gaps=over_gaps).first, over_gaps=over_gaps)
+    label = log.label_at(log.segments[index], flushed)
+    # The watermark may be inside a torn record or, if RocketMQ has appended since, inside a valid one: the segment's start is safe.
+    scan = scan_log(log, index, start=None if label in _UNFINISHED else flushed)
+    return scan if scan.end_offset >= flushed else replace(scan, end_offset=flushed, reason=label)
+
+
+def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermark | None:
+    """Return the watermark that is valid for this log, None if there is none; that of a copied store is not valid in the copy."""
+    if reading.watermark is None or not reading.is_copied:
+        return reading.watermark
+    return replace(reading.watermark, flushed=max(min_offset, 0))
+
+
+class RecoveryStart(NamedTuple):
+    """Where recovery begins to read: RocketMQ's path, the index of the segment, and the files of the store that say so."""
+
+    path: RecoveryPath
+    first: int
+    marker: RecoveryMarker | None  # of an earlier recovery, which did not finish
+    checkpoint: Checkpoint
+
+
+def find_recovery_start(root: Root, log: Log, *, over_gaps: bool = False, has_failed_sync: bool = False) -> RecoveryStart:
+    """Find where recovery begins to read this store. `has_failed_sync`: a sync has failed, so recovery reads as after a crash."""
+    marker, checkpoint = read_marker(root), read_checkpoint(root)
+    is_abnormal = abort_file_exists(root) or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+    path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
+    first = first_segment_to_scan(log, path, checkpoint, read_recovered_from(root), over_gaps=over_gaps)
+    if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
+        unfinished = log.index_of(marker.scan_from) or 0
+        first = unfinished if log.owner is Owner.ROCKETMQ else min(first, unfinished)
+    return RecoveryStart(path, first, marker, checkpoint)
+
+
+def end_of_stored_until(log: Log, time_ms: int) -> int:
+    """Return the end of the last record that was stored at or before `time_ms`, by binary search; the log's start if none was.
+
+    It is for a log to which another program appends: of later records it reads only the heads.
+    """
+    for segment in reversed(log.segments):
+        base = segment.start_offset
+        with mapped(segment.path) as view:
+            low, high = base, base + min(len(view), used_end(segment.path))  # old before `low`, later from `high` on
+            while low < high:
+                middle = (low + high) // 2
+                at = sync(view, base, middle, high, limit=base + len(view))
+                if at is None or store_timestamp_ms(view, at - base) > time_ms:
+                    high = middle
+                else:
+                    low = at + total_size(view, at - base)
+            end = base + len(view)
+            while (  # `sync` does not find a record without a following one
+                low < end and classify(view, low - base, end - low, low) == CaseLabel.MESSAGE
+                and store_timestamp_ms(view, low - base) <= time_ms
+            ):
+                low += total_size(view, low - base)
+        if low > base:
+            return low
+    return max(0, log.min_offset)
+
+
+class LogEnd:
+    """Follows the end of one commit log. Threads that share it need a lock."""
+
+    def __init__(self, root: Root, commit_log: MappedFileQueue) -> None:
+        self._root = root
+        self._log = commit_log
+        self._end: int | None = None
+        self.last_store_timestamp_ms = -1  # of the last message below the end; -1 if none was read
+        self._seen: tuple[list[int], Log] | None = None
+        self._rechecked_s = 0.0
+
+    def find(self) -> int:
+        """Return the current end. The first call reads what `find_end` reads; later ones only what was appended since.
+
+        0 for a log without segments.
+        """
+        for _ in range(_TRIES):
+            starts = self._log.starts()
+            if not starts:
+                self._end = None
+                return 0
+            try:
+                end = self._find(starts)
+            except FileNotFoundError:
+                end = -1
+            if end >= self._log.min_offset:
+                self._end = end
+                return end
+            self._end = None  # the segment was deleted, and may have been emptied, while it was read
+        return max(self._log.min_offset, 0)
+
+    def _current_view(self, starts: list[int]) -> Log:
+        """Return a view of the current log. It reads the watermark again if segments have changed, and for each new search."""
+        if self._end is None or self._seen is None or self._seen[0] != starts:
+            segments = [MappedFile(Path(segment_name(start)), start) for start in starts]
+            durable = own_watermark(read_watermark(self._root), starts[0])
+            self._seen = starts, self._view(Log.of(segments, self._log.size_bytes, durable))
+        return self._seen[1]
+
+    def _view(self, log: Log) -> Log:
+        return _FollowedLog(log.segments, log.size_bytes, log.watermark, log.verified_from, folder=self._log)
+
+    def _find(self, starts: list[int]) -> int:
+        log = self._current_view(starts)
+        if self._end is None or not starts[0] <= self._end <= starts[-1] + self._log.size_bytes:
+            scan = find_end(self._root, log)
+            self.last_store_timestamp_ms = scan.last_store_timestamp_ms
+            return scan.end_offset
+        index = log.index_of(self._end)
+        if index is None:
+            return self._end
+        if self._end >= log.verified_from and log.label_at(log.segments[index], self._end) == CaseLabel.ZEROES:
+            return self._end  # no record was appended
+        scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.ROCKETMQ)
+        if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_recheck():
+            return scan.end_offset
+        # Either a process is writing there, or the writer was killed, and bytes that this reader has
+        # passed were cleared and overwritten: the segment's start is safe.
+        if log.owner is Owner.ROCKETMQ:
+            return scan_log(log, index, over_gaps=True).end_offset
+        self._end = None
+        return find_end(self._root, self._current_view(starts)).end_offset
+
+    def _may_recheck(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._rechecked_s < _RECHECK_INTERVAL_S:
+            return False
+        self._rechecked_s = now_s
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _FollowedLog(Log):
+    """The log in a reader's mappings."""
+
+    folder: MappedFileQueue = field(kw_only=True)
+
+    @contextlib.contextmanager
+    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
+        view = self.folder.view(segment.start_offset)
+        if view is None:
+            raise FileNotFoundError(segment.path)
+        yield view
+
+    def head(self, segment: MappedFile) -> bytes:
+        with self.mapped(segment) as view:
+            return view[:HEAD_BYTES]
+
+
+# -- a walk over a long range by two processors ----------------------------------------
+#
+# The start of a record in the middle of a log is known only when a walk has reached it. So while the caller walks one
+# piece, a thread guesses the start of the first record of the next piece and walks from there. The thread's walk is used
+# only if the caller's walk ended at exactly that byte: the result of a walk depends only on the bytes and on its start.
+# So a body that looks like a record costs time, but does not change the result.
+#
+#     piece k, caller      [====walk====>|             the same byte:  both are used
+#     piece k + 1, thread                |[====walk====>
+#                           guess of the first record after the boundary
+#
+# With one processor, without a thread, or without a guess, the caller walks piece by piece.
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentWalk:
+    """The parameters of a walk through one segment: its bytes, its start, the limit of the read, and the checks."""
+
+    view: Readable
+    base_offset: int
+    limit: int
+    check_crc: bool = True
+    check_offset: bool = True
+
+    def walk(self, at: int, piece: Piece) -> WalkResult:
+        stop, strict = piece
+        return walk(self.view, self.base_offset, at, stop, strict=strict, limit=self.limit, check_crc=self.check_crc,
+                    check_offset=self.check_offset)
+
+
+def walk_pieces(
+    segment: SegmentWalk, start: int, pieces: Sequence[Piece], *, processors: int | None = None,
+) -> Generator[WalkResult, None, None]:
+    """Walk from the record at `start` through consecutive `pieces`; yield one result for each piece.
+
+    `end_offset` and `reason` of the last result are those of a single walk; the walk stops at the
+    first piece whose end no record reaches. A piece that is completely inside a record of the
+    previous one has no result. `processors`: by default, as many as this process may use.
+    """
+    if processors is None:
+        processors = len(os.sched_getaffinity(0))
+
+    at = start
+    ahead: dict[int, WalkResult] = {}
+    for number, piece in enumerate(pieces):
+        stop, _ = piece
+        if at >= stop:
+            continue
+        result, ahead = ahead.get(at), {}
+        if result is None:
+            thread = _walk_ahead(segment, stop, pieces[number + 1], ahead) if processors > 1 and number + 1 < len(pieces) else None
+            try:
+                result = segment.walk(at, piece)
+            finally:
+                if thread is not None:
+                    thread.join()
+        yield result
+        at = result.end_offset
+        if result.reason != CaseLabel.RANGE_END or at < stop:
+            return
+
+
+def _walk_ahead(segment: SegmentWalk, boundary: int, piece: Piece, found: dict[int, WalkResult]) -> threading.Thread | None:
+    """Walk a piece in a thread, from its first record after `boundary` as guessed, and enter guess -> result; None without a thread."""
+
+    def walk_from_guess() -> None:
+        guess = sync(segment.view, segment.base_offset, boundary, min(piece[0], boundary + GUESS_BYTES), limit=segment.limit)
+        if guess is not None:
+            found[guess] = segment.walk(guess, piece)
+
+    thread = threading.Thread(target=walk_from_guess, name="walk-ahead", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the limit on processes is reached: the caller walks this piece
+        return None
+    return thread

@@ -20,8 +20,8 @@ from pyengine.formats.paths import LOCK_NAME
 from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_sync_failure, read_watermark
+from pyengine.storage.commit_log import LogEnd
 from pyengine.storage.file_system import mount_of
-from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.ofd_lock import SHARED, find_lock
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile

@@ -43,7 +43,7 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("function", [
-    "pyengine.storage.log_scan:walk_pieces", "pyengine.storage.recovery.recover:write_marker",
+    "pyengine.storage.commit_log:walk_pieces", "pyengine.storage.recovery.recover:write_marker",
     "pyengine.storage.recovery.log:sync_file", "pyengine.storage.recovery.recover:delete_index_files",
     "pyengine.storage.recovery.dispatch:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
     "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.recovery.recover:remove_marker",

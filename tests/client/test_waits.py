@@ -16,7 +16,7 @@ import pytest
 import pyengine
 from pyengine.ipc import live_reader
 from pyengine.storage import mapped_file
-from pyengine.storage.log_scan import LogEnd
+from pyengine.storage.commit_log import LogEnd
 from waiting import eventually, scaled_timeout_s
 
 

@@ -34,10 +34,10 @@ from pyengine.storage.check.parts import LogFacts, check_extensions, check_index
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, FileFinding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_marker, read_rebuild_marker, read_sync_failure
+from pyengine.storage.commit_log import Log, LogScan, find_end, own_watermark
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
-from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import read_cut
 from pyengine.storage.recovery.queues import QueueState, list_queues
@@ -77,7 +77,7 @@ def check(
             _check_notes(store.root, findings, reading.damage, was_stopped)
         report.seconds = time.monotonic() - started_s
         return report
-    view = LogView.of(log.segments, store.segment_bytes, own_watermark(reading, log.min_offset))
+    view = Log.of(log.segments, store.segment_bytes, own_watermark(reading, log.min_offset))
     end = LogScan(limit, limit, "range_end") if limit is not None else find_end(store.root, view)
     log.end = end.end_offset
     if beside:
@@ -118,7 +118,7 @@ def _check_files(
     work.begin(log, index_files, store.geometry.index_layout)
     facts = check_log(checked, end, progress)
     if not checked.is_ours and not checked.is_running and read_marker(store) is None:
-        view = LogView.of(log.segments, store.segment_bytes, None)
+        view = Log.of(log.segments, store.segment_bytes, None)
         was_emptied = checked.was_stopped and not facts.is_cut_short
         known = lost_messages(store, view, queues, log.end, was_emptied=was_emptied)
         if known:

@@ -1,7 +1,7 @@
 """The parts of the whole-store check: every record of the log, then the queues and the index against it.
 
 **The log**, from the first segment to the end, CRC included. The end is that of recovery and of every reader
-(log_scan.find_end). Damage below it is an error, since a message is lost; the walk continues at the next complete record. At the end:
+(commit_log.find_end). Damage below it is an error, since a message is lost; the walk continues at the next complete record. At the end:
 
     zeros to the end of the log       no finding
     complete records after it         error: they cannot be reached
@@ -30,10 +30,9 @@ from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import sync, walk
 from pyengine.storage.check.report import CheckProgress, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, QueueFile, QueueRules, StoreUnderCheck
-from pyengine.storage.commit_log import shown
+from pyengine.storage.commit_log import LogScan, Owner, shown
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.index_file import is_plausible, read_index_header
-from pyengine.storage.log_scan import LogScan, Owner
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, mapped, used_end
 from pyengine.storage.recovery.log import Tail, judge_tail
 from pyengine.storage.recovery.queues import QueueState

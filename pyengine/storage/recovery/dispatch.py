@@ -26,11 +26,11 @@ from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import sync, walk
 from pyengine.storage.checkpoint import RecoveryPath
+from pyengine.storage.commit_log import Log
 from pyengine.storage.consume_queue import sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, sync_file, sync_folder
 from pyengine.storage.index_file import is_plausible, list_index_files, read_index_header
-from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import mapped
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import LogPlan, Work, segments_between
@@ -42,7 +42,7 @@ DISPATCH_SLICE_BYTES = 16 << 20
 
 
 def dispatch_start(
-    log: LogView, path: RecoveryPath, plan: LogPlan, cuts: Sequence[QueueCut], index: IndexPlan,
+    log: Log, path: RecoveryPath, plan: LogPlan, cuts: Sequence[QueueCut], index: IndexPlan,
     *, reput_from: int | None, options: RecoveryOptions,
 ) -> int:
     """Return the start by the table, or the log's end if nothing is missing, for queues and index as the plans leave them.
@@ -68,7 +68,7 @@ def dispatch_start(
     return start
 
 
-def record_start(log: LogView, offset: int) -> int:
+def record_start(log: Log, offset: int) -> int:
     """Return `offset` if a record begins there or the log ends there, else the start of its segment."""
     index = log.index_of(offset)
     if index is None:
@@ -83,7 +83,7 @@ def record_start(log: LogView, offset: int) -> int:
     return offset if reached == offset else base
 
 
-def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> Iterator[TouchedQueue]:
+def queues_between(log: Log, start: int, end: int, multi_dispatch: bool) -> Iterator[TouchedQueue]:
     """Yield the queues of the records in [start, end) that can be read; a queue may come several times."""
     for view, base, at, stop in _mapped_parts(log, start, end):
         while at < stop:
@@ -95,7 +95,7 @@ def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> 
             at = stop if following is None else following
 
 
-def _has_entries(log: LogView, start: int, end: int, multi_dispatch: bool) -> bool:
+def _has_entries(log: Log, start: int, end: int, multi_dispatch: bool) -> bool:
     """Whether a record of [start, end) has an entry in any queue; also True if one cannot be read."""
     for view, base, at, stop in _mapped_parts(log, start, end):
         while at < stop:
@@ -110,7 +110,7 @@ def _has_entries(log: LogView, start: int, end: int, multi_dispatch: bool) -> bo
     return False
 
 
-def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mmap, int, int, int]]:
+def _mapped_parts(log: Log, start: int, end: int) -> Iterator[tuple[mmap.mmap, int, int, int]]:
     """Yield (mapping, its first offset, start, end) of each segment's part of [start, end); it is mapped until the next step."""
     for segment in log.segments:
         base = segment.start_offset
@@ -123,7 +123,7 @@ def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mma
 class LogDispatch:
     """Dispatches the log to queues and index, and makes them durable."""
 
-    def __init__(self, work: Work, log: LogView, plan: LogPlan, index_progress: bytes | None) -> None:
+    def __init__(self, work: Work, log: Log, plan: LogPlan, index_progress: bytes | None) -> None:
         """`index_progress`: the index undo of valid shared memory, else None."""
         self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
 

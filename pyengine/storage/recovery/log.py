@@ -28,11 +28,10 @@ from pyengine.formats.record_case import CaseLabel
 from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import walk
 from pyengine.storage.checkpoint import write_watermark
-from pyengine.storage.commit_log import new_segment_folder
+from pyengine.storage.commit_log import Log, LogScan, Owner, new_segment_folder, scan_log
 from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.durable_writes import create_file, free_end, rewrite, sync_file, sync_folder, write_at
 from pyengine.storage.file_system import free_bytes
-from pyengine.storage.log_scan import LogScan, LogView, Owner, scan_log
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import Quarantine
@@ -95,7 +94,7 @@ class LogPlan:
 
 
 def plan_log(
-    log: LogView, first: int, shared: SharedState | None, *, check_crc: bool, progress: Progress | None = None
+    log: Log, first: int, shared: SharedState | None, *, check_crc: bool, progress: Progress | None = None
 ) -> LogPlan:
     """Find the log's end, reading from segment `first` on, and decide what happens to the bytes beyond it."""
     plan, note = None, "none"
@@ -122,7 +121,7 @@ def plan_log(
 
 
 def _plan_with_shared_state(
-    log: LogView, first: int, shared: SharedState, check_crc: bool, progress: Progress | None
+    log: Log, first: int, shared: SharedState, check_crc: bool, progress: Progress | None
 ) -> tuple[LogPlan | None, str]:
     """Return a plan by the commit slot; or None and the reason why the slot is not used.
 
@@ -139,7 +138,7 @@ def _plan_with_shared_state(
     return (_with_pool(log, plan, shared) if shared.pool_buffers else plan), ""
 
 
-def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
+def _with_pool(log: Log, plan: LogPlan, shared: SharedState) -> LogPlan:
     """Extend the plan by the complete records between `committed` and the commit slot, which are in the pool's buffers."""
     drains: list[tuple[int, memoryview]] = []
     undrained: list[tuple[int, memoryview]] = []
@@ -211,7 +210,7 @@ class Work:
 class LogChange:
     """Executes the plan of the log. A crash may interrupt each step; the next recovery repeats it."""
 
-    def __init__(self, work: Work, log: LogView, plan: LogPlan, durable_end: int | None, *, has_failed_sync: bool) -> None:
+    def __init__(self, work: Work, log: Log, plan: LogPlan, durable_end: int | None, *, has_failed_sync: bool) -> None:
         """`durable_end`: bytes after that offset may not be on the disk; None: all are, or will be after one sync.
 
         `has_failed_sync`: a sync has failed since the last boot, so that clean pages and names may not be on the disk either.

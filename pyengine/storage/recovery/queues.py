@@ -29,9 +29,9 @@ from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
 from pyengine.storage.checkpoint import RebuildMarker
+from pyengine.storage.commit_log import Log
 from pyengine.storage.consume_queue import message_stored_ms
 from pyengine.storage.durable_writes import sync_file, sync_folder
-from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import (
     MappedFile,
     MappedFileQueue,
@@ -281,7 +281,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 # -- queue offsets in the log ------------------------------------------------------------
 
 
-def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:
+def next_offsets_from_log(log: Log, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:
     """Return the next queue offset, by the log, of each queue that ends before its last message in [start, end).
 
     The range was read just before, so its pages are in memory; for a correct queue only one number is compared.

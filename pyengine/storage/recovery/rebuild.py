@@ -36,7 +36,7 @@ from pyengine.storage.checkpoint import (
     write_marker,
     write_rebuild_marker,
 )
-from pyengine.storage.log_scan import LogView, own_watermark, scan_log
+from pyengine.storage.commit_log import Log, own_watermark, scan_log
 from pyengine.storage.mapped_file import list_segments, mapped, queue_folders, refuse_file
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
@@ -116,7 +116,7 @@ class RebuildReport:
 class Survey:
     """The state of the store before the rebuild: its log, and the queues that have messages in it."""
 
-    log: LogView
+    log: Log
     in_log: set[Queue] = field(default_factory=set)
     damage_offset: int | None = None  # below the durable end
 
@@ -146,7 +146,7 @@ def rebuild(
     segments = store.list_complete_log()
     if not segments:
         raise NotAStoreError(f"{store} has no commit log: queues and index are rebuilt from it")
-    log = LogView.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
+    log = Log.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
     survey = _survey(log, steps, check_crc=options.check_crc_on_recover)
     if survey.damage_offset is not None:
         return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=survey.damage_offset,
@@ -183,7 +183,7 @@ def rebuild(
     )
 
 
-def _survey(log: LogView, progress: Progress, *, check_crc: bool) -> Survey:
+def _survey(log: Log, progress: Progress, *, check_crc: bool) -> Survey:
     """Read the log: find its queues and, in pyengine's own store, damage below its durable end."""
     survey = Survey(log)
     if log.watermark is not None:
@@ -245,7 +245,7 @@ def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[
     return RebuildMarker(f"rebuild-{number}", tuple(pieces))
 
 
-def _recovery_marker(store: MessageStore, log: LogView) -> RecoveryMarker:
+def _recovery_marker(store: MessageStore, log: Log) -> RecoveryMarker:
     """Return the marker of a recovery that reads the log as it would otherwise, and dispatches all of it."""
     before = read_marker(store)
     path = RecoveryPath.ABNORMAL if store.abort_exists() else RecoveryPath.NORMAL

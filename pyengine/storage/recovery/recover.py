@@ -52,23 +52,24 @@ from pyengine.storage.checkpoint import (
     write_recovered_from,
     write_watermark,
 )
-from pyengine.storage.commit_log import log_exists, shown
-from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
-from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
-from pyengine.storage.index_file import list_index_files
-from pyengine.storage.later_format import refuse_later_record
-from pyengine.storage.log_scan import (
+from pyengine.storage.commit_log import (
     MISSING_SEGMENT,
-    LogView,
+    Log,
     Owner,
     RecoveryStart,
     find_end,
     find_recovery_start,
     first_after_orderly_stop,
+    log_exists,
     own_watermark,
     scan_before,
     scan_log,
+    shown,
 )
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
+from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
+from pyengine.storage.index_file import list_index_files
+from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.mapped_file import MappedFile, drop_page_cache, mapped
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import (
@@ -156,7 +157,7 @@ def would_refuse(store: MessageStore) -> bool:
     recovery = _Recovery(store, RecoveryOptions(), copied=reading.watermark if reading.is_copied else None)
     try:
         segments = store.list_complete_log()
-        log = LogView.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
+        log = Log.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
         plan = recovery.decide(log, list_queues(store), None)
         recovery.refuse_loss(plan)
     except CorruptionError:
@@ -194,7 +195,7 @@ def preview(
 class _Plan:
     """What was found, and all decisions, which are made before the first change."""
 
-    files: LogView
+    files: Log
     queues: list[QueueState]
     start: RecoveryStart
     log: LogPlan
@@ -250,7 +251,7 @@ class _Recovery:
             self._was_cut, shared = True, None
             segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._valid_watermark(reading, segments)
-        log = LogView.of(segments, self._store.segment_bytes, reading.watermark).with_kept_mappings()
+        log = Log.of(segments, self._store.segment_bytes, reading.watermark).with_kept_mappings()
         if self._rebuilt is not None:
             self._on_step("move")
             move_to_quarantine(self._store, self._rebuilt)
@@ -318,7 +319,7 @@ class _Recovery:
 
     # -- decide -------------------------------------------------------------------
 
-    def decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
+    def decide(self, log: Log, queues: list[QueueState], shared: SharedState | None) -> _Plan:
         check_crc = self._options.check_crc_on_recover
         start = find_recovery_start(self._store, log, has_failed_sync=self._has_failed_sync)
         path, marker = start.path, start.marker
@@ -395,7 +396,7 @@ class _Recovery:
             for path in misplaced & {folder.parent, folder}:
                 raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
-    def _refuse_later_record(self, log: LogView, end: int) -> None:
+    def _refuse_later_record(self, log: Log, end: int) -> None:
         """Raise StoreRefusedError, before any change, if the log continues with a record of RocketMQ 5."""
         holder = log.index_of(end)
         if holder is not None:
@@ -569,7 +570,7 @@ def refuse_no_store(store: MessageStore) -> None:
         raise NotAStoreError(f"{store} holds no store: there is no commitlog in it")
 
 
-def lost_messages(store: MessageStore, log: LogView, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
+def lost_messages(store: MessageStore, log: Log, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
     """Return a sentence about messages that queues and index have and the log has no bytes of; "" if there are none.
 
     `was_emptied`: only zeros are at the log's end, although the store was stopped in order; after a crash the

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyengine.formats.record import encode_blank
-from pyengine.storage.log_scan import Owner
+from pyengine.storage.commit_log import Owner
 from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.recovery.dispatch import plan_index
 from pyengine.storage.recovery.log import Extra, Tail, judge_tail

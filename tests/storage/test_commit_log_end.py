@@ -19,9 +19,9 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.results import ReadLevel
-from pyengine.storage import file_system, log_scan
+from pyengine.storage import commit_log, file_system
 from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, note_sync_failure, write_watermark
-from pyengine.storage.log_scan import LogEnd
+from pyengine.storage.commit_log import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
 
@@ -132,8 +132,8 @@ def test_the_end_follows_what_is_appended(builder, monkeypatch):
     builder.put("T", b"x")
     assert end.find() == builder.end
     asked = []
-    real = log_scan.walk_pieces
-    monkeypatch.setattr(log_scan, "walk_pieces", lambda *args, **more: asked.append(args[1]) or real(*args, **more))
+    real = commit_log.walk_pieces
+    monkeypatch.setattr(commit_log, "walk_pieces", lambda *args, **more: asked.append(args[1]) or real(*args, **more))
     for _ in range(100):
         before = builder.end
         builder.put("T", b"x" * 50)
@@ -143,7 +143,7 @@ def test_the_end_follows_what_is_appended(builder, monkeypatch):
 
 def test_bytes_that_were_passed_and_then_written_over(builder, monkeypatch):
     """A killed writer's unacknowledged records are cleared and other ones take their place."""
-    monkeypatch.setattr(log_scan, "_RECHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(commit_log, "_RECHECK_INTERVAL_S", 0.0)
     builder.put("T", b"kept")
     kept = builder.end
     end = LogEnd(builder.root, log_of(builder))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pyengine.formats.record import encode_blank
 from pyengine.native.scan import walk
-from pyengine.storage import log_scan as walk_ahead
+from pyengine.storage import commit_log as walk_ahead
+from pyengine.storage.commit_log import SegmentWalk, walk_pieces
 from pyengine.storage.durable_writes import start_writeback
-from pyengine.storage.log_scan import SegmentWalk, walk_pieces
 from record_bytes import encode_record
 
 BASE = 1 << 40
