@@ -42,7 +42,7 @@ from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
-from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import load_config
 from pyengine.storage.durable_writes import open_shared_file
 from ready_store import store_with_writer
@@ -626,7 +626,7 @@ def test_a_false_master_adds_whole_records_or_nothing(tmp_path, rng):
 
     def hear(offset: int, data: bytes) -> list[int]:
         """Return where the runs end that would be appended, of a slave that begins at its own first byte."""
-        stream, ends = RecordStream(0, own.end, LocalLog(tmp_path, 65536), 65536, 1 << 20), []
+        stream, ends = RecordStream(0, own.end, CommitLog(tmp_path, 65536), 65536, 1 << 20), []
         try:
             stream.take(offset, memoryview(data))
             while run := stream.whole():

@@ -57,7 +57,7 @@ from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import RecoveryPath, create_abort_file, read_checkpoint
-from pyengine.storage.commit_log import LocalLog, Log, list_log, new_segment_folder
+from pyengine.storage.commit_log import CommitLog, Log, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.durable_writes import create_file, make_folders
@@ -406,7 +406,7 @@ def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: i
         native.store(control.replicator, "master_end", noted.master_end if noted else 0)
     if identity.dispatch_at and confirm < end:
         start = max(confirm, native.load_position(control.min_offset))
-        with contextlib.closing(LocalLog(root, identity.segment_bytes)) as log:
+        with contextlib.closing(CommitLog(root, identity.segment_bytes)) as log:
             native.store_position(control.reput_from, log.record_boundary(start))
 
 

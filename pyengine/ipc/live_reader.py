@@ -43,10 +43,10 @@ from pyengine.native import waiting
 from pyengine.native.waiting import Awaited, Sleeper, Watch, Watched
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
+from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
 from pyengine.storage.file_system import HeldStore
-from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
 from pyengine.storage.store_reader import StoreReader
@@ -77,7 +77,7 @@ _NO_POSITIONS_YET = (native.STATE_STOPPED, native.STATE_RECOVERING)
 class LiveWatermark:
     """The current limits of a store's read levels. Threads may share it; close() unmaps the control block."""
 
-    def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue) -> None:
+    def __init__(self, root: str | os.PathLike[str], commit_log: CommitLog) -> None:
         self._root = root
         self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None

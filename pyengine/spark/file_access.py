@@ -5,15 +5,13 @@ is mapped and a URI (`s3://bucket/store`, `hdfs://...`, `gs://...`) is fetched. 
 `module:name` names a pyarrow or fsspec file system, or a function that makes one, which driver and tasks import; the path is then
 inside that file system.
 
-A segment is read through `fill`, which makes bytes available in `view`, whose first byte is at the physical offset `base`. A
-mapping has all bytes at once. Fetched bytes are a moving window, so memory stays at about FETCH_BYTES for any partition.
+Fetched bytes of a segment are a moving window, so memory stays at about FETCH_BYTES for any partition.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import mmap
 import re
 import threading
 from collections.abc import Iterator
@@ -26,8 +24,9 @@ from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_FILLER_SIZE, MESSAGE_MAGIC
 from pyengine.formats.record import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
 from pyengine.formats.record_case import WalkResult
-from pyengine.native.scan import classify, sync, walk
+from pyengine.native.scan import classify
 from pyengine.spark.options import ARROW, AUTO, scheme_of, shown
+from pyengine.storage.commit_log import SegmentBytes
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -195,36 +194,19 @@ def _as_file_system(found: object, what: str) -> FileSystem:
 # -- segments ----------------------------------------------------------------------
 
 
-class MappedSegment:
-    """A mapping of the whole segment that begins at `base`."""
-
-    is_partial = False
-
-    def __init__(self, view: mmap.mmap, base: int) -> None:
-        self.view = view
-        self.base = base
-
-    def fill(self, first: int, upto: int, limit: int) -> int:
-        """Make bytes from `first` on available in `view`; return their end, which is from `upto` to `limit`."""
-        return limit
-
-    def close(self) -> None:
-        """Do nothing: the mapping ends with its last user."""
-
-
-class FetchedSegment:
+class FetchedSegment(SegmentBytes):
     """A window of the segment that begins at `start`, read from a file by ranges."""
 
     is_partial = True
+    view: bytes
 
     def __init__(self, file: NativeFile, start: int) -> None:
-        self.view: bytes = b""
-        self.base = start
+        super().__init__(b"", start)
         self._file = file
         self._start = start
 
     def fill(self, first: int, upto: int, limit: int) -> int:
-        """Do as MappedSegment.fill, and drop bytes before `first`; CorruptionError if the file has become shorter."""
+        """Do as SegmentBytes.fill, and drop bytes before `first`; CorruptionError if the file has become shorter."""
         upto = min(upto, limit)
         end = self.base + len(self.view)
         if not self.base <= first <= end:
@@ -237,12 +219,94 @@ class FetchedSegment:
             self.base = first
         return min(self.base + len(self.view), limit)
 
+    def label(self, at: int, limit: int) -> str:
+        most = TAIL_PROBE_BYTES
+        while True:
+            have = self.fill(at, at + most, limit)
+            label = super().label(at, have)
+            if have >= limit or label not in ("overrun", "range_end"):
+                return label
+            most = max(RECORD_PROBE_BYTES, 2 * (have - at))
+
+    def find_record(self, first: int, end: int, limit: int) -> int | None:
+        """Do as SegmentBytes.find_record; fetch little more than [first, end) and the records that may begin there."""
+        at, window = first, RECORD_PROBE_BYTES
+        stop = min(limit, end + _BEGIN_BYTES - 1)  # the last candidate's magic ends here
+        while at + _BEGIN_BYTES <= stop:
+            have = self.fill(at, min(at + window, stop), limit)
+            hit = self.view.find(_MAGIC, at + MAGIC_AT - self.base, min(have, stop) - self.base)
+            if hit >= 0:
+                candidate = self.base + hit - MAGIC_AT
+                if self._is_record(candidate, limit):
+                    return candidate
+                at = candidate + 1
+            elif have >= stop:
+                return None
+            else:
+                at = have - _BEGIN_BYTES + 1  # a magic may be incomplete
+            window = min(2 * window, FETCH_BYTES)
+        return None
+
+    def _is_record(self, at: int, limit: int) -> bool:
+        """Check a candidate like native.scan.sync: a whole record with this offset, followed by another or by the log's end."""
+        if self._kind(at, at, limit) != "message":
+            return False
+        size_bytes, _ = BEGIN.unpack_from(self.view, at - self.base)
+        following = at + size_bytes
+        return limit - following < _BEGIN_BYTES or self._kind(at, following, limit) in ("message", "blank", "zeroes", "overrun")
+
+    def _kind(self, keep: int, at: int, limit: int) -> str:
+        """Do as native.scan.classify with the record's offset, fetching a record only if it has that; keep bytes from `keep` on."""
+        if limit - at < _BEGIN_BYTES:
+            return "range_end"
+        self.fill(keep, at + _RECORD_BYTES_MIN, limit)
+        size_bytes, magic = BEGIN.unpack_from(self.view, at - self.base)
+        if magic != MESSAGE_MAGIC:
+            return classify(self.view, at - self.base, _BEGIN_BYTES, check_crc=False)
+        if size_bytes > limit - at:
+            return "overrun"
+        if size_bytes < _RECORD_BYTES_MIN:
+            return "torn"
+        if I64.unpack_from(self.view, at - self.base + PHYSICAL_OFFSET_AT)[0] != at:
+            return "offset_mismatch"
+        self.fill(keep, at + size_bytes, limit)
+        return super().label(at, at + size_bytes)
+
+    def walk(self, at: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
+        upto: int | None = min(limit, at + RECORD_PROBE_BYTES)
+        records = messages = 0
+        first_ms = last_ms = -1
+        while upto is not None:
+            have = self.fill(at, upto, limit)
+            found = super().walk(at, min(stop, have), limit=have, **checks)
+            at = found.end_offset
+            if found.messages:
+                first_ms = first_ms if messages else found.first_store_timestamp_ms
+                last_ms = found.last_store_timestamp_ms
+            records, messages = records + found.records, messages + found.messages
+            upto = None if at >= stop else self._next_window(at, have, found.reason, limit, limit)
+        return WalkResult(at, found.reason, records, messages, first_ms, last_ms)
+
+    def scan(self, scanner: ColumnScanner, at: int, end: int, limit: int) -> Iterator[RawBatch]:
+        upto: int | None = min(end, at + FETCH_BYTES)
+        while upto is not None:
+            have = self.fill(at, upto, limit)
+            yield from super().scan(scanner, at, min(end, have), have)
+            at = scanner.position
+            upto = None if at >= end else self._next_window(at, have, scanner.reason, end, limit)
+
+    def _next_window(self, at: int, have: int, reason: str, end: int, limit: int) -> int | None:
+        """Return up to where to fetch for a pass to `end` that stopped at `at`: a window, but more than is available.
+
+        None unless it stopped only because the rest was not fetched yet.
+        """
+        if have >= limit or reason not in ("overrun", "range_end"):
+            return None
+        return max(min(end, at + FETCH_BYTES), have + max(RECORD_PROBE_BYTES, have - at))
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-Segment = MappedSegment | FetchedSegment
 
 
 class FetchedFile:
@@ -271,73 +335,9 @@ class FetchedFile:
         return fetched
 
 
-def find_record(segment: Segment, first: int, end: int, limit: int) -> int | None:
-    """Return the first record that begins in [first, end), see native.scan.sync.
-
-    The result depends on the bytes alone. It fetches little more than [first, end) and the records that may begin there.
-    """
-    if isinstance(segment, MappedSegment):
-        end = min(end, limit)
-        return sync(segment.view, segment.base, first, end, limit=limit) if first < end else None
-    at, window = first, RECORD_PROBE_BYTES
-    stop = min(limit, end + _BEGIN_BYTES - 1)  # the last candidate's magic ends here
-    while at + _BEGIN_BYTES <= stop:
-        have = segment.fill(at, min(at + window, stop), limit)
-        hit = segment.view.find(_MAGIC, at + MAGIC_AT - segment.base, min(have, stop) - segment.base)
-        if hit >= 0:
-            candidate = segment.base + hit - MAGIC_AT
-            if _is_record(segment, candidate, limit):
-                return candidate
-            at = candidate + 1
-        elif have >= stop:
-            return None
-        else:
-            at = have - _BEGIN_BYTES + 1  # a magic may be incomplete
-        window = min(2 * window, FETCH_BYTES)
-    return None
-
-
-def _is_record(segment: FetchedSegment, at: int, limit: int) -> bool:
-    """Check a candidate like native.scan.sync: a whole record with this offset, followed by another or by the log's end."""
-    if _kind(segment, at, at, limit) != "message":
-        return False
-    size_bytes, _ = BEGIN.unpack_from(segment.view, at - segment.base)
-    following = at + size_bytes
-    return limit - following < _BEGIN_BYTES or _kind(segment, at, following, limit) in ("message", "blank", "zeroes", "overrun")
-
-
-def _kind(segment: FetchedSegment, keep: int, at: int, limit: int) -> str:
-    """Do as native.scan.classify with the record's offset, fetching a record only if it has that; keep bytes from `keep` on."""
-    if limit - at < _BEGIN_BYTES:
-        return "range_end"
-    segment.fill(keep, at + _RECORD_BYTES_MIN, limit)
-    size_bytes, magic = BEGIN.unpack_from(segment.view, at - segment.base)
-    if magic != MESSAGE_MAGIC:
-        return classify(segment.view, at - segment.base, _BEGIN_BYTES, check_crc=False)
-    if size_bytes > limit - at:
-        return "overrun"
-    if size_bytes < _RECORD_BYTES_MIN:
-        return "torn"
-    if I64.unpack_from(segment.view, at - segment.base + PHYSICAL_OFFSET_AT)[0] != at:
-        return "offset_mismatch"
-    segment.fill(keep, at + size_bytes, limit)
-    return classify(segment.view, at - segment.base, size_bytes, at, check_crc=False)
-
-
-def judge(segment: Segment, at: int, limit: int) -> str:
-    """Return what is at `at`: one of native.scan.REASONS."""
-    most = TAIL_PROBE_BYTES
-    while True:
-        have = segment.fill(at, at + most, limit)
-        label = classify(segment.view, at - segment.base, have - at, at, check_crc=False)
-        if have >= limit or label not in ("overrun", "range_end"):
-            return label
-        most = max(RECORD_PROBE_BYTES, 2 * (have - at))
-
-
-def windows(segment: Segment, entries: numpy.ndarray, limit: int) -> Iterator[tuple[int, int, int]]:
+def windows(segment: SegmentBytes, entries: numpy.ndarray, limit: int) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, end, limit) of runs of queue entries for records of the segment, which are then in `view` up to `limit`."""
-    if isinstance(segment, MappedSegment):
+    if not isinstance(segment, FetchedSegment):
         yield 0, len(entries), limit
         return
     offsets, sizes = (entries[name].astype(numpy.int64) for name in ("physicalOffset", "size"))
@@ -363,40 +363,3 @@ def _size_at(segment: FetchedSegment, at: int, limit: int, claimed: int) -> int:
         return 0
     segment.fill(at, at + _BEGIN_BYTES, limit)
     return claimed if BEGIN.unpack_from(segment.view, at - segment.base)[0] == claimed else 0
-
-
-def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
-    """Walk [position, stop) with `checks`, as native.scan.walk."""
-    upto: int | None = min(limit, position + RECORD_PROBE_BYTES)
-    records = messages = 0
-    first_ms = last_ms = -1
-    while upto is not None:
-        have = segment.fill(position, upto, limit)
-        found = walk(segment.view, segment.base, position, min(stop, have), limit=have, **checks)
-        position = found.end_offset
-        if found.messages:
-            first_ms = first_ms if messages else found.first_store_timestamp_ms
-            last_ms = found.last_store_timestamp_ms
-        records, messages = records + found.records, messages + found.messages
-        upto = None if position >= stop else _next_window(segment, position, have, found.reason, limit, limit)
-    return WalkResult(position, found.reason, records, messages, first_ms, last_ms)
-
-
-def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, limit: int) -> Iterator[RawBatch]:
-    """Scan [position, end), which is not empty, as ColumnScanner.scan; fetch what is not in `view`, window by window."""
-    upto: int | None = min(end, position + FETCH_BYTES)
-    while upto is not None:
-        have = segment.fill(position, upto, limit)
-        yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
-        position = scanner.position
-        upto = None if position >= end else _next_window(segment, position, have, scanner.reason, end, limit)
-
-
-def _next_window(segment: Segment, position: int, have: int, reason: str, end: int, limit: int) -> int | None:
-    """Return up to where to fetch for a scan to `end` that stopped at `position`: a window, but more than is available.
-
-    None unless it stopped only because the rest was not fetched yet.
-    """
-    if not segment.is_partial or have >= limit or reason not in ("overrun", "range_end"):
-        return None
-    return max(min(end, position + FETCH_BYTES), have + max(RECORD_PROBE_BYTES, have - position))

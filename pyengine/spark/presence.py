@@ -24,12 +24,13 @@ from pyengine.formats.consume_queue import further_offset, is_filler, is_live
 from pyengine.formats.paths import StorePaths
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
-from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, scanned, walk_piece
+from pyengine.spark.file_access import FETCH_BYTES, QUEUES
 from pyengine.spark.options import Queue, ReadOptions, flat
 from pyengine.spark.partitions import REMEDY, DataLossError, offset_bounds
 from pyengine.spark.remote_store import OpenStore, RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint, read_watermark
+from pyengine.storage.commit_log import LogRun, next_record, runs_of
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd
 from pyengine.storage.queue_entries import ENTRY, following_entries, newest_bytes, queue_entries, slice_bytes
@@ -454,14 +455,11 @@ def _records(store: OpenStore, begin: int, end: int, choose: ChooseQueue) -> Ite
     """Yield the wanted records that begin in [begin, end) and belong into queues; skip damage."""
     scanner = ColumnScanner(_PLACES, row_filter=RowFilter(choose_queue=choose, queued_only=True), allocate=allocate)
     for segment, first, limit in segments_of(store, begin, end):
-        position = first if first % store.commit_log.size_bytes == 0 else find_record(segment, first, limit, limit)
-        while position is not None and position < limit:
-            for raw in scanned(scanner, segment, position, limit, limit):
+        position = first if first % store.commit_log.size_bytes == 0 else segment.find_record(first, limit, limit)
+        for piece in runs_of(segment, limit if position is None else position, limit, limit, next_record):
+            for raw in piece.scan(scanner) if isinstance(piece, LogRun) else ():
                 for topic, queue_id, *numbers in zip(*(to_array(column, raw.rows).to_pylist() for column in raw.columns)):
                     yield _Record((topic, queue_id), *numbers)
-            if scanner.reason in ("range_end", "blank"):
-                break
-            position = find_record(segment, scanner.position + 1, limit, limit)
 
 
 # -- the log's end ------------------------------------------------------------------
@@ -548,7 +546,7 @@ def _last_store_timestamp_ms(store: OpenStore, end: int) -> int:
         return store.last_store_timestamp_ms
     for start in reversed(store.commit_log.starts()):
         for segment, first, limit in segments_of(store, start, min(end, start + store.commit_log.size_bytes)):
-            found = walk_piece(segment, first, limit, limit=limit, check_crc=False)
+            found = segment.walk(first, limit, limit=limit, check_crc=False)
             if found.messages:
                 return found.last_store_timestamp_ms
     return 0
@@ -559,7 +557,7 @@ def _end_after_damage(options: ReadOptions, store: OpenStore, lost: Lost, limit:
     end = min(lost.end, log_end)
     if options.on_corrupt == "skip":
         return max(limit, end)
-    records = (find_record(segment, first, limit, limit) for segment, first, limit in segments_of(store, lost.begin + 1, end))
+    records = (segment.find_record(first, limit, limit) for segment, first, limit in segments_of(store, lost.begin + 1, end))
     following = next((record for record in records if record is not None), None)
     if following is not None:
         raise CorruptionError(f"{lost.sentence}; it is damaged there, and continues at {following} (`pyengine check` says more): "

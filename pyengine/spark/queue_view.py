@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy
     import pyarrow
 
-    from pyengine.spark.file_access import Segment
     from pyengine.spark.remote_store import TaskStore
+    from pyengine.storage.commit_log import SegmentBytes
     from pyengine.storage.consume_queue import ConsumeQueue
     from pyengine.storage.queue_entries import WrongEntry
 
@@ -130,7 +130,7 @@ class _Examiner:
             raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
         log.warning("%s: left out: %s", self._options.where, wrong.sentence)
 
-    def _wrong(self, segment: Segment, start: int, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> Iterator[WrongEntry]:
+    def _wrong(self, segment: SegmentBytes, start: int, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> Iterator[WrongEntry]:
         """Yield the wrong ones of entries for records of one segment; the first has this number in its queue."""
         from pyengine.spark.file_access import windows
 

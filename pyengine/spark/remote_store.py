@@ -17,9 +17,9 @@ import time
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import is_queue_id_name, log_folders, parse_segment_name, segment_name
 from pyengine.formats.record import Message, decode_record
-from pyengine.formats.record_case import CaseLabel, WalkResult
+from pyengine.formats.record_case import CaseLabel
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import (
     LOG,
@@ -39,20 +39,15 @@ from pyengine.spark.file_access import (
     FetchedSegment,
     FileMark,
     FileTree,
-    MappedSegment,
-    Segment,
-    judge,
     open_tree,
     reach_tree,
-    walk_piece,
 )
 from pyengine.spark.options import ReadOptions
-from pyengine.storage.commit_log import HEAD_BYTES, Log, LogEnd, Owner, Piece
+from pyengine.storage.commit_log import SegmentBytes
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import SubscriptionGroups
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.message_store import segment_size
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.store_reader import StoreReader
@@ -104,14 +99,11 @@ def consumer_groups(store: TaskStore) -> set[str]:
     return {group for _, group in consumer_offsets(store).groups()} | SubscriptionGroups(store.root).read().rows.keys()
 
 
-def segment_of(store: TaskStore, start: int) -> Segment | None:
+def segment_of(store: TaskStore, start: int) -> SegmentBytes | None:
     """Open the segment that begins there, to read ranges of it; None if it does not exist."""
-    if isinstance(store, RemoteStore):
-        with contextlib.suppress(FileNotFoundError):
-            return store.commit_log.open(start)
-        return None
-    view = store.commit_log.view(start)
-    return None if view is None else MappedSegment(view, start)
+    with contextlib.suppress(FileNotFoundError):
+        return store.commit_log.open(start)
+    return None
 
 
 class LogSample(NamedTuple):
@@ -141,16 +133,13 @@ def log_sample(store: TaskStore, end: int) -> LogSample | None:
     if segment is None:
         return None
 
-    def read(first: int, upto: int) -> bytes:
-        segment.fill(first, upto, upto)
-        return bytes(segment.view[first - segment.base : upto - segment.base])
-
     with contextlib.closing(segment):
-        sample = LogSample(read(start, min(start + SAMPLE_HEAD_BYTES, end)), read(max(start, end - SAMPLE_TAIL_BYTES), end))
+        sample = LogSample(segment.read(start, min(start + SAMPLE_HEAD_BYTES, end)),
+                           segment.read(max(start, end - SAMPLE_TAIL_BYTES), end))
     return sample if start >= store.commit_log.min_offset else None  # deleted meanwhile: its blocks may have been freed
 
 
-def segments_of(store: TaskStore, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:
+def segments_of(store: TaskStore, begin: int, end: int) -> Iterator[tuple[SegmentBytes, int, int]]:
     """Yield (segment, first byte, limit) of each existing segment with bytes of [begin, end), and close it after its use."""
     for start in list(store.commit_log.starts()):
         first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
@@ -217,48 +206,6 @@ class RemoteLog:
     def open(self, start: int) -> FetchedSegment:
         """Open the segment, to read ranges of it; FileNotFoundError if it was deleted."""
         return FetchedSegment(self._tree.open(f"{LOG}/{segment_name(start)}"), start)
-
-
-class RemoteLogEnd(LogEnd):
-    """Finds the log's end by the same rules as LogEnd, reading ranges."""
-
-    def __init__(self, root: Path, log: RemoteLog) -> None:
-        super().__init__(root, log)  # type: ignore[arg-type]  # it has the three members that LogEnd uses
-        self._remote = log
-
-    def _view(self, log: Log) -> Log:
-        return _RemoteLog(log.segments, log.size_bytes, log.watermark, log.verified_from, remote=self._remote)
-
-
-@dataclass(frozen=True, slots=True)
-class _RemoteLog(Log):
-    """A Log that reads ranges of segments."""
-
-    remote: RemoteLog = field(kw_only=True)
-
-    def head(self, segment: MappedFile) -> bytes:
-        start = segment.start_offset
-        with contextlib.closing(self.remote.open(start)) as fetched:
-            fetched.fill(start, start + HEAD_BYTES, start + self.size_bytes)
-            return bytes(fetched.view[:HEAD_BYTES])
-
-    def label_at(self, segment: MappedFile, offset: int) -> str:
-        with contextlib.closing(self.remote.open(segment.start_offset)) as fetched:
-            return judge(fetched, offset, segment.start_offset + self.size_bytes)
-
-    def walk(
-        self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
-    ) -> Generator[WalkResult, None, None]:
-        with contextlib.closing(self.remote.open(segment.start_offset)) as fetched:
-            for stop, strict in pieces:
-                if start >= stop:
-                    continue
-                result = walk_piece(fetched, start, stop, limit=limit, check_crc=check_crc, strict=strict,
-                                    check_offset=self.owner is Owner.PYENGINE)
-                yield result
-                start = result.end_offset
-                if result.reason != CaseLabel.RANGE_END or start < stop:
-                    return
 
 
 class RemoteQueueFiles:
@@ -339,8 +286,7 @@ class RemoteStore:
         except BaseException:
             self.close()
             raise
-        self._watermark = _RemoteWatermark(self.root, self.commit_log,  # type: ignore[arg-type]  # it has the members that are used
-                                           end=RemoteLogEnd(self.root, self.commit_log))
+        self._watermark = _RemoteWatermark(self.root, self.commit_log)  # type: ignore[arg-type]  # it has the members that are used
         self._refreshed_s = time.monotonic()
 
     def refresh(self) -> None:
@@ -389,7 +335,7 @@ class RemoteStore:
         if start is None or segment is None:
             return None
         with contextlib.closing(segment):
-            if judge(segment, physical_offset, min(limit, start + self.commit_log.size_bytes)) != CaseLabel.MESSAGE:
+            if segment.label(physical_offset, min(limit, start + self.commit_log.size_bytes)) != CaseLabel.MESSAGE:
                 return None
             return decode_record(segment.view, physical_offset - segment.base)
 

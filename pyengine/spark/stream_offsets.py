@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from pyengine.errors import CorruptionError, UsageError
+from pyengine.errors import UsageError
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.consume_queue import is_filler
 from pyengine.native.scan import ColumnScanner, RowFilter
-from pyengine.spark.file_access import Segment, find_record, scanned, walk_piece
 from pyengine.spark.options import EARLIEST, LATEST, Queue, ReadOptions, flat
 from pyengine.spark.partitions import (
     REMEDY,
@@ -41,6 +40,7 @@ from pyengine.spark.plan import grouped, require_messages_of_times, starting_tim
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segment_of, segments_of
 from pyengine.storage.arrow import allocate, to_array
+from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, refuse_damage, runs_of
 from pyengine.storage.queue_entries import queue_entries, slice_bytes
 
 if TYPE_CHECKING:
@@ -228,15 +228,11 @@ class LogStream(StreamOffsets):
         if view is None:
             return min(segment_end, end)
         with contextlib.closing(view):
-            while position < wanted:
-                limit = min(end, segment_end)
-                found = walk_piece(view, position, min(wanted, limit), limit=limit, check_crc=False)
-                position = found.end_offset
-                if found.reason == "range_end":
-                    return min(position, end)
-                if found.reason == "blank":
-                    return min(segment_end, end)
-                position = self._skip_damage(view, position, limit, found.reason)
+            limit = min(end, segment_end)
+            for piece in runs_of(view, position, min(wanted, limit), limit, self._after_damage):
+                position = piece.end
+                if isinstance(piece, LogRun):
+                    position = segment_end if piece.walk(check_crc=False).reason == "blank" else piece.reached
         return min(position, end)
 
     def _count(self, begin: int, end: int, most: int) -> int:
@@ -248,12 +244,12 @@ class LogStream(StreamOffsets):
             left -= len(offsets)
         return end
 
-    def _skip_damage(self, view: Segment, position: int, limit: int, reason: str) -> int:
-        """Return the first record after the damage, `limit` if there is none."""
+    def _after_damage(self, segment: SegmentBytes, damage: LogDamage, limit: int) -> int:
+        """Return the next record, which may be after the range, or `limit`; CorruptionError if damage is not skipped."""
         if self._options.on_corrupt == "fail":
-            raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
-        following = find_record(view, position + 1, limit, limit) if position + 1 < limit else None
-        return limit if following is None else following
+            refuse_damage(segment, damage, limit)
+        found = segment.find_record(damage.start + 1, limit, limit)
+        return limit if found is None else found
 
     def _by_time(self, timestamp_ms: int, end: int) -> int:
         """Return the first record stored at that time or later; the log's end if there is none."""
@@ -270,16 +266,13 @@ class LogStream(StreamOffsets):
         """Yield the offsets of the records that begin in [begin, end), a batch at a time; `begin` begins a record."""
         scanner = ColumnScanner([NAME], allocate=allocate, **settings)
         for segment, position, limit in segments_of(self._reader, begin, end):
-            while position < limit:
-                for raw in scanned(scanner, segment, position, limit, limit):
+            for piece in runs_of(segment, position, limit, limit, self._after_damage):
+                for raw in piece.scan(scanner) if isinstance(piece, LogRun) else ():
                     yield to_array(raw.columns[0], raw.rows)
-                if scanner.reason in ("range_end", "blank"):
-                    break
-                position = self._skip_damage(segment, scanner.position, limit, scanner.reason)
 
     def _first_time(self, start: int, end: int) -> int | None:
         for segment, _, limit in segments_of(self._reader, start, min(end, start + self._log.size_bytes)):
-            found = walk_piece(segment, start, start + 1, limit=limit, check_crc=False)
+            found = segment.walk(start, start + 1, limit=limit, check_crc=False)
             return found.first_store_timestamp_ms if found.messages else None
         return None
 

@@ -33,18 +33,14 @@ from pyengine.spark.file_access import (
     QUEUES,
     FetchedSegment,
     FileTree,
-    MappedSegment,
-    Segment,
-    find_record,
-    judge,
     open_tree,
-    scanned,
     windows,
 )
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, Part, QueuePart, QueueSlice, queue_chooser, time_bounds
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import WRONG_BODY, Refiner, allocate, to_array
+from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, runs_of
 from pyengine.storage.mapped_file import map_read_only
 from pyengine.storage.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 
@@ -130,13 +126,13 @@ class TaskReader(ABC):
             allocate=allocate,
         )
 
-    def open_bytes(self, segment: int, segment_bytes: int) -> Segment | None:
+    def open_bytes(self, segment: int, segment_bytes: int) -> SegmentBytes | None:
         """Open the segment, mapped or fetched; None if it was deleted and that is allowed."""
-        found: Segment
+        found: SegmentBytes
         try:
             if self._tree is None:
                 view = map_read_only(self.paths.commit_log_segment(segment))
-                found, length = MappedSegment(view, segment), len(view)
+                found, length = SegmentBytes(view, segment), len(view)
             else:
                 file = self._tree.open(f"{LOG}/{segment_name(segment)}")
                 found, length = FetchedSegment(file, segment), file.size()
@@ -241,52 +237,50 @@ class RangeReader(TaskReader):
             finally:
                 segment.close()
 
-    def _scan(self, segment: Segment, start: int, first: int, end: int, part: LogRange) -> Iterator[RawBatch]:
+    def _scan(self, segment: SegmentBytes, start: int, first: int, end: int, part: LogRange) -> Iterator[RawBatch]:
         """Yield the raw batches of one piece; check is_gone after each read, since a deleted segment reads as zeros."""
         segment_end = start + part.segment_bytes
         limit = min(part.limit, segment_end)
-        scanner = self._scanner
-        position = first if first == start and first < limit else find_record(segment, first, end, limit)
+        on_damage = next_record if self.options.on_corrupt == "skip" else None
+        position = first if first == start and first < limit else segment.find_record(first, end, limit)
         sure = -1
-        while position is not None and position < end:
-            for raw in scanned(scanner, segment, position, end, limit):
-                if self.is_gone(start):
-                    return self.lost(start)
-                sure = scanner.position
-                yield raw
-            position, reason = scanner.position, scanner.reason
-            if reason == "range_end":
-                if end == part.end and end < min(part.stop, segment_end) and self.options.on_corrupt == "fail":
+        for piece in runs_of(segment, end if position is None else position, end, limit, on_damage):
+            if isinstance(piece, LogRun):
+                for raw in piece.scan(self._scanner):
+                    if self.is_gone(start):
+                        return self.lost(start)
+                    sure = self._scanner.position
+                    yield raw
+                position = piece.reached
+                if piece.reason == "overrun" and limit < segment_end:
+                    piece.reason = "range_end"  # a record beyond the limit is not complete yet
+                elif (piece.reason == "range_end" and end == part.end and end < min(part.stop, segment_end)
+                        and self.options.on_corrupt == "fail"):
                     wrong = _wrong_boundary(segment, end, position, limit, segment_end)
                     if self.is_gone(start):
                         return self.lost(start)
                     if wrong is not None:
                         raise CorruptionError(wrong)
-                break
-            if reason == "blank" or (reason == "overrun" and limit < segment_end):
-                break  # a record beyond the limit is not complete yet
-            is_skipped = self.options.on_corrupt == "skip"
-            following = find_record(segment, position + 1, end, limit) if is_skipped and position + 1 < end else None
+                continue
             if self.is_gone(start):
                 return self.lost(start)
-            if not is_skipped:
-                raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} ({self.segment_path(start)})")
-            self.skip(position, (end if following is None else following) - position, reason)
-            position = following
+            if on_damage is None:
+                raise CorruptionError(f"the log is damaged at {piece.start}: {sentence(piece.reason)} ({self.segment_path(start)})")
+            self.skip(piece.start, piece.end - piece.start, piece.reason)
         if position != sure and self.is_gone(start):
             self.lost(start)
 
 
-def _wrong_boundary(segment: Segment, boundary: int, following: int, limit: int, segment_end: int) -> str | None:
+def _wrong_boundary(segment: SegmentBytes, boundary: int, following: int, limit: int, segment_end: int) -> str | None:
     """Return what is wrong if the task that begins at `boundary` will not find the record at `following`, which this walk reached."""
-    label = judge(segment, following, limit)
+    label = segment.label(following, limit)
     if label in ("range_end", "blank") or (label == "overrun" and limit < segment_end):
         expected = None
     elif label == "message":
         expected = following
     else:
         return f"the log is damaged at {following}: {sentence(label)}"
-    found = find_record(segment, boundary, min(following + 1, limit), limit)
+    found = segment.find_record(boundary, min(following + 1, limit), limit)
     if found == expected:
         return None
     if found is None:
@@ -393,7 +387,7 @@ class QueuePartReader(TaskReader):
         finally:
             segment.close()
 
-    def _open_named(self, one: QueueSlice, part: QueuePart, run: _Run) -> Segment | None:
+    def _open_named(self, one: QueueSlice, part: QueuePart, run: _Run) -> SegmentBytes | None:
         """Open the segment that the entries name; None if it was deleted or the entries are wrong, and that is allowed.
 
         The oldest segments are deleted first. So if an earlier entry names an existing later segment, a missing segment means damage.
@@ -424,7 +418,7 @@ class QueuePartReader(TaskReader):
             raise CorruptionError(f"{found.sentence}: access=scan reads the log itself")
         self.skip(found.physical_offset, found.size_bytes, found.reason)
 
-    def _gather_checked(self, scanner: ColumnScanner, one: QueueSlice, segment: Segment, run: _Run, good: numpy.ndarray, limit: int
+    def _gather_checked(self, scanner: ColumnScanner, one: QueueSlice, segment: SegmentBytes, run: _Run, good: numpy.ndarray, limit: int
                         ) -> Iterator[RawBatch]:
         rest = memoryview(good.tobytes())
         while rest:
@@ -443,7 +437,7 @@ class QueuePartReader(TaskReader):
             self.skip(scanner.position, int(numpy.frombuffer(rest, ENTRY, 1, at)["size"][0]), scanner.reason)
             rest = rest[at + CQ_ENTRY_BYTES :]
 
-    def _checked(self, segment: Segment, one: QueueSlice, run: _Run, limit: int) -> numpy.ndarray | None:
+    def _checked(self, segment: SegmentBytes, one: QueueSlice, run: _Run, limit: int) -> numpy.ndarray | None:
         """Return the entries that agree with their records; None if the segment was deleted and that is allowed."""
         wrong = []
         for found in self._check.wrong(segment.view, segment.base, (one.topic, one.queue_id), run.number, run.entries, limit):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from pyengine.errors import CorruptionError, FormatError, UsageError
-from pyengine.formats.constants import SYS_FLAG_COMPRESSED
+from pyengine.formats.constants import SYS_FLAG_COMPRESSED, Readable
 from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.native.scan import (
     BATCH_BYTES,
@@ -27,8 +27,8 @@ from pyengine.native.scan import (
     RawBatch,
     RowFilter,
     column_kind,
-    sync,
 )
+from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, refuse_damage, runs_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -100,7 +100,7 @@ class LogScanner:
             allocate=allocate,
         )
 
-    def scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
+    def scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the records that begin in [start, end), a range of the segment in `view`.
 
         A record must begin at `start`. Bytes at or above `limit` (default: `end`) are not read.
@@ -115,16 +115,16 @@ class LogScanner:
             )
         return self._scan(view, base_offset, start, end, limit)
 
-    def _scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
-        position: int | None = start
-        while position is not None and position < end:
-            for batch in self._scanner.scan(view, base_offset, position, end, limit):
-                yield from self._refined(batch)
-            if self._scanner.reason in ("range_end", "blank"):  # not damage
-                return
-            position = self._skip_damage(view, base_offset, end, limit)
+    def _scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
+        on_damage = next_record if self._on_corrupt == "skip" else refuse_damage
+        for piece in runs_of(SegmentBytes(view, base_offset), start, end, limit, on_damage):
+            if isinstance(piece, LogRun):
+                for batch in piece.scan(self._scanner):
+                    yield from self._refined(batch)
+            else:
+                self.skipped.append((piece.start, piece.reason, piece.end - piece.start))
 
-    def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int) -> Iterator[pa.RecordBatch]:
+    def gather(self, view: Readable, base_offset: int, entries: Buffer, limit: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the records that these entries of consume queues name, all in the segment in `view`; CorruptionError for an
         entry that does not name a record below `limit`."""
         for batch in self._scanner.gather(view, base_offset, entries, limit):
@@ -141,15 +141,6 @@ class LogScanner:
         if self._on_corrupt == "fail":
             raise CorruptionError(f"the body of the message at {offset} cannot be decompressed: {error} with decompress=False")
         self.skipped.append((offset, WRONG_BODY, size_bytes))
-
-    def _skip_damage(self, view: Buffer, base_offset: int, end: int, limit: int) -> int | None:
-        """Return the first record after the damage at which the scan stopped, None if there is none."""
-        position, reason = self._scanner.position, self._scanner.reason
-        if self._on_corrupt == "fail":
-            raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
-        following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
-        self.skipped.append((position, reason, (end if following is None else following) - position))
-        return following
 
 
 def allocate(length: int) -> ColumnBuffer:

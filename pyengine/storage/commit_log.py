@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import itertools
 import mmap
 import os
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
@@ -34,7 +35,7 @@ from pyengine.formats.record import BEGIN, store_timestamp_ms, total_size
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.flush import FOLIO_BYTES_MAX
-from pyengine.native.scan import classify, sync, walk
+from pyengine.native.scan import ColumnScanner, RawBatch, classify, sync, walk
 from pyengine.storage.checkpoint import (
     DurableWatermark,
     RecoveryMarker,
@@ -56,6 +57,7 @@ LENGTH_ADVICE = ("; restore it from a copy, or carve out what is whole with `pye
 FULL_PERCENT = 85  # RocketMQ's diskSpaceCleanForciblyRatio
 SEGMENTS_AHEAD = 2       # files that exist beyond the written part of the log, most of them without blocks
 RESERVE_STEP_BYTES_MAX = 32 << 20
+_MAPPINGS_MAX = 4
 
 
 def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[MappedFile]:
@@ -110,7 +112,9 @@ def log_exists(root: str | os.PathLike[str]) -> bool:
 class CommitLog(MappedFileQueue):
     """The log of the store at `root`, followed in all its folders. Its `folder` is the first one."""
 
-    def __init__(self, root: str | os.PathLike[str], size_bytes: int, cache: MappingCache) -> None:
+    def __init__(self, root: str | os.PathLike[str], size_bytes: int, cache: MappingCache | None = None) -> None:
+        """`cache`: by default one of its own, of few mappings."""
+        cache = cache or MappingCache(_MAPPINGS_MAX)
         folders = log_folders(root).all
         super().__init__(folders[0], size_bytes, cache, LENGTH_ADVICE)
         self._further = [MappedFileQueue(folder, size_bytes, cache, LENGTH_ADVICE) for folder in folders[1:]]
@@ -127,6 +131,52 @@ class CommitLog(MappedFileQueue):
     def folder_of(self, start_offset: int) -> str:
         """Return the folder of the segment, the first one if it does not exist."""
         return self._folder_of.get(start_offset, self.folder)
+
+    def open(self, start_offset: int) -> SegmentBytes:
+        """Return the segment's bytes; FileNotFoundError if it does not exist any more."""
+        view = self.view(start_offset)
+        if view is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(start_offset))
+        return SegmentBytes(view, start_offset)
+
+    # Callers of these three ask only for offsets below the end that recovery found or the writer committed.
+
+    def piece(self, offset: int, size: int) -> memoryview:
+        """Return up to `size` bytes from `offset` on, fewer at the end of the segment; CorruptionError if there is none."""
+        found = self._holder(offset)
+        return memoryview(found.view)[offset - found.base : offset - found.base + size]
+
+    def record_boundary(self, offset: int, known: int | None = None) -> int:
+        """Return the last record boundary at or below `offset`; CorruptionError if records do not reach it.
+
+        `known` is a boundary at or below it, by default the start of its segment. A blank and its filler count
+        as one record. The result is in the segment of `offset`, since the segment's start is a boundary.
+        """
+        base = offset - offset % self.size_bytes
+        start = base if known is None else max(base, known)
+        if start == offset:
+            return offset
+        found = self._holder(offset).walk(start, offset, limit=offset, check_crc=False)
+        if found.reason not in (CaseLabel.RANGE_END, CaseLabel.OVERRUN, CaseLabel.BLANK):
+            raise CorruptionError(f"the log holds no whole record at {found.end_offset} ({found.reason})")
+        return found.end_offset
+
+    def is_filler(self, offset: int, known: int) -> bool:
+        """Whether the byte is in a blank, after its header, where bytes have no meaning; `known` as in record_boundary."""
+        start = self.record_boundary(offset, known if known <= offset else None)
+        holder = self._holder(offset)
+        return start + BEGIN.size <= offset and holder.label(start, holder.base + self.size_bytes) == CaseLabel.BLANK
+
+    def close(self) -> None:
+        """Drop the mappings."""
+        self._cache.clear()
+
+    def _holder(self, offset: int) -> SegmentBytes:
+        base = self.start_of(offset)
+        with contextlib.suppress(FileNotFoundError):
+            if base is not None:
+                return self.open(base)
+        raise CorruptionError(f"no segment of the log holds offset {offset}")
 
 
 def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_bytes: int) -> Path:
@@ -173,62 +223,130 @@ def shown(path: Path, root: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-_MAPPINGS_MAX = 4
+# -- how it is read --------------------------------------------------------------------
 
 
-class LocalLog:
-    """A slave's own log: bytes to compare with its master's, and record boundaries.
+class SegmentBytes:
+    """The bytes of one segment: `view` has them from the offset `base` on. Here it is a mapping of all of it.
 
-    Callers ask only for offsets below the end that recovery found or the writer committed. Mappings
-    are kept; a segment that was deleted meanwhile is a CorruptionError.
+    A subclass may have only a window in `view`, which its methods move: `is_partial`.
     """
 
-    def __init__(self, root: str | os.PathLike[str], segment_bytes: int) -> None:
-        self.segment_bytes = segment_bytes
-        self._cache = MappingCache(_MAPPINGS_MAX)
-        self._log = CommitLog(root, segment_bytes, self._cache)
+    is_partial = False
 
-    def piece(self, offset: int, size: int) -> memoryview:
-        """Return up to `size` bytes from `offset` on, fewer at the end of the segment."""
-        base, view = self._segment(offset)
-        return memoryview(view)[offset - base : offset - base + size]
+    def __init__(self, view: Readable, base: int) -> None:
+        self.view = view
+        self.base = base
 
-    def record_boundary(self, offset: int, known: int | None = None) -> int:
-        """Return the last record boundary at or below `offset`.
+    def fill(self, first: int, upto: int, limit: int) -> int:
+        """Make bytes from `first` on available in `view`; return their end, which is from `upto` to `limit`."""
+        return limit
 
-        `known` is a boundary at or below it, by default the start of its segment. A blank and its filler count
-        as one record. The result is in the segment of `offset`, since the segment's start is a boundary.
-        """
-        base = offset - offset % self.segment_bytes
-        start = base if known is None else max(base, known)
-        if start == offset:
-            return offset
-        _, view = self._segment(offset)
-        found = walk(view, base, start, offset, check_crc=False)
-        if found.reason not in (CaseLabel.RANGE_END, CaseLabel.OVERRUN, CaseLabel.BLANK):
-            raise CorruptionError(f"the log holds no whole record at {found.end_offset} ({found.reason})")
-        return found.end_offset
+    def read(self, first: int, upto: int) -> bytes:
+        """Return the bytes [first, upto)."""
+        self.fill(first, upto, upto)
+        return bytes(self.view[first - self.base : upto - self.base])
 
-    def is_filler(self, offset: int, known: int) -> bool:
-        """Whether the byte is in a blank, after its header, where bytes have no meaning; `known` as in record_boundary."""
-        start = self.record_boundary(offset, known if known <= offset else None)
-        if start + BEGIN.size > offset:
-            return False
-        base, view = self._segment(offset)
-        return walk(view, base, start, start + 1, check_crc=False, limit=base + self.segment_bytes).reason == CaseLabel.BLANK
+    def label(self, at: int, limit: int) -> str:
+        """Return what is at `at`, one of native.scan.REASONS, without a look at the body."""
+        return classify(self.view, at - self.base, limit - at, at, check_crc=False)
+
+    def find_record(self, first: int, end: int, limit: int) -> int | None:
+        """Return the first record that begins in [first, end), see native.scan.sync; the result depends on the bytes alone."""
+        end = min(end, limit)
+        return sync(self.view, self.base, first, end, limit=limit) if first < end else None
+
+    def walk(self, at: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
+        """Walk [at, stop) with `checks`, as native.scan.walk."""
+        return walk(self.view, self.base, at, stop, limit=limit, **checks)
+
+    def scan(self, scanner: ColumnScanner, at: int, end: int, limit: int) -> Iterator[RawBatch]:
+        """Scan [at, end), which is not empty, as ColumnScanner.scan."""
+        return scanner.scan(self.view, self.base, at, end, limit)
 
     def close(self) -> None:
-        self._cache.clear()
-
-    def _segment(self, offset: int) -> tuple[int, mmap.mmap]:
-        base = self._log.start_of(offset)
-        view = None if base is None else self._log.view(base)
-        if base is None or view is None:
-            raise CorruptionError(f"no segment of the log holds offset {offset}")
-        return base, view
+        """Release what a subclass has opened: a mapping ends with its last user."""
 
 
-# -- how it is read, and where it ends -----------------------------------------------
+@dataclass(slots=True)
+class LogRun:
+    """Bytes [start, end) of a segment, a record at the start, for one pass through its records, which reads nothing at `limit`.
+
+    The pass says where it stopped, and why: a reason of native.scan.
+    """
+
+    segment: SegmentBytes
+    start: int
+    end: int
+    limit: int
+    reached: int = -1
+    reason: str = ""
+
+    def stopped(self, reached: int, reason: str) -> None:
+        """Note the end of the records that the pass has read."""
+        self.reached, self.reason = reached, reason
+
+    def scan(self, scanner: ColumnScanner) -> Iterator[RawBatch]:
+        """Yield the batches of a pass by this scanner."""
+        yield from self.segment.scan(scanner, self.start, self.end, self.limit)
+        self.stopped(scanner.position, scanner.reason)
+
+    def walk(self, **checks: bool) -> WalkResult:
+        """Walk the run, as native.scan.walk."""
+        found = self.segment.walk(self.start, self.end, limit=self.limit, **checks)
+        self.stopped(found.end_offset, found.reason)
+        return found
+
+
+class LogDamage(NamedTuple):
+    """Bytes [start, end) without a record at their start, for this reason of native.scan."""
+
+    start: int
+    end: int
+    reason: str
+
+
+# (segment, damage up to the end of the range, limit) -> where to go on
+OnDamage = Callable[[SegmentBytes, LogDamage, int], int | None]
+
+
+def next_record(segment: SegmentBytes, damage: LogDamage, limit: int) -> int | None:
+    """Go on at the next record."""
+    return segment.find_record(damage.start + 1, damage.end, limit)
+
+
+def refuse_damage(segment: SegmentBytes, damage: LogDamage, limit: int) -> NoReturn:
+    """Raise CorruptionError."""
+    raise CorruptionError(f"the log is damaged at {damage.start}: {damage.reason.replace('_', ' ')}")
+
+
+def runs_of(segment: SegmentBytes, start: int, end: int, limit: int, on_damage: OnDamage | None = None,
+            slice_bytes: int | None = None) -> Iterator[LogRun | LogDamage]:
+    """Yield the records that begin in [start, end) of a segment as runs, and the damage between them; a record begins at `start`.
+
+    It is the only loop that goes on after damage. The caller takes each run through a pass before the next step. A run ends at
+    `end`, or has about `slice_bytes`; a blank ends them all. `on_damage` says where to go on; without it, damage is the last.
+    """
+    at, size_bytes = start, slice_bytes or end - start
+    while at < end:
+        run = LogRun(segment, at, min(end, at + size_bytes), limit)
+        yield run
+        if run.reason == CaseLabel.BLANK or run.reason == CaseLabel.RANGE_END and run.end == end:
+            return
+        if run.end < end and run.reached > at:
+            at, size_bytes = run.reached, slice_bytes or end - start
+        elif run.end < end:
+            size_bytes = end - at  # the record is longer than the slice, or damaged
+        else:
+            damage = LogDamage(run.reached, end, run.reason)
+            following = on_damage and on_damage(segment, damage, limit)
+            yield damage if following is None else damage._replace(end=following)
+            if following is None:
+                return
+            at = following
+
+
+# -- where it ends -----------------------------------------------------------------------
 
 SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # most bytes read after a clean stop of an own store, which must start within a second
@@ -259,13 +377,15 @@ class Log:
     watermark: int | None  # pyengine's; None for a store without one
     verified_from: int = 0  # the watermark does not cover bytes below this offset
     kept: dict[Path, mmap.mmap] | None = field(default=None, repr=False, compare=False)  # mappings, if they are kept
+    opened: Callable[[int], SegmentBytes] | None = field(default=None, repr=False, compare=False)  # how its reader opens a segment
 
     @classmethod
-    def of(cls, segments: Sequence[MappedFile], size_bytes: int, watermark: DurableWatermark | None) -> Log:
+    def of(cls, segments: Sequence[MappedFile], size_bytes: int, watermark: DurableWatermark | None,
+           opened: Callable[[int], SegmentBytes] | None = None) -> Log:
         """Make a view of a store's log with this watermark."""
         if watermark is None:
-            return cls(segments, size_bytes, None)
-        return cls(segments, size_bytes, watermark.flushed, watermark.verified_from)
+            return cls(segments, size_bytes, None, opened=opened)
+        return cls(segments, size_bytes, watermark.flushed, watermark.verified_from, opened=opened)
 
     @property
     def owner(self) -> Owner:
@@ -293,15 +413,17 @@ class Log:
         return None
 
     def head(self, segment: MappedFile) -> bytes:
-        """Return the first HEAD_BYTES of a segment. FileNotFoundError if it was deleted, as from the two methods below."""
-        with open(segment.path, "rb") as file:
-            return file.read(HEAD_BYTES)
+        """Return the first HEAD_BYTES of a segment. FileNotFoundError if it was deleted, as from the methods below."""
+        if self.opened is None:
+            with open(segment.path, "rb") as file:
+                return file.read(HEAD_BYTES)
+        with self.open(segment) as found:
+            return found.read(segment.start_offset, segment.start_offset + HEAD_BYTES)
 
     def label_at(self, segment: MappedFile, offset: int) -> str:
         """Return what is at `offset`, a label of formats.record_case, without reading the body."""
-        at = offset - segment.start_offset
-        with self.mapped(segment) as view:
-            return classify(view, at, self.size_bytes - at, offset, check_crc=False)
+        with self.open(segment) as found:
+            return found.label(offset, segment.start_offset + self.size_bytes)
 
     def with_kept_mappings(self) -> Log:
         """Return a view that keeps its mappings from one step to the next, so that a page is faulted in only once."""
@@ -329,13 +451,35 @@ class Log:
             view.madvise(mmap.MADV_SEQUENTIAL)
             yield view
 
+    @contextlib.contextmanager
+    def open(self, segment: MappedFile) -> Iterator[SegmentBytes]:
+        """Open the segment for the block, as this log's reader does."""
+        if self.opened is not None:
+            with contextlib.closing(self.opened(segment.start_offset)) as found:
+                yield found
+            return
+        with self.mapped(segment) as view:
+            yield SegmentBytes(view, segment.start_offset)
+
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
     ) -> Generator[WalkResult, None, None]:
         """Call walk_pieces() for one segment."""
-        with self.mapped(segment) as view:
-            part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.PYENGINE)
-            yield from walk_pieces(part, start, pieces)
+        with self.open(segment) as found:
+            yield from walk_pieces(found, start, pieces, limit=limit, check_crc=check_crc, check_offset=self.owner is Owner.PYENGINE)
+
+    def runs(self, start: int, end: int, on_damage: OnDamage | None = None, slice_bytes: int | None = None
+             ) -> Iterator[LogRun | LogDamage]:
+        """Yield the records of [start, end) as runs, and the damage between them, segment by segment: see runs_of()."""
+        for segment in self.segments:
+            base = segment.start_offset
+            first, stop = max(start, base), min(end, base + self.size_bytes)
+            if first < stop:
+                with self.open(segment) as found:
+                    for piece in runs_of(found, first, stop, stop, on_damage, slice_bytes):
+                        yield piece
+                        if on_damage is None and isinstance(piece, LogDamage):
+                            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -564,7 +708,7 @@ def end_of_stored_until(log: Log, time_ms: int) -> int:
 class LogEnd:
     """Follows the end of one commit log. Threads that share it need a lock."""
 
-    def __init__(self, root: Root, commit_log: MappedFileQueue) -> None:
+    def __init__(self, root: Root, commit_log: CommitLog) -> None:
         self._root = root
         self._log = commit_log
         self._end: int | None = None
@@ -597,11 +741,8 @@ class LogEnd:
         if self._end is None or self._seen is None or self._seen[0] != starts:
             segments = [MappedFile(Path(segment_name(start)), start) for start in starts]
             durable = own_watermark(read_watermark(self._root), starts[0])
-            self._seen = starts, self._view(Log.of(segments, self._log.size_bytes, durable))
+            self._seen = starts, Log.of(segments, self._log.size_bytes, durable, self._log.open)
         return self._seen[1]
-
-    def _view(self, log: Log) -> Log:
-        return _FollowedLog(log.segments, log.size_bytes, log.watermark, log.verified_from, folder=self._log)
 
     def _find(self, starts: list[int]) -> int:
         log = self._current_view(starts)
@@ -632,24 +773,6 @@ class LogEnd:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class _FollowedLog(Log):
-    """The log in a reader's mappings."""
-
-    folder: MappedFileQueue = field(kw_only=True)
-
-    @contextlib.contextmanager
-    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
-        view = self.folder.view(segment.start_offset)
-        if view is None:
-            raise FileNotFoundError(segment.path)
-        yield view
-
-    def head(self, segment: MappedFile) -> bytes:
-        with self.mapped(segment) as view:
-            return view[:HEAD_BYTES]
-
-
 # -- a walk over a long range by two processors ----------------------------------------
 #
 # The start of a record in the middle of a log is known only when a walk has reached it. So while the caller walks one
@@ -664,24 +787,8 @@ class _FollowedLog(Log):
 # With one processor, without a thread, or without a guess, the caller walks piece by piece.
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentWalk:
-    """The parameters of a walk through one segment: its bytes, its start, the limit of the read, and the checks."""
-
-    view: Readable
-    base_offset: int
-    limit: int
-    check_crc: bool = True
-    check_offset: bool = True
-
-    def walk(self, at: int, piece: Piece) -> WalkResult:
-        stop, strict = piece
-        return walk(self.view, self.base_offset, at, stop, strict=strict, limit=self.limit, check_crc=self.check_crc,
-                    check_offset=self.check_offset)
-
-
 def walk_pieces(
-    segment: SegmentWalk, start: int, pieces: Sequence[Piece], *, processors: int | None = None,
+    segment: SegmentBytes, start: int, pieces: Sequence[Piece], *, limit: int, processors: int | None = None, **checks: bool,
 ) -> Generator[WalkResult, None, None]:
     """Walk from the record at `start` through consecutive `pieces`; yield one result for each piece.
 
@@ -690,7 +797,25 @@ def walk_pieces(
     previous one has no result. `processors`: by default, as many as this process may use.
     """
     if processors is None:
-        processors = len(os.sched_getaffinity(0))
+        processors = 1 if segment.is_partial else len(os.sched_getaffinity(0))
+
+    def walked(at: int, piece: Piece) -> WalkResult:
+        return segment.walk(at, piece[0], limit=limit, strict=piece[1], **checks)
+
+    def walk_ahead(boundary: int, piece: Piece) -> threading.Thread | None:
+        """Walk a piece in a thread, from its first record after `boundary` as guessed; None without a thread."""
+
+        def walk_from_guess() -> None:
+            guess = segment.find_record(boundary, min(piece[0], boundary + GUESS_BYTES), limit)
+            if guess is not None:
+                ahead[guess] = walked(guess, piece)
+
+        thread = threading.Thread(target=walk_from_guess, name="walk-ahead", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the limit on processes is reached: the caller walks this piece
+            return None
+        return thread
 
     at = start
     ahead: dict[int, WalkResult] = {}
@@ -698,11 +823,12 @@ def walk_pieces(
         stop, _ = piece
         if at >= stop:
             continue
-        result, ahead = ahead.get(at), {}
+        result = ahead.get(at)
+        ahead.clear()
         if result is None:
-            thread = _walk_ahead(segment, stop, pieces[number + 1], ahead) if processors > 1 and number + 1 < len(pieces) else None
+            thread = walk_ahead(stop, pieces[number + 1]) if processors > 1 and number + 1 < len(pieces) else None
             try:
-                result = segment.walk(at, piece)
+                result = walked(at, piece)
             finally:
                 if thread is not None:
                     thread.join()
@@ -710,19 +836,3 @@ def walk_pieces(
         at = result.end_offset
         if result.reason != CaseLabel.RANGE_END or at < stop:
             return
-
-
-def _walk_ahead(segment: SegmentWalk, boundary: int, piece: Piece, found: dict[int, WalkResult]) -> threading.Thread | None:
-    """Walk a piece in a thread, from its first record after `boundary` as guessed, and enter guess -> result; None without a thread."""
-
-    def walk_from_guess() -> None:
-        guess = sync(segment.view, segment.base_offset, boundary, min(piece[0], boundary + GUESS_BYTES), limit=segment.limit)
-        if guess is not None:
-            found[guess] = segment.walk(guess, piece)
-
-    thread = threading.Thread(target=walk_from_guess, name="walk-ahead", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # the limit on processes is reached: the caller walks this piece
-        return None
-    return thread

@@ -20,9 +20,8 @@ from pyengine.formats.paths import LOCK_NAME
 from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_sync_failure, read_watermark
-from pyengine.storage.commit_log import LogEnd
+from pyengine.storage.commit_log import CommitLog, LogEnd
 from pyengine.storage.file_system import mount_of
-from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.ofd_lock import SHARED, find_lock
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
@@ -95,16 +94,13 @@ class FilesWatermark:
     the records beyond it, but readers must not see them.
     """
 
-    def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue,
-                 dead_engine: Callable[[], DeadEngine | None] = lambda: None, end: LogEnd | None = None) -> None:
-        """`dead_engine` returns the state in a killed engine's memory; only callers with shared memory pass it.
-
-        `end` finds the end of the log, by default in mapped files.
-        """
+    def __init__(self, root: str | os.PathLike[str], commit_log: CommitLog,
+                 dead_engine: Callable[[], DeadEngine | None] = lambda: None) -> None:
+        """`dead_engine` returns the state in a killed engine's memory; only callers with shared memory pass it."""
         self._root = root
         self._log = commit_log
         self._dead_engine = dead_engine
-        self.end = LogEnd(root, commit_log) if end is None else end
+        self.end = LogEnd(root, commit_log)
         self._lock = threading.RLock()  # a signal handler in a thread that has it may read
         self._synced: tuple[WatermarkReading, int, int] | None = None  # (watermark, end, the offset that was returned for them)
         self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)

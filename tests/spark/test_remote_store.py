@@ -556,7 +556,7 @@ class Bytes:
 def test_a_range_without_a_record_is_all_that_is_fetched(small_windows, tail):
     file = Bytes(tail)
     segment = file_access.FetchedSegment(file, 0)
-    assert file_access.find_record(segment, 100, 60_000, len(tail)) is None
+    assert segment.find_record(100, 60_000, len(tail)) is None
     assert file.reads[0][0] == 100 and max(at + count for at, count in file.reads) <= 60_008
     assert sum(count for _, count in file.reads) <= 60_000 and len(segment.view) <= FETCH + 16
 
@@ -580,7 +580,7 @@ def test_each_window_size_finds_the_same_record(monkeypatch):
                     for window in (40, 150):
                         monkeypatch.setattr(file_access, "RECORD_PROBE_BYTES", window)
                         monkeypatch.setattr(file_access, "FETCH_BYTES", window)
-                        found = file_access.find_record(file_access.FetchedSegment(Bytes(view), 0), first, end, limit)
+                        found = file_access.FetchedSegment(Bytes(view), 0).find_record(first, end, limit)
                         assert found == wanted, (limit, first, end, window)
 
 

@@ -23,6 +23,7 @@ from pyengine.spark.plan import plan
 from pyengine.spark.presence import with_lost_end
 from pyengine.spark.schema import all_names, chosen_columns
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.commit_log import SegmentBytes
 from record_bytes import encode_record
 from spark import oracle
 from spark.logs import DAMAGED_END, LOST_END, SEGMENT_BYTES, allowing, batches, end_of, rows, write_log
@@ -281,7 +282,7 @@ SKIPPING = {"onCorrupt": "skip"}
     [
         ("find_record", 2000, 4096, {}, 0),
         ("find_record", 2000, 4096, SKIPPING, 0),
-        ("judge", 0, 2000, {}, 2000),
+        ("label", 0, 2000, {}, 2000),
         ("find_record", 0, 2000, {}, 2000),
         ("find_record", 0, 4096, SKIPPING, 1000),
     ],
@@ -293,7 +294,7 @@ def test_a_segment_deleted_before_any_look_at_it_is_a_loss_and_no_damage(plain, 
     if before == 1000:
         overwrite(root, next(at for at in offsets if at >= 1000), b"\xff" * 80)
     path = StorePaths(root).commit_log_segment(0)
-    content, real = path.read_bytes(), getattr(task_reader, look)
+    content, real = path.read_bytes(), getattr(SegmentBytes, look)
 
     def after_the_cleaner(*arguments):
         if path.exists():
@@ -302,7 +303,7 @@ def test_a_segment_deleted_before_any_look_at_it_is_a_loss_and_no_damage(plain, 
                 assert punch(file.fileno(), 0, SEGMENT_BYTES) == 0
         return real(*arguments)
 
-    monkeypatch.setattr(task_reader, look, after_the_cleaner)
+    monkeypatch.setattr(SegmentBytes, look, after_the_cleaner)
     kept = [at for at in offsets if first <= at < before]
     with pytest.raises(DataLossError, match=f"{segment_name(0)} was deleted after the query was planned"):
         rows(root, [part], **given)

@@ -21,13 +21,12 @@ from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.results import ReadLevel
 from pyengine.storage import commit_log, file_system
 from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, note_sync_failure, write_watermark
-from pyengine.storage.commit_log import LogEnd
-from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
+from pyengine.storage.commit_log import CommitLog, LogEnd
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
 
 
-def log_of(builder) -> MappedFileQueue:
-    return MappedFileQueue(builder.paths.commit_log, 4096, MappingCache())
+def log_of(builder) -> CommitLog:
+    return CommitLog(builder.root, 4096)
 
 
 def end_of(builder) -> int:
@@ -172,7 +171,7 @@ def test_a_log_that_lost_segments_is_read_anew(builder):
 @pytest.mark.parametrize("name", [name for name in HALTED if name != "abnormal-shortfile"])
 def test_the_end_of_a_halted_golden_store_is_where_rocketmq_cuts_it(golden, name):
     store = golden(name)
-    log = MappedFileQueue(store.root / "commitlog", store.sizes["mapped_file_size_commit_log_bytes"], MappingCache())
+    log = CommitLog(store.root, store.sizes["mapped_file_size_commit_log_bytes"])
     assert LogEnd(store.root, log).find() == store.verify["facts"]["maxPhy"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyengine.formats.record import encode_blank
 from pyengine.native.scan import walk
 from pyengine.storage import commit_log as walk_ahead
-from pyengine.storage.commit_log import SegmentWalk, walk_pieces
+from pyengine.storage.commit_log import SegmentBytes, walk_pieces
 from pyengine.storage.durable_writes import start_writeback
 from record_bytes import encode_record
 
@@ -28,7 +28,7 @@ def log(seed: int, records: int = 60) -> bytes:
 
 
 def joined(data: bytes, pieces: list[tuple[int, bool]], processors: int, **checks):
-    results = list(walk_pieces(SegmentWalk(data, BASE, BASE + len(data), **checks), BASE, pieces, processors=processors))
+    results = list(walk_pieces(SegmentBytes(data, BASE), BASE, pieces, limit=BASE + len(data), processors=processors, **checks))
     return (results[-1].end_offset, results[-1].reason, sum(result.records for result in results),
             sum(result.messages for result in results),
             [-1, *(result.last_store_timestamp_ms for result in results if result.messages)][-1])
@@ -95,7 +95,7 @@ def test_without_a_thread_to_be_had_it_is_the_plain_walk(monkeypatch, tmp_path):
 
 def test_a_walk_given_up_leaves_nothing_that_reads_on():
     data = memoryview(bytearray(log(2)))
-    results = walk_pieces(SegmentWalk(data, BASE, BASE + len(data)), BASE, pieces_of(data, 700), processors=2)
+    results = walk_pieces(SegmentBytes(data, BASE), BASE, pieces_of(data, 700), limit=BASE + len(data), processors=2)
     next(results)
     results.close()
     data.release()  # BufferError if a thread still held it

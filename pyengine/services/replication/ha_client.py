@@ -50,7 +50,7 @@ from pyengine.services.replication.ha_stream import (
     TableSink,
 )
 from pyengine.services.service import Service, ServiceContext
-from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.commit_log import CommitLog
 
 RING_BYTES_MIN = 16 << 20
 ENTRY_HEAD_BYTES = 4096
@@ -106,7 +106,7 @@ class HAClient(Service):
         self._heartbeat_ns = config.ha_send_heartbeat_interval_ms * 1_000_000
         self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
         self._acks_flushed = config.acks_flushed
-        self._log = LocalLog(context.store.root, self._segment_bytes)
+        self._log = CommitLog(context.store.root, self._segment_bytes)
         self._tables = TableSink(context.store.root, self._load_flushed, context.report)
         self._notes = ReplicationNotes(context, self._tables.apply)
         self._notes.note()  # from now on the note says that the store is a slave

@@ -36,7 +36,7 @@ from pyengine.services.replication.ha_stream import (
     MasterLink,
     RecordStream,
 )
-from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.message_store import MessageStore
@@ -144,7 +144,7 @@ def call_peer(root: str | os.PathLike[str], config: EngineConfig, address: str, 
 def _old_store(store: MessageStore, config: EngineConfig, call: MasterCall, low: int, end_offset: int, remembered: int) -> Join:
     if end_offset == low:
         return Join()  # its origin is known, and there is nothing to compare
-    log = LocalLog(store.root, config.mapped_file_size_commit_log_bytes)
+    log = CommitLog(store.root, config.mapped_file_size_commit_log_bytes)
     try:
         cut_at, why = _Comparison(config, call, log, low, end_offset).run()
     except (LinkLostError, BadStreamError) as error:
@@ -232,7 +232,7 @@ class _Outcome(enum.Enum):
 class _Comparison:
     """Compares the logs from one record boundary after another until it is known where they differ."""
 
-    def __init__(self, config: EngineConfig, call: MasterCall, log: LocalLog, low: int, end: int) -> None:
+    def __init__(self, config: EngineConfig, call: MasterCall, log: CommitLog, low: int, end: int) -> None:
         self._config = config
         self._call = call
         self._log = log
@@ -277,7 +277,7 @@ class _Comparison:
         """Return where to compare next if a RocketMQ master sends nothing for `begin`: its log ends there or before, or begins later."""
         last = _begin_of_last_segment(self._config, self._call)
         if last > begin:
-            own_last = self._end - self._end % self._log.segment_bytes
+            own_last = self._end - self._end % self._log.size_bytes
             return self._served_from(own_last if begin < own_last else last)
         if begin == self._low:
             raise self._nothing_in_common()
@@ -329,7 +329,7 @@ class _Probe:
         """Return whether the master sends bytes after first_offset(), and not only the same heartbeat again."""
         return self._has_body or len(next(self._pieces)[1]) > 0
 
-    def compare(self, log: LocalLog, end: int, announced_end: int) -> _Outcome:
+    def compare(self, log: CommitLog, end: int, announced_end: int) -> _Outcome:
         """Compare the own log up to `end` with the received bytes. `announced_end`: the end that the master has reported before."""
         # Bytes beyond the own end are dropped, so that no record is too long.
         stream = RecordStream(self._report, end, log, self._segment_bytes, end)

@@ -55,7 +55,7 @@ from pyengine.services.replication.ha_handshake import HandshakeError, PlainPeer
 from pyengine.services.service import BlockedReason
 from pyengine.settings import split_address
 from pyengine.storage import config_table, consumer_offset
-from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.consumer_offset import ConsumerOffsets, decode_offsets
 from pyengine.storage.durable_file import ConfigFile, exclusive
 
@@ -165,7 +165,7 @@ class RecordStream:
     in the protocol, and byte 0 of a log is always 0. `record_bytes_max`: the longest record or blank that can be appended.
     """
 
-    def __init__(self, begin: int, own_end: int, log: LocalLog, segment_bytes: int, record_bytes_max: int) -> None:
+    def __init__(self, begin: int, own_end: int, log: CommitLog, segment_bytes: int, record_bytes_max: int) -> None:
         self.position = begin
         self.own_end = own_end
         self._log = log

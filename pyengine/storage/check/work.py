@@ -28,7 +28,7 @@ from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import EntryRun, broken_chain, count_keys, count_matching_entries, first_orphan_key
 from pyengine.storage.check.report import CheckReport, Findings, Severity
 from pyengine.storage.checkpoint import DurableWatermark
-from pyengine.storage.commit_log import SLICE_BYTES, SegmentWalk, walk_pieces
+from pyengine.storage.commit_log import SLICE_BYTES, SegmentBytes, walk_pieces
 from pyengine.storage.mapped_file import MappedFile, map_read_only, mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.queues import QueueState, live_entries
@@ -232,7 +232,7 @@ class CheckWork:
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
             pieces = [(min(at + SLICE_BYTES, stop), False) for at in range(start, stop, SLICE_BYTES)]
-            results = walk_pieces(SegmentWalk(view, segment.start_offset, stop), start, pieces)
+            results = walk_pieces(SegmentBytes(view, segment.start_offset), start, pieces, limit=stop)
             with contextlib.closing(results):  # the walk ends with its caller
                 yield from results
 

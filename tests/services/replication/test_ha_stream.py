@@ -16,7 +16,7 @@ from pyengine.services.replication.ha_stream import (
     MasterLink,
     RecordStream,
 )
-from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.commit_log import CommitLog
 from scripted_master import frame_bounds
 
 SEGMENT = 4096
@@ -52,7 +52,7 @@ def cut_anywhere(rng, wire, longest):
 def own_log(tmp_path, log=None):
     if log is not None:
         log.write(tmp_path)
-    return LocalLog(tmp_path, SEGMENT)
+    return CommitLog(tmp_path, SEGMENT)
 
 
 def collected(stream, pieces, cutter=None):
@@ -188,7 +188,7 @@ def test_one_different_byte_is_found_wherever_it_is(tmp_path, rng):
     content = bytes_of(log)
     begin, own_end = log.messages[3].physical_offset, log.messages[45].physical_offset
     log.write(tmp_path)
-    log_read = LocalLog(tmp_path, SEGMENT)
+    log_read = CommitLog(tmp_path, SEGMENT)
     fillers = 0
     for at in range(begin, own_end, 5):
         wrong = bytearray(content)
@@ -209,7 +209,7 @@ def test_one_different_byte_is_found_wherever_it_is(tmp_path, rng):
 def test_the_boundary_below_any_offset(tmp_path, rng):
     log = make_log(rng, 50)
     log.write(tmp_path)
-    own = LocalLog(tmp_path, SEGMENT)
+    own = CommitLog(tmp_path, SEGMENT)
     starts = sorted({message.physical_offset for message in log.messages} | set(range(0, log.end, SEGMENT)))
     blanks = sorted(set(range(SEGMENT, log.end, SEGMENT)))
     last_in_segment = {base: max(m.physical_offset + m.size_bytes for m in log.messages if m.physical_offset < base)
