@@ -418,6 +418,11 @@ class EngineConfig:
         """The addresses of `namesrv_addr`, each once."""
         return list(dict.fromkeys(text.strip() for text in self.namesrv_addr.split(";") if text.strip()))
 
+    @property
+    def number_in_routes(self) -> int:
+        """The gateway's broker among those of its name: 0 for a master."""
+        return (self.broker_id or 1) if self.broker_role == SLAVE else 0
+
     def _check_cluster(self) -> None:
         for address in self.name_servers:
             if not _has_port(address):

@@ -407,6 +407,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "statistics": _statistics(store, identity.created_ms, figures) if figures is not None else None,
         "schedule_message_offset": schedule_offsets(store, memory),
         "replication": replication,
+        "broker": _broker(memory),
         "name_servers": _name_servers(memory, workers[native.GATEWAY]["state"] == "ready"),
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
@@ -432,6 +433,15 @@ def _disk(memory: EngineMemory) -> dict[str, Any]:
                 "reason": native_cleaning.reason(block)}
     except EngineUnavailableError:
         return {}
+
+
+def _broker(memory: EngineMemory) -> dict[str, Any] | None:
+    """Return how routes name the gateway's broker; None without a gateway, and while the settings cannot be read."""
+    if memory.identity.gateway:
+        with contextlib.suppress(EngineUnavailableError):
+            config = read_run_settings(memory.folder)
+            return {"cluster": config.broker_cluster_name, "name": config.broker_name, "number": config.number_in_routes}
+    return None
 
 
 def _name_servers(memory: EngineMemory, is_served: bool) -> list[dict[str, Any]]:
@@ -510,7 +520,7 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
         "undrained_bytes": undrained_bytes, "unclean": files.abort_exists,
         "statistics": None,
         "replication": noted,
-        "name_servers": [],
+        "broker": None, "name_servers": [],
         "durable_watermark": watermark.flushed if watermark else None,
     }
     return conclude_unseen(document) | document

@@ -182,6 +182,7 @@ class Exposition:
         yield from _workers(document["workers"])
         if document["replication"] is not None:
             yield from _replication(document["replication"])
+        yield _broker(document["broker"], document["takes_puts"])
         yield _by("address", "pyengine_name_server_registered", "1 while the gateway's broker is registered with the name server.",
                   ((one["address"], int(one["registered"])) for one in document["name_servers"]))
         if figures is not None:
@@ -459,6 +460,14 @@ def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
               ((link["address"], link["lag_s"]) for link in links))
     yield _by("address", "pyengine_link_bytes", "Bytes sent or received on the link.",
               ((link["address"], link["bytes"]) for link in links), counts=True)
+
+
+def _broker(broker: dict[str, Any] | None, takes_puts: bool) -> Metric:
+    """Return whether the gateway's broker takes puts, by its names in routes: of one name one broker must, and only one."""
+    metric = GaugeMetricFamily("pyengine_broker_takes_puts", "1 while the gateway's broker takes puts.", labels=("cluster", "broker", "id"))
+    if broker is not None:
+        metric.add_metric((broker["cluster"], broker["name"], str(broker["number"])), int(takes_puts))
+    return metric
 
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:

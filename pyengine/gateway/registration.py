@@ -107,7 +107,7 @@ class Registration:
         self._is_slave = config.broker_role == SLAVE
         self._ca_file = Path(names.root) / config.gateway_namesrv_ca_file if config.gateway_namesrv_ca_file else None
         self._identity = {"brokerName": address.broker_name, "brokerAddr": address.broker, "clusterName": address.cluster,
-                          "brokerId": str((config.broker_id or 1) if self._is_slave else 0)}
+                          "brokerId": str(config.number_in_routes)}
         self._ha_address = f"{address.broker.rpartition(':')[0]}:{config.ha_port}"
         # Connections of their own: those of clients are closed when they are idle.
         self._connections = Connections(connections.limits, connections.report)

@@ -111,6 +111,7 @@ def test_status_and_metrics_say_with_which_name_servers_it_is_registered(joined,
     assert [(row["address"], row["registered"], row["problem"]) for row in rows] == [(one.address, True, "") for one in servers]
     assert servers[1].address in run("status", joined.root).stdout
     text = run("metrics", joined.root, "--once").stdout
+    assert 'pyengine_broker_takes_puts{broker="broker-j",cluster="shops",id="0"} 1.0' in text
     assert f'pyengine_name_server_registered{{address="{servers[0].address}"}} 1.0' in text
     assert f"registered with the name server {servers[0].address} as broker-j, number 0" in joined.engine.log()
 
