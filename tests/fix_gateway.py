@@ -28,8 +28,8 @@ _numbers = itertools.count(1)
 class Client:
     """One connection. Frames that the gateway sends by itself are in `told`."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), 30)
+    def __init__(self, port: int, host: str = "127.0.0.1", own_host: str = "") -> None:
+        self.socket = socket.create_connection((host, port), 30, (own_host, 0))
         self.told: list[Frame] = []
         self._answers: dict[int, Frame] = {}
 
