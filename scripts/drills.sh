@@ -4,9 +4,10 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# name, whose rights it needs, page, heading above its block
+# name, what it needs (a user's or root's rights, or a command), page, heading above its block
 drills='backup-and-restore|user|backup.md|A drill
 failover|user|drills.md|Failover
+more-hosts|mqadmin|hosts.md|A drill
 upgrade|user|upgrades.md|Without a stop
 full-disk|root|drills.md|Full disk
 hung-disk|root|drills.md|Hung disk
@@ -32,8 +33,8 @@ mkdir "$work/bin"
 printf '#!/bin/sh\nexec %q -P -m pyengine "$@"\n' "$PYTHON" >"$work/bin/pyengine"
 chmod +x "$work/bin/pyengine"
 export PATH=$work/bin:$PATH
-# Two ports next to each other, of those that the system gives to no connection by itself.
-port=$("$PYTHON" - <<'EOF'
+# Two ports next to each other, of those that the system gives to no connection by itself; and a network of this machine's own.
+read -r port net < <("$PYTHON" - <<'EOF'
 import random, socket
 while True:
     port = random.randrange(20_000, 30_000)
@@ -42,17 +43,23 @@ while True:
             break
     except OSError:
         continue
-print(port)
+print(port, f"127.{random.randrange(64, 250)}.{random.randrange(250)}")
 EOF
 )
-export port
+export port net
 cd "$work"
 failed=0
 printf '| drill | took |\n|---|---:|\n'
-while IFS='|' read -r name rights page heading; do
+while IFS='|' read -r name needs page heading; do
   [ $# = 0 ] || [[ " $* " == *" $name "* ]] || continue
-  if [ "$rights" = root ] && [ "$(id -u)" != 0 ]; then
-    note "$name: only root may mount a disk"
+  lacks=
+  case $needs in
+    user) ;;
+    root) [ "$(id -u)" = 0 ] || lacks='only root may mount a disk' ;;
+    *) [ -n "$(type -P "$needs")" ] || lacks="$needs is not on PATH" ;;
+  esac
+  if [ -n "$lacks" ]; then
+    note "$name: $lacks"
     [ "$failed" != 0 ] || failed=2
     continue
   fi

@@ -152,8 +152,8 @@ LEFT_OUT = {
         "takes RocketMQ's own ports; tests/gateway and tests/interop have free ones",
     ("docs/gateway.md", "pyengine start my-store --set gateway_enable=true --set gateway_tls_mode=permissive \\"):
         "as above; its settings are tried in tests/gateway/test_access.py",
-    ("docs/gateway.md", "pyengine start my-store --set gateway_enable=true --set namesrvAddr='10.0.0.1:9876;10.0.0.2:9876' \\"):
-        "needs name servers at other hosts; tests/gateway/test_registration.py has small ones",
+    ("docs/hosts.md", "pyengine start my-store --set gateway_enable=true --set gateway_namesrv_cluster=true --set brokerName=broker-1 \\"):
+        "needs other hosts; the drill of the page has three on one machine",
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
     ("CONTRIBUTING.md", "python setup.py -q build_ext --inplace --force"): "builds the module that runs the tests",
 }
@@ -166,6 +166,7 @@ RUN_ELSEWHERE = {
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
     "docs/drills.md": "tests/scripts/test_drills.py",
+    "docs/hosts.md": "tests/scripts/test_drills.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
     "docs/tasks.md": "tests/test_taskiq.py",
     "docs/topics.md": "tests/test_docs_delivery.py",

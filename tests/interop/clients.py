@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shlex
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -80,3 +81,16 @@ class Clients:
         self._process.kill()
         self._process.wait()
         self._errors.close()
+
+
+def put_mqadmin(java: str, folder: Path) -> Path:
+    """Write a command `mqadmin` into a new folder: the published tools, with a home there."""
+    target = build(SOURCES) / "target"
+    (folder / "conf").mkdir(parents=True)
+    (folder / "conf" / "logback_tools.xml").write_text("<configuration/>")
+    command = folder / "mqadmin"
+    words = [java, *FLAGS, f"-Duser.home={folder}", f"-Drocketmq.home.dir={folder}", "-cp", str(target / "lib" / "*"),
+             "org.apache.rocketmq.tools.command.MQAdminStartup"]
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    command.chmod(0o755)
+    return command
