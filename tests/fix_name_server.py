@@ -123,6 +123,37 @@ class NameServer:
             registered.discard(key)
 
 
+class HungResolver:
+    """The system's resolver, which does not answer for hung.example until answer(), and then knows no address."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._released = threading.Event()
+        self._real = socket.getaddrinfo
+
+    @property
+    def is_hung(self) -> bool:
+        return not self._released.is_set()
+
+    def answer(self) -> None:
+        self._released.set()
+
+    def __call__(self, host, port, family=0, type=0, proto=0, flags=0):
+        if host == "hung.example" and not flags & socket.AI_NUMERICHOST:
+            self.asked.append(host)
+            self._released.wait(120)
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return self._real(host, port, family, type, proto, flags)
+
+
+@pytest.fixture
+def hung_resolver(monkeypatch):
+    resolver = HungResolver()
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    yield resolver
+    resolver.answer()
+
+
 @pytest.fixture
 def name_server():
     """A NameServer at a free port."""

@@ -31,6 +31,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import NamedTuple, NoReturn
 
 from pyengine.errors import EngineError, FormatError, os_error_sentence
@@ -315,6 +316,58 @@ class MasterCall(NamedTuple):
     check_peer: Callable[[Introduction], None]
 
 
+_lookups: dict[tuple[str, int], Future[list[tuple[str, int]]]] = {}  # that a thread works on
+_lookups_lock = threading.Lock()
+
+
+def look_up(host: str, port: int) -> Future[list[tuple[str, int]]]:
+    """Return a future with the addresses of a host; its exception is an OSError, or a UnicodeError for what is no name.
+
+    The system's resolver may hang, and cannot be interrupted. So names are looked up in a thread that ends with the process and that
+    no stop waits for, one for each name at a time.
+    """
+    future: Future[list[tuple[str, int]]] = Future()
+    with contextlib.suppress(socket.gaierror, UnicodeError):
+        future.set_result(_addresses(host, port, socket.AI_NUMERICHOST))
+        return future
+    with _lookups_lock:
+        if (running := _lookups.get((host, port))) is not None:
+            return running
+        _lookups[host, port] = future
+
+    def work() -> None:
+        try:
+            found, error = _addresses(host, port), None
+        except (OSError, UnicodeError) as problem:
+            found, error = [], problem
+        with _lookups_lock:
+            del _lookups[host, port]
+        if error is None:
+            future.set_result(found)
+        else:
+            future.set_exception(error)
+
+    future.set_running_or_notify_cancel()  # those who wait cannot cancel it for others
+    threading.Thread(target=work, name="lookup", daemon=True).start()
+    return future
+
+
+def _addresses(host: str, port: int, flags: int = 0) -> list[tuple[str, int]]:
+    rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return [(str(address[0]), port) for _, _, _, _, address in rows]
+
+
+def _connect(address: str, timeout_s: float) -> socket.socket:
+    """Connect to the first address of host:port that answers; OSError, TimeoutError, UnicodeError for what is no name."""
+    deadline_s, problem = time.monotonic() + timeout_s, OSError("it has no address")
+    for found in look_up(*split_address(address)).result(timeout_s):
+        try:
+            return socket.create_connection(found, max(0.001, deadline_s - time.monotonic()))
+        except OSError as error:
+            problem = error
+    raise problem
+
+
 class MasterLink:
     """One connection. `address` is host:port, IPv6 as [::1]:port.
 
@@ -325,7 +378,7 @@ class MasterLink:
     def __init__(self, address: str, call: MasterCall | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Connect, and perform the handshake of `call`; LinkLostError says why that failed."""
         try:
-            self._socket = socket.create_connection(split_address(address), timeout_s)
+            self._socket = _connect(address, timeout_s)
         except TimeoutError:
             raise LinkLostError(f"{address} does not answer within {timeout_s:g} s") from None
         except OSError as error:

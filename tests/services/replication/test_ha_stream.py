@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from logs import LogBuilder
@@ -287,3 +289,23 @@ def test_a_record_that_is_longer_than_can_be_taken_is_refused(tmp_path):
 def test_a_host_name_that_no_host_can_have_is_a_lost_link(host):
     with pytest.raises(LinkLostError, match=f"{host}:10912: .*label"):
         MasterLink(f"{host}:10912")
+
+
+def test_a_resolver_that_hangs_costs_a_link_its_time_and_one_thread(hung_resolver):
+    for _ in range(3):
+        with pytest.raises(LinkLostError, match="does not answer within 0.05 s"):
+            MasterLink("hung.example:1", timeout_s=0.05)
+    assert hung_resolver.asked == ["hung.example"]
+    hung_resolver.answer()
+    with pytest.raises(LinkLostError, match="hung.example:1: "):
+        MasterLink("hung.example:1", timeout_s=30.0)
+
+
+def test_a_name_is_connected_at_any_of_its_addresses(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, real = listener.getsockname()[1], socket.getaddrinfo
+        rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda host, *words, **options: (
+            rows if host == "two.example" and not options["flags"] else real(host, *words, **options)))
+        link = MasterLink(f"two.example:{port}", timeout_s=30.0)
+        link.close()
