@@ -160,7 +160,7 @@ class EngineConfig:
     ha_allow_plain: str = setting(
         "", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret.", group="replication")
     ha_master_address: str = setting(
-        "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
+        "", "With SLAVE: host:port of the master's HA port. Empty: as namesrv_addr tells it.", key="haMasterAddress", group="replication")
     slave_timeout_ms: int = setting(
         3000, "With SYNC_MASTER: a put that is not confirmed in this time gets FLUSH_SLAVE_TIMEOUT.",
         key="slaveTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="replication")
@@ -443,7 +443,13 @@ class EngineConfig:
     @property
     def replicates(self) -> bool:
         """Whether the engine has a replicator: a master that listens or has peers, or a slave that has a master."""
-        return self.ha_port != 0 or bool(self.ha_peer_list) or self.broker_role == SLAVE and self.ha_master_address != ""
+        return (self.ha_port != 0 or bool(self.ha_peer_list) or self.broker_role == SLAVE and self.ha_master_address != ""
+                or self.learns_master)
+
+    @property
+    def learns_master(self) -> bool:
+        """Whether name servers tell a slave where its master is, since its settings do not."""
+        return self.broker_role == SLAVE and not self.ha_master_address and self.gateway_enable and bool(self.name_servers)
 
     @property
     def acks_flushed(self) -> bool:

@@ -7,8 +7,23 @@ its lock byte and adopts them.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from pyengine.engine.supervisor import main
+from pyengine.engine import supervisor
+from pyengine.engine_config import EngineConfig
+
+
+def find_master(root: Path, config: EngineConfig) -> str:
+    """Ask the name servers of a slave where its master is."""
+    from pyengine.gateway.registration import find_master as ask  # which few starts need
+
+    return ask(root, config)
+
+
+def main() -> int:
+    """Run the supervisor with the arguments of this process; its exit code."""
+    return supervisor.main(find_master=find_master)
+
 
 if __name__ == "__main__":
     sys.exit(main())

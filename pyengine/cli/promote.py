@@ -17,7 +17,7 @@ from pyengine.cli.output import NumberRange, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
-from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
+from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_masters, read_run_settings
 from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
@@ -142,7 +142,9 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
             raise StoreBusyError(_manual_steps(root, start, role))
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
         kept["broker_role"] = role
-        peers = _peers(load_config(root, start.settings))
+        slave = load_config(root, start.settings)
+        told = read_masters(memory.folder)[:1] if slave.learns_master else []
+        peers = _peers(slave, slave.ha_master_address or "".join(told))
         kept |= peers
         load_config(root, kept)  # settings that are wrong for a master are an error while it still runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
@@ -230,15 +232,16 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
             _judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)
         else:
             notes.append("it does not run, so the end of its master's log is unknown")
-        _write_role(root, role, notes, _peers(load_config(root, settings)))
+        slave = load_config(root, settings)
+        _write_role(root, role, notes, _peers(slave, slave.ha_master_address))
         return SLAVE if SLAVE in (last, configured) else None
 
 
-def _peers(slave: EngineConfig) -> dict[str, str]:
+def _peers(slave: EngineConfig, master_address: str) -> dict[str, str]:
     """Return `ha_peers` of the new master, the old one's address, if terms count (they need a secret) and none is set."""
-    if not slave.ha_secret_file or not slave.ha_master_address or slave.ha_peers:
+    if not slave.ha_secret_file or not master_address or slave.ha_peers:
         return {}
-    return {"ha_peers": slave.ha_master_address}
+    return {"ha_peers": master_address}
 
 
 def _write_role(root: Path, role: str, notes: list[str], peers: dict[str, str]) -> None:

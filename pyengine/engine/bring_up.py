@@ -25,11 +25,12 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.engine import log_file
-from pyengine.errors import CorruptionError, DiskFullError, EngineError, NotAStoreError, UsageError, command
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, EngineUnavailableError, NotAStoreError, UsageError, command
 from pyengine.events import Event, Report
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
@@ -113,9 +114,19 @@ def prepare_root(root: Path) -> None:
         raise NotAStoreError(f"{root} is not empty and holds no store: give a new or an empty directory")
 
 
-def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None) -> StartedEngine:
+FindMaster = Callable[[Path, EngineConfig], str]
+
+
+def no_name_servers(root: Path, config: EngineConfig) -> str:
+    """Refuse to look for a slave's master."""
+    raise EngineUnavailableError("no name server is asked where its master is: set ha_master_address")
+
+
+def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None,
+             find_master: FindMaster = no_name_servers) -> StartedEngine:
     """Recover the store and publish its engine's memory. The caller holds the lock exclusively; afterwards the lock is shared.
 
+    `find_master` asks name servers where the master of a slave is whose settings do not say it.
     Raises what recovery raises, and DiskFullError when shared memory, or the disk of a new store, has no room. A store
     that recovery finds damaged below its watermark comes up degraded: read-only, without
     workers.
@@ -134,7 +145,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     presence, confirm, is_recovered = None, 0, report.state is RecoveryState.RECOVERED
     if is_recovered:
         if config.broker_role == SLAVE and config.replicates:
-            report, presence = _join_master(store, config, report, remembered, progress)
+            report, presence = _join_master(store, config, report, remembered, progress, find_master)
         confirm, confirm_notes = settle_confirmed(root, config, report.end_offset, remembered)
         report = replace(report, notes=report.notes + confirm_notes + ask_peers(root, config))
     memory = _open_memory(root, config, engine_id, report, recorded, confirm)
@@ -223,8 +234,15 @@ def _note_confirmed(root: Path, remembered: int) -> None:
 
 
 def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryReport, remembered: int,
-                 progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
+                 progress: Progress | None, find_master: FindMaster) -> tuple[RecoveryReport, MasterLink | None]:
     """Ask the master where a new slave's log begins, or truncate what the master does not have (services/replication/ha_join.py)."""
+    if config.learns_master:
+        try:
+            config = replace(config, ha_master_address=find_master(Path(store.root), config))
+        except EngineUnavailableError as error:
+            if report.end_offset == 0:
+                raise EngineUnavailableError(f"a new slave asks its master where to begin: {error}") from None
+            return replace(report, notes=(*report.notes, f"the log was not compared with the master's: {error}")), None
     found = join(store, config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
         failpoint("cut_decided")

@@ -33,7 +33,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.engine.bring_up import PoolGrowth, bring_up, grow_queue_table, prepare_root, raise_descriptors
+from pyengine.engine.bring_up import (
+    FindMaster,
+    PoolGrowth,
+    bring_up,
+    grow_queue_table,
+    no_name_servers,
+    prepare_root,
+    raise_descriptors,
+)
 from pyengine.engine.children import Children, WorkerStarter
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import begin_process, kinds_of
@@ -105,8 +113,9 @@ class Arguments:
 class Supervisor:
     """One store's supervisor, from start to stop."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: Arguments, find_master: FindMaster) -> None:
         self._arguments = arguments
+        self._find_master = find_master
         self._root = arguments.root
         self._store: HeldStore
         self._loss: Loss | None = None
@@ -197,7 +206,8 @@ class Supervisor:
             elif config is None:
                 return ExitCode.OK  # the last worker has ended meanwhile
             else:
-                brought = bring_up(self._root, config, lock, lambda done, total: self._report({"progress": [done, total]}))
+                brought = bring_up(self._root, config, lock, lambda done, total: self._report({"progress": [done, total]}),
+                                   self._find_master)
                 self._memory, self._presence = brought.memory, brought.presence
                 overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
@@ -646,7 +656,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
                      given.report_fd, given.stop_timeout)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, find_master: FindMaster = no_name_servers) -> int:
     """Run a supervisor; return its exit code."""
     begin_process()
     faulthandler.enable()
@@ -656,7 +666,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         descriptor, root = arguments.report_descriptor, arguments.root
         if arguments.shared and os.fork():  # its starter may end before it, or reap children that it does not know
             os._exit(ExitCode.OK)
-        supervisor = Supervisor(arguments)
+        supervisor = Supervisor(arguments, find_master)
         code = supervisor.run()
         if not supervisor.must_restart:
             return code

@@ -106,9 +106,7 @@ class Gateway:
 
         name_server: Handlers = {}
         ports = await self._open_ports(broker, name_server, take_first)
-        advertised = config.gateway_advertised_host or host
-        shown = f"[{advertised}]" if ":" in advertised else advertised
-        address = Address(f"{shown}:{ports.broker}", config.broker_name, config.broker_cluster_name)
+        address = Address.of(config, ports.broker)
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         admin = Admin(reader, names, members, self._offsets, address, executor, self._use_settings)

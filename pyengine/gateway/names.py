@@ -161,6 +161,12 @@ class Address:
     broker_name: str
     cluster: str
 
+    @classmethod
+    def of(cls, config: EngineConfig, port: int) -> Address:
+        """Return the address of a gateway with these settings whose broker listens at `port`."""
+        host = config.gateway_advertised_host or config.gateway_listen_host
+        return cls(f"{f'[{host}]' if ':' in host else host}:{port}", config.broker_name, config.broker_cluster_name)
+
 
 class Names:
     """The topics and groups of one store. Used in the loop's thread; it writes files in the executor."""

@@ -16,28 +16,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import SLAVE, EngineConfig
-from pyengine.errors import EngineError, FormatError, UsageError, os_error_sentence
+from pyengine.errors import EngineError, EngineUnavailableError, FormatError, UsageError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, Request, TurnExecutor
 from pyengine.gateway.names import ORDERS_NAMESPACE, Address, Broker, Names, topic_fault, topics_document
 from pyengine.gateway.tls import CA_BYTES_MAX
-from pyengine.gateway.wire import WireError, as_object, read_json, read_object, write_json
+from pyengine.gateway.wire import Frame, WireError, as_object, read_json, read_object, write_json
 from pyengine.ipc.control_block import EngineMemory, now_ms, write_name_servers
 from pyengine.native import control as native
-from pyengine.services.replication.ha_stream import TABLES
+from pyengine.services.replication.ha_stream import TABLES, look_up
 from pyengine.settings import split_address
 from pyengine.storage.config_table import PERM_WRITE, TOPICS_FORMAT, NamedRows, TopicConfig
 
@@ -54,6 +56,7 @@ TOPICS_MAX = 400_000        # of all of them
 OBJECTS_MAX = TOPICS_MAX // 2        # in one registration: a quarter of the topics, and RocketMQ 5's attributes of each
 VALUES_MAX = TOPICS_MAX // 4 * 10
 ADDRESS_CHARS_MAX = 255
+ASK_INTERVAL_S = 2.0        # between two questions of a slave where its master is, while it is not linked
 TABLES_INTERVAL_S = 5.0     # between two questions of a slave for its master's tables
 _TABLE_CODES = (codes.GET_ALL_TOPIC_CONFIG, codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, codes.GET_ALL_CONSUMER_OFFSET,
                 codes.GET_ALL_DELAY_OFFSET)  # in the order of TABLES
@@ -76,6 +79,11 @@ class _Offer:
     fields: Mapping[str, str]
     body: bytes
 
+    @classmethod
+    def of(cls, identity: Mapping[str, str], ha_address: str, topics: Mapping[str, object]) -> _Offer:
+        body = write_json({"filterServerList": [], "topicConfigSerializeWrapper": topics})
+        return cls({**identity, "haServerAddr": ha_address, "compressed": "false", "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF)}, body)
+
 
 @dataclass(slots=True)
 class _NameServer:
@@ -87,9 +95,11 @@ class _NameServer:
     is_registered: bool = False
     problem: str = "it was not asked yet"
     since_ms: int = field(default_factory=now_ms)
+    master: str = ""  # the HA address of a slave's master, as it tells it
 
     def row(self) -> dict[str, Any]:
-        return {"address": self.address, "registered": self.is_registered, "since_ms": self.since_ms, "problem": self.problem}
+        return {"address": self.address, "registered": self.is_registered, "since_ms": self.since_ms, "problem": self.problem,
+                "master": self.master}
 
 
 class Registration:
@@ -105,9 +115,9 @@ class Registration:
         self._executor = executor
         self._report = report
         self._is_slave = config.broker_role == SLAVE
-        self._ca_file = Path(names.root) / config.gateway_namesrv_ca_file if config.gateway_namesrv_ca_file else None
-        self._identity = {"brokerName": address.broker_name, "brokerAddr": address.broker, "clusterName": address.cluster,
-                          "brokerId": str(config.number_in_routes)}
+        self._learns_master = config.learns_master
+        self._ca_file = _ca_file(names.root, config)
+        self._identity = _identity(config, address)
         self._ha_address = f"{address.broker.rpartition(':')[0]}:{config.ha_port}"
         # Connections of their own: those of clients are closed when they are idle.
         self._connections = Connections(connections.limits, connections.report)
@@ -115,7 +125,7 @@ class Registration:
         self._servers = [_NameServer(each) for each in config.name_servers]
         self._offer: _Offer | None = None
         self._offered: tuple[_Standing, NamedRows[TopicConfig]] | None = None
-        self._next_check_s = 0.0
+        self._next_check_s = self._next_ask_s = 0.0
         self._is_leaving = False
         self.takes_tables = self._is_slave and not config.ha_secret_file  # with a secret the link to the master has them
         self._master = ""                  # its address for clients, from name servers
@@ -129,8 +139,12 @@ class Registration:
         self._publish()
 
     async def check(self) -> None:
-        """Register again, with all name servers, if something has changed."""
+        """Register again, with all name servers, if something has changed, or to hear of a master that is not linked."""
         now_s = time.monotonic()
+        if self._learns_master and now_s >= self._next_ask_s and not native.load(self._memory.control.replicator, "linked"):
+            self._next_ask_s = now_s + ASK_INTERVAL_S
+            for server in self._servers:
+                server.changed.set()
         if now_s < self._next_check_s:
             return
         standing, topics = self._standing(), self._names.file_of_topics()
@@ -166,7 +180,7 @@ class Registration:
         """
         if not self._master:
             return
-        connection, faults = await self._connect(self._master, None), []
+        connection, faults = await _connect(self._connections, self._executor, self._master, None), []
         try:
             for code, (name, write) in zip(_TABLE_CODES, TABLES, strict=True):
                 answer = await connection.invoke(code, {}, timeout_s=LIMIT_S)
@@ -201,10 +215,7 @@ class Registration:
         if not standing.takes_puts:
             version["timestamp"] += 1
             mask = ~PERM_WRITE
-        body = write_json({"filterServerList": [], "topicConfigSerializeWrapper":
-                           topics_document(self._names.with_system_topics(topics), version, mask)})
-        return _Offer({**self._identity, "haServerAddr": self._ha_address, "compressed": "false",
-                       "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF)}, body)
+        return _Offer.of(self._identity, self._ha_address, topics_document(self._names.with_system_topics(topics), version, mask))
 
     # ---- one name server ----------------------------------------------------------
 
@@ -220,28 +231,26 @@ class Registration:
                 continue
             try:
                 await self._stay(server)
-            except TimeoutError:
-                problem = f"it did not answer within {LIMIT_S:g} s"
             except (OSError, EngineError, WireError) as error:
-                problem = os_error_sentence(error) if isinstance(error, OSError) else str(error)
+                pause_s = RETRY_MIN_S if server.is_registered else min(2 * pause_s, RETRY_MAX_S)
+                self._note(server, _sentence(error))
             else:
                 continue
-            pause_s = RETRY_MIN_S if server.is_registered else min(2 * pause_s, RETRY_MAX_S)
-            self._note(server, problem)
             await asyncio.sleep(pause_s)
 
     async def _stay(self, server: _NameServer) -> None:
         """Connect, and register until there is nothing to offer or the gateway ends; OSError if the connection ends or the name server
         refuses."""
-        connection = server.connection = await self._connect(server.address, self._ca_file)
+        connection = server.connection = await _connect(self._connections, self._executor, server.address, self._ca_file)
         try:
             while (offer := self._offer) is not None and not self._is_leaving:
                 server.changed.clear()
-                answer = await connection.invoke(codes.REGISTER_BROKER, offer.fields, offer.body, LIMIT_S)
-                if answer.code != codes.SUCCESS:
-                    raise OSError(f"it refuses the registration: {answer.code} {answer.remark or ''}")
-                self._note(server)
+                answer = await _register(connection, offer)
                 self._master = answer.fields.get("masterAddr", self._master)
+                if (told := _told_master(answer)) not in ("", server.master):
+                    server.master = told
+                    self._publish()
+                self._note(server)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(server.changed.wait(), INTERVAL_S)
                 if connection.is_closed:
@@ -259,20 +268,6 @@ class Registration:
             name, address = (write_json(self._identity[key]) for key in ("brokerName", "brokerAddr"))
             return answer.code == codes.SUCCESS and name in answer.body and address not in answer.body
         return False
-
-    async def _connect(self, address: str, ca_file: Path | None) -> Connection:
-        try:
-            host, port = split_address(address)
-        except ValueError as error:
-            raise EngineError(str(error)) from None
-        context = await self._executor.run(_trusting, ca_file) if ca_file else None
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self._connections, {}), host, port, ssl=context)
-        except UnicodeError as error:
-            raise EngineError(f"{host} cannot be the name of a host: {error}") from None
-        return connection
 
     def _ended(self, connection: Connection) -> None:
         for server in self._servers:
@@ -299,6 +294,107 @@ class Registration:
     def _publish(self) -> None:
         with contextlib.suppress(EngineError, OSError):  # then `status` shows what was written last
             write_name_servers(self._memory.folder, [server.row() for server in self._servers])
+
+
+def _identity(config: EngineConfig, address: Address) -> dict[str, str]:
+    return {"brokerName": address.broker_name, "brokerAddr": address.broker, "clusterName": address.cluster,
+            "brokerId": str(config.number_in_routes)}
+
+
+def _ca_file(root: str | os.PathLike[str], config: EngineConfig) -> Path | None:
+    return Path(root) / config.gateway_namesrv_ca_file if config.gateway_namesrv_ca_file else None
+
+
+async def _register(connection: Connection, offer: _Offer) -> Frame:
+    """Return the answer to a registration; OSError if it is refused."""
+    answer = await connection.invoke(codes.REGISTER_BROKER, offer.fields, offer.body, LIMIT_S)
+    if answer.code != codes.SUCCESS:
+        raise OSError(f"it refuses the registration: {answer.code} {answer.remark or ''}")
+    return answer
+
+
+def _told_master(answer: Frame) -> str:
+    """Return the HA address of a slave's master in the answer to its registration; "" if there is none, or it takes no slaves."""
+    address = answer.fields.get("haServerAddr", "")
+    with contextlib.suppress(ValueError):
+        if len(address) <= ADDRESS_CHARS_MAX and split_address(address)[1] > 0:
+            return address
+    return ""
+
+
+def find_master(root: Path, config: EngineConfig) -> str:
+    """Return the HA address of a slave's master, for its start, as the first of its name servers that knows it tells it.
+
+    EngineUnavailableError if none does. They tell it to brokers that register, so this one does, and leaves at once.
+    """
+    return asyncio.run(_find_master(root, config))
+
+
+async def _find_master(root: Path, config: EngineConfig) -> str:
+    connections, executor = Connections(Limits(), lambda host, text: None), TurnExecutor(1, "find-master")
+    offer = _Offer.of(_identity(config, Address.of(config, config.gateway_broker_port or 1)), "", topics_document({}, {"counter": 0}))
+    problems = []
+    try:
+        for server in config.name_servers:
+            try:
+                connection = await _connect(connections, executor, server, _ca_file(root, config))
+                try:
+                    told = _told_master(await _register(connection, offer))
+                finally:
+                    connection.abort()
+            except (OSError, EngineError, WireError) as error:
+                problems.append(f"{server}: {_sentence(error)}")
+            else:
+                if told:
+                    return told
+                problems.append(f"{server} knows no master of {config.broker_name} that takes slaves")
+    finally:
+        await connections.close()
+        executor.shutdown()
+    raise EngineUnavailableError(f"no name server tells where its master is ({'; '.join(problems)}): start it, or set ha_master_address")
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it did not answer within {LIMIT_S:g} s"
+    return os_error_sentence(error) if isinstance(error, OSError) else str(error)
+
+
+async def _connect(connections: Connections, executor: TurnExecutor, address: str, ca_file: Path | None) -> Connection:
+    """Connect to host:port; OSError, TimeoutError, EngineError."""
+    try:
+        host, port = split_address(address)
+    except ValueError as error:
+        raise EngineError(str(error)) from None
+    context = await executor.run(_trusting, ca_file) if ca_file else None
+    problem = OSError(f"{host} has no address")
+    async with asyncio.timeout(LIMIT_S):
+        for found in await _addresses(host, port):
+            try:
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(connections, {}), *found, ssl=context, server_hostname=host if context else None)
+            except OSError as error:
+                problem = error
+            else:
+                return connection
+    raise problem
+
+
+async def _addresses(host: str, port: int) -> list[tuple[str, int]]:
+    """Return the addresses of a host; the end of the loop does not wait for a resolver that hangs."""
+    loop = asyncio.get_running_loop()
+    is_found, lookup = asyncio.Event(), look_up(host, port)
+
+    def tell(_: Future[list[tuple[str, int]]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(is_found.set)
+
+    lookup.add_done_callback(tell)
+    await is_found.wait()
+    try:
+        return lookup.result()
+    except UnicodeError as error:
+        raise EngineError(f"{host} cannot be the name of a host: {error}") from None
 
 
 def _trusting(ca_file: Path) -> ssl.SSLContext:

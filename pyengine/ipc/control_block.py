@@ -463,6 +463,11 @@ def read_name_servers(folder: SharedFolder) -> list[dict[str, Any]]:
     return []
 
 
+def read_masters(folder: SharedFolder) -> list[str]:
+    """Return the HA addresses of this slave's master that name servers tell, those with which the gateway is registered."""
+    return list(dict.fromkeys(row["master"] for row in read_name_servers(folder) if row["registered"] and row.get("master")))
+
+
 def restart_differences(asked: EngineConfig, running: EngineConfig) -> list[str]:
     """Return a clause for each setting that needs a restart and whose value in `asked`, if not a default, differs from `running`."""
     return [f"{name} = {row.show(getattr(asked, name))} ({asked.origins[name]}) is asked for, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -17,8 +18,10 @@ import trustme
 
 from crash.replicas import free_port
 from fix_cli import run
-from fix_gateway import put_private, send_fields, start_served
+from fix_gateway import ServedStore, put_private, send_fields, start_served
 from fix_name_server import NameServer
+from fix_slave import secret_file
+from ha_proxy import FaultProxy
 from pyengine.cli.config import read_broker_conf
 from pyengine.errors import ConfigError
 from pyengine.gateway import codes, registration
@@ -27,7 +30,7 @@ from pyengine.gateway.gateway import repeat
 from pyengine.gateway.names import Address, Names
 from pyengine.gateway.registration import ClusterRoutes, Registration, _Identity
 from pyengine.gateway.wire import ANSWER, Frame
-from pyengine.ipc.control_block import read_name_servers
+from pyengine.ipc.control_block import read_masters, read_name_servers, write_name_servers
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, SubscriptionGroups, TopicConfig, TopicConfigs
@@ -326,13 +329,13 @@ def test_a_name_server_that_reads_nothing_keeps_neither_connections_nor_bytes(ma
     path = TopicConfigs(owner.root).path
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"topicConfigTable": {f"t{n}": {"perm": 6} for n in range(60_000)}}))  # more bytes than the kernel takes
-    connect = Registration._connect
+    connect = registration._connect
 
-    async def note(self, address, ca_file):
-        made.append(await connect(self, address, ca_file))
+    async def note(*arguments):
+        made.append(await connect(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(Registration, "_connect", note)
+    monkeypatch.setattr(registration, "_connect", note)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = SimpleNamespace(address=f"127.0.0.1:{silent.getsockname()[1]}")
         while_registered(owner, server, lambda: eventually(lambda: len(made) >= 4 and all(each.is_closed for each in made[:3]),
@@ -343,6 +346,94 @@ def test_a_name_of_a_host_that_cannot_be_one_is_reported(make_owner):
     owner = make_owner()
     script = partial(eventually, lambda: "a..b" in json.dumps(read_name_servers(owner.memory.folder)[0]["problem"]), "it says so")
     assert "a..b cannot be the name of a host" in while_registered(owner, SimpleNamespace(address="a..b:1"), script)[0]
+
+
+def test_a_resolver_that_hangs_does_not_delay_the_end(make_owner, hung_resolver):
+    server = SimpleNamespace(address="hung.example:1")
+    assert while_registered(make_owner(), server, lambda: eventually(lambda: hung_resolver.asked, "the name is looked up")) == []
+    assert hung_resolver.is_hung, "it has ended all the same"
+
+
+# ---- where a slave's master is ----------------------------------------------------------
+
+
+def tell_slaves(server: NameServer, ha_address: str) -> None:
+    """Let the name server answer registrations of slaves as RocketMQ's does while their master's HA address is this."""
+    server.answer = lambda frame: Frame(
+        codes.SUCCESS, {"masterAddr": "127.0.0.1:1", "haServerAddr": ha_address} if frame.fields.get("brokerId", "0") != "0" else {},
+        opaque=frame.opaque, flag=ANSWER)
+
+
+def test_a_slave_follows_the_master_that_name_servers_tell_and_goes_where_it_goes(tmp_path, name_server):
+    port, secret = free_port(), secret_file(tmp_path)
+    master = start_served(tmp_path / "master", ha_listen_port=port, ha_secret_file=secret)
+    with FaultProxy(port) as other, contextlib.ExitStack() as stack:
+        stack.callback(master.close)
+        assert master.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"first").code == codes.SUCCESS
+        tell_slaves(name_server, f"127.0.0.1:{port}")
+        slave = start_served(tmp_path / "slave", namesrv_addr=name_server.address, broker_role="SLAVE", ha_secret_file=secret)
+        stack.callback(slave.close)
+
+        def link() -> dict[str, object]:
+            found = run("status", slave.root, "--json").document["replication"]
+            return {"linked": found["linked"], "addresses": [each["address"] for each in found["links"]]}
+
+        eventually(lambda: link() == {"linked": True, "addresses": [f"127.0.0.1:{port}"]}, "it follows", 60)
+        tell_slaves(name_server, f"127.0.0.1:{other.port}")
+        name_server.drop()  # it registers again at once
+        eventually(lambda: link() == {"linked": True, "addresses": [f"127.0.0.1:{other.port}"]}, "it follows to the new address", 60)
+        assert f"name servers tell of the master 127.0.0.1:{other.port}" in slave.engine.log()
+        tell_slaves(name_server, "nowhere:0")
+        name_server.drop()
+        eventually(lambda: len(name_server.registrations()) > 3, "it is told of no usable one", 60)
+        assert master.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"second").code == codes.SUCCESS
+        eventually(lambda: slave.engine.positions()["wrote"] == master.engine.positions()["wrote"], "it goes on with the last one", 60)
+        assert link()["addresses"] == [f"127.0.0.1:{other.port}"]
+
+
+def test_a_new_slave_whose_master_no_name_server_knows_does_not_start(tmp_path, name_server):
+    away = free_port()
+    done = run("start", tmp_path / "slave", *(word for pair in (
+        "broker_role=SLAVE", "gateway_enable=true", "gateway_broker_port=0", f"namesrvAddr=127.0.0.1:{away};{name_server.address}")
+        for word in ("--set", pair)))
+    assert done.code == 1 and f"{name_server.address} knows no master of broker-a that takes slaves" in done.stderr
+    assert f"127.0.0.1:{away}: " in done.stderr and "set ha_master_address" in done.stderr
+    assert not name_server.brokers, "it is in no route"
+
+
+def test_a_slave_stays_with_its_master_while_one_name_server_tells_it(make_owner):
+    folder = make_owner().folder
+    for rows, told in (
+            ([("a:1", True), ("b:1", True), ("a:1", True), ("", True)], ["a:1", "b:1"]), ([("a:1", False)], []), ([], [])):
+        write_name_servers(folder, [{"registered": is_registered, "master": master} for master, is_registered in rows])
+        assert read_masters(folder) == told
+
+
+@pytest.mark.ci
+def test_the_other_slave_follows_the_one_that_is_promoted(tmp_path):
+    port, secret = free_port(), secret_file(tmp_path)
+    with contextlib.ExitStack() as stack:
+
+        def begin(name: str, **settings) -> ServedStore:
+            found = start_served(tmp_path / name, namesrvAddr=f"127.0.0.1:{port}", ha_secret_file=secret, **settings)
+            stack.callback(found.close)
+            return found
+
+        host = begin("host", gateway_namesrv_cluster=True, gateway_namesrv_port=port, brokerName="broker-h")
+        master = begin("master", ha_listen_port=free_port())
+        eventually(lambda: "broker-a" in route(host, "TBW102"), "the master is in the routes", 60)
+        first, second = (begin(f"slave{number}", broker_role="SLAVE", brokerId=number) for number in (1, 2))
+        assert master.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"first").code == codes.SUCCESS
+        for slave in (first, second):
+            eventually(lambda slave=slave: slave.engine.positions()["wrote"] == master.engine.positions()["wrote"], "both have it", 60)
+        master.engine.kill_all()
+        assert "is a master now" in run("promote", first.root, "--set", f"ha_listen_port={free_port()}").stdout
+        config = load_config(first.root, {}, {})
+        assert config.ha_peers == f"127.0.0.1:{master.engine.settings['ha_listen_port']}", "the old master will hear of it"
+        assert first.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"second").code == codes.SUCCESS
+        pid = second.engine.pid("replicator")
+        eventually(lambda: second.engine.positions()["wrote"] == first.engine.positions()["wrote"], "the other one follows it", 60)
+        assert second.engine.pid("replicator") == pid
 
 
 # ---- the gateway's own name server takes brokers ----------------------------------------

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pyengine.errors import EngineError
 from pyengine.events import Event
 from pyengine.formats.ha_wire import Introduction
+from pyengine.ipc.control_block import read_masters
 from pyengine.ipc.replication import Link, Replication
 from pyengine.ipc.session_client import OpenSession
 from pyengine.native import control as native
@@ -61,7 +62,9 @@ ANSWER_WAIT_NS = 5_000_000                 # one wait for the writer or the flus
 REFUSED_PAUSE_NS = 200_000_000
 ANSWER_NS_MAX = 1_000_000_000  # longest wait of an orderly stop for the pending entry
 HEALTHY_NS = 10_000_000_000     # a link that lasted so long, or delivered records, is retried at once
+LOOK_NS = 500_000_000           # between two looks where name servers say that the master is
 NEVER_NS = 1 << 62
+UNKNOWN = "unknown"             # the address of a master that no name server has told yet
 REJOIN = "restart this slave: it cuts what its master does not have"
 MASTER_LOST = ("this slave has reported more than that, so the master has lost it: promote this slave (pyengine promote), or "
                "restart it with ha_cut=any to lose it here too")
@@ -99,7 +102,8 @@ class HAClient(Service):
         self._load_master_end = native.loader(control.replicator, "master_end")
         self._store_master_end = native.storer(control.replicator, "master_end")
         self._config = config
-        self._address = config.ha_master_address
+        self._address = config.ha_master_address or UNKNOWN
+        self._look_ns = 0
         self._call = MasterCall(Secret(context.store.root, config), PlainPeers(config), self._introduce, self._check_peer)
         self._open_session = open_session
         self._clock_ns = clock_ns
@@ -138,8 +142,8 @@ class HAClient(Service):
         try:
             if self._memory.state == native.STATE_STOPPING:
                 self._finish()
-            elif self._link is None or self._writer is None:
-                if now_ns < self._retry_ns or not self._is_settled():
+            elif self._has_moved(now_ns) or self._link is None or self._writer is None:
+                if now_ns < self._retry_ns or self._address == UNKNOWN or not self._is_settled():
                     return False
                 self._connect()
             elif self._follow is not None and self._is_plain(self._link):
@@ -200,6 +204,24 @@ class HAClient(Service):
             self._end_session()
 
     # ---- connecting -----------------------------------------------------------------
+
+    def _has_moved(self, now_ns: int) -> bool:
+        """Return whether the address has changed, as name servers tell it if the settings do not (RocketMQ: updateHaMasterAddress).
+
+        It stays while one of them tells the present one, so that those that disagree for a while do not end the link.
+        """
+        if not self._config.learns_master or now_ns < self._look_ns:
+            return False
+        self._look_ns = now_ns + LOOK_NS
+        told = read_masters(self._memory.folder)
+        if not told or self._address in told:
+            return False
+        self._drop(f"name servers tell of the master {told[0]}" if self._link is not None else "", 0.0)
+        self._status.close()
+        self._address = told[0]
+        self._status = self._open_status(LINK_CONNECTING)
+        self._tries, self._served_from, self._differs_at, self._from_byte_1 = 0, 0, -1, False
+        return True
 
     def _is_settled(self) -> bool:
         """Return whether the own log can be reported: it is all in the files, and as durable as reports promise."""
