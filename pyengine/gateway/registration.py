@@ -461,8 +461,8 @@ class ClusterRoutes:
     def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
         if name not in self._lists:
             topics: dict[str, TopicConfig] = {}
-            for broker in self._brokers.values():
-                topics = broker.topics | topics
+            for broker in reversed(self._brokers.values()):  # the first one's row is told
+                topics.update(broker.topics)
             self._lists[name] = make(topics)
         return self._lists[name]
 

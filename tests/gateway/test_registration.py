@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import ssl
+import struct
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ import trustme
 
 from crash.replicas import free_port
 from fix_cli import run
-from fix_gateway import ServedStore, put_private, send_fields, start_served
+from fix_gateway import Client, ServedStore, put_private, send_fields, start_served
 from fix_name_server import NameServer
 from fix_slave import secret_file
 from ha_proxy import FaultProxy
@@ -29,7 +30,7 @@ from pyengine.gateway.connections import Connections, Limits, TurnExecutor
 from pyengine.gateway.gateway import repeat
 from pyengine.gateway.names import Address, Names
 from pyengine.gateway.registration import ClusterRoutes, Registration, _Identity
-from pyengine.gateway.wire import ANSWER, Frame
+from pyengine.gateway.wire import ANSWER, Frame, WireError, encode_frame
 from pyengine.ipc.control_block import read_masters, read_name_servers, write_name_servers
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
@@ -593,6 +594,79 @@ def test_with_access_keys_a_broker_needs_an_admins_or_a_known_address(tmp_path):
     put_private(store.root / "config/plain_acl.yml", b"globalWhiteRemoteAddresses:\n- 127.0.0.1\naccounts: []\n")
     eventually(lambda: route(store, "TBW102"), "it has registered")
     store.close()
+
+
+# ---- hostile frames -----------------------------------------------------------------------
+
+HARMLESS = (codes.REGISTER_BROKER, codes.UNREGISTER_BROKER, codes.QUERY_DATA_VERSION, codes.GET_ROUTEINFO_BY_TOPIC,
+            codes.GET_BROKER_CLUSTER_INFO, codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, codes.GET_TOPICS_BY_CLUSTER, codes.GET_KV_CONFIG,
+            codes.GET_KVLIST_BY_NAMESPACE, codes.GET_NAMESRV_CONFIG, codes.GET_UNIT_TOPIC_LIST, 9999, -1, 1 << 31)
+HARMFUL = (codes.WIPE_WRITE_PERM_OF_BROKER, codes.DELETE_TOPIC_IN_NAMESRV, codes.PUT_KV_CONFIG, codes.DELETE_KV_CONFIG,
+           codes.UPDATE_NAMESRV_CONFIG, codes.REGISTER_BROKER, codes.UNREGISTER_BROKER)  # for those who may
+
+
+def strange(rng, *known: str) -> str:
+    return rng.choice([*known, *known, "", " ", "x" * 70_000, "a/b", "\0", "\ud800", "é%|", "-1", "0", str(1 << 70), "1e9", "true"])
+
+
+def hostile(rng, number: int, victim: dict[str, str], asked: tuple[int, ...]) -> bytes:
+    """One frame with a name server's code and wrong fields, body or lengths, or a forged name."""
+    fields = {name: strange(rng, forged) for name, forged in (
+        ("brokerName", victim.get("name", f"forged-{number % 9}")), ("brokerAddr", victim.get("address", f"10.66.0.{number % 200}:1")),
+        ("clusterName", "DefaultCluster"), ("brokerId", "0"), ("haServerAddr", "10.66.0.1:2"), ("topic", "v_1"), ("namespace", "n"),
+        ("key", "k"), ("value", "v"), ("compressed", "false"), ("bodyCrc32", "0"), ("cluster", "DefaultCluster")) if rng.random() < 0.9}
+    rows = {f"h{each}": {"perm": rng.choice([6, -1, "x", 1 << 40]), "readQueueNums": rng.choice([4, 1 << 30, None])} for each in "abc"}
+    table = {"dataVersion": {"counter": number, "stateVersion": rng.choice([0, 1 << 62, 1 << 80, -5, "x"])}, "topicConfigTable": rows}
+    body = rng.choice([b"", b"{", b"[" * 5000, rng.randbytes(2000), b'{"topicConfigSerializeWrapper":1e999}',
+                       json.dumps({"topicConfigSerializeWrapper": table}).encode()])
+    frame = bytearray(encode_frame(Frame(rng.choice(asked), fields, body, opaque=number, form=rng.choice([0, 0, 1]))))
+    if rng.random() < 0.3:  # flipped bits, of lengths too
+        for _ in range(rng.randrange(1, 4)):
+            frame[rng.randrange(min(len(frame), 200))] ^= 1 << rng.randrange(8)
+    return bytes(frame)
+
+
+def attack(store, rng, count: int, victim: dict[str, str], asked: tuple[int, ...]) -> None:
+    """Send `count` hostile frames from another host, over connections that end in the middle."""
+    number = 0
+    while number < count:
+        with contextlib.suppress(OSError), Client(store.ports[0], own_host="127.0.0.66") as client:
+            client.socket.settimeout(0.05)
+            for _ in range(rng.randrange(1, 30)):
+                number += 1
+                with contextlib.suppress(UnicodeError, OverflowError, struct.error, WireError):
+                    client.socket.sendall(hostile(rng, number, victim, asked))
+            client.socket.recv(1 << 16)
+
+
+def test_hostile_frames_to_the_name_server_hurt_nobody_else(host, rng):
+    with Client(host.ports[0], own_host="127.0.0.2") as victim:
+        register(victim, "victim", "10.0.5.1:1", "v_1")
+        before = route(host, "v_1"), route(host, "TBW102")["broker-h"]
+        attack(host, rng, 1500, {}, HARMLESS)
+        assert (route(host, "v_1"), route(host, "TBW102")["broker-h"]) == before
+        assert register(victim, "victim", "10.0.5.1:1", "v_1", "v_2", version=2).code == codes.SUCCESS and route(host, "v_2")
+    eventually(lambda: not {name for name in route(host, "TBW102") if name.startswith("forged")}, "what they registered ends with them")
+    assert host.engine.incarnation("gateway") == 1
+
+
+def test_with_access_keys_forged_names_hurt_nobody(tmp_path, rng):
+    port = free_port()
+    (tmp_path / "store" / "config").mkdir(parents=True)
+    put_private(tmp_path / "store/config/plain_acl.yml", b"globalWhiteRemoteAddresses:\n- 127.0.0.1\n- 127.0.0.2\naccounts: []\n")
+    store = start_served(tmp_path / "store", gateway_namesrv_cluster=True, gateway_namesrv_port=port, namesrvAddr=f"127.0.0.1:{port}",
+                         acl_enable=True)
+    try:
+        eventually(lambda: route(store, "TBW102"), "it has registered")
+        with Client(store.ports[0], own_host="127.0.0.2") as victim:
+            register(victim, "victim", "10.0.5.1:1", "v_1")
+            before = route(store, "v_1"), route(store, "TBW102"), perms(store, "v_1")
+            attack(store, rng, 1000, {"name": "victim", "address": "10.0.5.1:1"}, HARMFUL)
+            assert (route(store, "v_1"), route(store, "TBW102"), perms(store, "v_1")) == before
+            asked = victim.ask(codes.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})
+            assert asked.code == codes.QUERY_NOT_FOUND and store.engine.incarnation("gateway") == 1
+    finally:
+        store.close()
 
 
 def test_three_hosts_are_a_cluster_by_themselves(tmp_path):
