@@ -1013,7 +1013,7 @@ class Consumer:
         at, seen = self._empty.get(held.queue_id, (-1, None))
         if at == held.position and seen is not None and not self._reader._has_arrived(seen):
             return False
-        if held.flight.last is not None and held.last is None and not self._know_same_history(held):
+        if held.flight.last is not None and held.last is None and not held.know_same_history(self._reader, self.topic):
             return False
         look = self._reader._look(self.topic, held.queue_id, self._options.level)
         options, count = self._options, max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
@@ -1049,18 +1049,6 @@ class Consumer:
             held.last = messages[-1]
         held.settle()
         return bool(messages)
-
-    def _know_same_history(self, held: AssignedQueue) -> bool:
-        """Drop what earlier holders have saved of a queue if the log has lost the newest of those messages; whether that is known."""
-        assert held.flight.last is not None
-        offset, *identity = held.flight.last
-        try:
-            found = self._reader.get_message(self.topic, held.queue_id, offset, 1, level=ReadLevel.WRITTEN)
-        except StoreBusyError:  # the store is being recovered
-            return False
-        if found.status is not GetStatus.OFFSET_TOO_SMALL and [list(Identity.of(each)) for each in found.messages] != [identity]:
-            held.flight.forget()
-        return True
 
     def _return_to_end(self, held: AssignedQueue) -> None:
         """Continue at the end from a position after it, unless only this level does not reach it yet."""
@@ -1442,7 +1430,7 @@ class Consumer:
     def _has_same_history(self, held: AssignedQueue) -> bool:
         """Whether the message that was read last is still at the same offset of the log."""
         if held.last is None:  # nothing was read yet, but an earlier holder may have saved what it had read last
-            return held.flight.last is not None and self._know_same_history(held) and held.flight.last is not None
+            return held.flight.last is not None and held.know_same_history(self._reader, self.topic) and held.flight.last is not None
         found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return True

@@ -35,13 +35,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyengine.errors import StoreBusyError
 from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers
-from pyengine.storage.acknowledgements import AckFile, InFlight, SavedQueue, SharedLog, SharedQueue, new_tenure
+from pyengine.results import GetStatus, ReadLevel
+from pyengine.storage.acknowledgements import AckFile, Identity, InFlight, SavedQueue, SharedLog, SharedQueue, new_tenure
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.engine_id import read_epoch
 
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
+    from pyengine.storage.store_reader import StoreReader
 
 HEARTBEAT_INTERVAL_S = 0.5
 FEW_MEMBERS = 8
@@ -210,18 +213,22 @@ class GroupSession:
         kept: set[int] = set()
 
         def change(table: Table) -> None:
-            if read_epoch(self._root) != self.epoch:
-                raise HistoryChangedError
-            row = table.get(self._key, {})
-            held = {claim for claim in {*offsets, *(states or ())} if self._members.holds(claim)}
-            self._acks.append([state for claim, state in (states or {}).items() if claim in held], row, is_durable=True)
-            if moved := {claim.queue_id: offset for claim, offset in offsets.items() if claim in held}:
-                table[self._key] = row | moved
             kept.clear()
-            kept.update(claim.queue_id for claim in held)
+            kept.update(self.commit_in(table, offsets, states or {}))
 
         self._offsets.update(change)
         return kept
+
+    def commit_in(self, table: Table, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue]) -> set[int]:
+        """The same in the table of an update by the caller, who has the lock of the offsets."""
+        if read_epoch(self._root) != self.epoch:
+            raise HistoryChangedError
+        row = table.get(self._key, {})
+        held = {claim for claim in {*offsets, *states} if self._members.holds(claim)}
+        self._acks.append([state for claim, state in states.items() if claim in held], row, is_durable=True)
+        if moved := {claim.queue_id: offset for claim, offset in offsets.items() if claim in held}:
+            table[self._key] = row | moved
+        return {claim.queue_id for claim in held}
 
     def give_back(self, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue] | None = None) -> set[int]:
         """Store these and release the queues of `offsets`; the errors are those of commit(), and then no queue is released."""
@@ -384,6 +391,18 @@ class AssignedQueue:
         self.buffer.clear()
         self.position = next_offset
         self.flight.undeliver(delivered_end, done, again)
+
+    def know_same_history(self, reader: StoreReader, topic: str) -> bool:
+        """Drop what earlier holders have saved if the log has lost the newest of those messages; whether that is known."""
+        assert self.flight.last is not None
+        offset, *identity = self.flight.last
+        try:
+            found = reader.get_message(topic, self.queue_id, offset, 1, level=ReadLevel.WRITTEN)
+        except StoreBusyError:  # the store is being recovered
+            return False
+        if found.status is not GetStatus.OFFSET_TOO_SMALL and [list(Identity.of(each)) for each in found.messages] != [identity]:
+            self.flight.forget()
+        return True
 
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered before."""
