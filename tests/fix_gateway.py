@@ -19,6 +19,8 @@ import trustme
 from fix_engine import SMALL, RunningEngine
 from pyengine.gateway import codes
 from pyengine.gateway.wire import Frame, decode_frame, encode_frame
+from pyengine.ipc.sessions import connect_socket
+from pyengine.ipc.shared_objects import GATEWAY_SOCKET, find_folder
 from waiting import eventually, scaled_timeout_s
 
 _PORTS = re.compile(r"(?:name server at 127\.0\.0\.1:(\d+)|no name server of its own), broker \S+ at 127\.0\.0\.1:(\d+)")
@@ -112,6 +114,16 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LocalClient(Client):
+    """A connection to the gateway's Unix socket, for a client at `address`."""
+
+    def __init__(self, root: Path, address: str | None = None, **fields: object) -> None:
+        self.socket = connect_socket(find_folder(root).path, 30.0, GATEWAY_SOCKET)
+        self.told, self._answers = [], {}
+        if address is not None:
+            assert self.ask(codes.INTRODUCE, {"address": address, **fields}).code == codes.SUCCESS
 
 
 class TlsClient(Client):

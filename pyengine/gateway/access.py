@@ -35,11 +35,13 @@ UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 _LIST_CODES = frozenset((codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CONFIG, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG))
 _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CONFIG, codes.DELETE_TOPIC_IN_BROKER,
-                          codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP)) | _LIST_CODES
+                          codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP,
+                          codes.SET_MESSAGE_REQUEST_MODE)) | _LIST_CODES
 # Changes at the name server, whose other requests need no key.
 NAME_SERVER_CODES = frozenset((
     codes.REGISTER_BROKER, codes.UNREGISTER_BROKER, codes.DELETE_TOPIC_IN_NAMESRV, codes.WIPE_WRITE_PERM_OF_BROKER,
     codes.ADD_WRITE_PERM_OF_BROKER, codes.PUT_KV_CONFIG, codes.DELETE_KV_CONFIG, codes.UPDATE_NAMESRV_CONFIG))
+_POP_CODES = frozenset((codes.POP_MESSAGE, codes.NOTIFICATION, codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME))
 _REPLY_CODES = frozenset((codes.SEND_REPLY_MESSAGE, codes.SEND_REPLY_MESSAGE_V2))
 _SEND_CODES = frozenset((codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE)) | _REPLY_CODES
 # Group by the code of the request that names it in its header.
@@ -95,7 +97,7 @@ class AccessList:
         """Return a handler that checks each request, and calls the given one for those that are allowed."""
         def guarded(request: Request) -> Any:
             host = request.connection.host
-            fault = self.fault(request.frame, host, request.connection.is_secure)
+            fault = self.fault(request.frame, host, request.connection.is_secure, is_signed=request.connection.is_local)
             if fault:
                 report(host, f"request {request.frame.code} is refused: {fault}")
                 return Answer(codes.SYSTEM_ERROR, _EXCEPTION + fault)
@@ -118,8 +120,9 @@ class AccessList:
 
         return refusal
 
-    def fault(self, frame: Frame, host: str, is_secure: bool = False) -> str:
-        """Return RocketMQ's sentence why a request from this address is refused, "" if it is allowed."""
+    def fault(self, frame: Frame, host: str, is_secure: bool = False, *, is_signed: bool = False) -> str:
+        """Return RocketMQ's sentence why a request from this address is refused, "" if it is allowed. `is_signed`: a worker of this
+        engine has checked the signature."""
         rules = self._rules
         for addresses in rules.white:
             if addresses.match(host):
@@ -134,7 +137,7 @@ class AccessList:
             return f"accessKey={key} is for connections with TLS only"
         if account.white.match(host) and (account.is_admin or frame.code not in _LIST_CODES):
             return ""
-        if not _is_signed(frame, account.secret):
+        if not (is_signed or _is_signed(frame, account.secret)):
             return f"Check signature failed for accessKey={key}"
         try:
             needed = self._needed(frame)
@@ -167,6 +170,10 @@ class AccessList:
                 needs(topic, SUB if topic.startswith(RETRY_PREFIX) else PUB)
         elif code in (codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
             needs(fields.get("topic"), SUB)
+            needs_group(fields.get("consumerGroup"))
+        elif code in _POP_CODES:
+            if not fields.get("topic", "").startswith(RETRY_PREFIX):  # as of a handle of a retry: it is the group's
+                needs(fields.get("topic"), SUB)
             needs_group(fields.get("consumerGroup"))
         elif code == codes.QUERY_MESSAGE:
             needs(fields.get("topic"), SUB)

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
+import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -160,6 +162,15 @@ class Connections:
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
+    async def listen_local(self, listener: socket.socket, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> None:
+        """Serve these codes at a Unix socket, to workers of this engine that each of their clients has a connection of.
+
+        They bound the number of their clients themselves, and have checked who these are.
+        """
+        served: ChainMap[int, Handler] = ChainMap({codes.INTRODUCE: introduce}, cast(Handlers, handlers))
+        self._servers.append(await asyncio.get_running_loop().create_unix_server(
+            lambda: Connection(self, served, take_first, is_local=True), sock=listener, start_serving=False))
+
     async def start(self) -> None:
         for server in self._servers:
             await server.start_serving()
@@ -167,7 +178,7 @@ class Connections:
 
     def refusal(self, host: str) -> str:
         """Return why one more connection from that host is refused, "" if it is not."""
-        limits, taken = self.limits, [each.host for each in self.open]
+        limits, taken = self.limits, [each.host for each in self.open if not each.is_local]
         if (left := self.left_bytes[host]) > limits.memory_bytes_max // 2 or self.left_bytes.total() > limits.memory_bytes_max:
             return f"{left} bytes of lost connections from there still wait in the gateway (gateway_memory_max_bytes)"
         if self._tls is not None:
@@ -255,8 +266,10 @@ class Connections:
 class Connection(asyncio.Protocol):
     """One client. `address` is host:port as RocketMQ writes it, `born_host` the same as in a message."""
 
-    def __init__(self, owner: Connections, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> None:
+    def __init__(self, owner: Connections, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None, *,
+                 is_local: bool = False) -> None:
         self._owner = owner
+        self.is_local = is_local
         self._handlers = handlers
         self._take_first = take_first
         self._limits = owner.limits
@@ -273,9 +286,10 @@ class Connection(asyncio.Protocol):
         self._opaque = itertools.count(1)
         self._invoked: dict[int, asyncio.Future[Frame]] = {}
         self.host, self.address, self.born_host = "", "", b""
+        self._is_introduced_secure = False
         self.frame_bytes_max = owner.limits.frame_bytes_max
         self.active_s = time.monotonic()
-        self.idle_s = owner.limits.idle_s  # after which it is closed
+        self.idle_s = math.inf if is_local else owner.limits.idle_s  # after which it is closed
         self.is_closed = True
         self.in_order = asyncio.Lock()  # for requests whose handler may wait, and whose order must not change
         self.waiting = 0                # pending requests of that kind
@@ -284,16 +298,19 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername") or ("0.0.0.0", 0)
-        self.host = str(peer[0])
-        self.address = f"[{self.host}]:{peer[1]}" if ":" in self.host else f"{self.host}:{peer[1]}"
+        host, port = ("127.0.0.1", 0) if self.is_local else (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         with contextlib.suppress(UsageError):  # a link-local address has no form in a message
-            self.born_host = encode_host(self.address)
+            self.be_from(str(host), f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
         self.is_closed = False
-        if why := self._owner.refusal(self.host):
+        if not self.is_local and (why := self._owner.refusal(self.host)):
             self.fail(why)
             return
         self._owner.open.add(self)
+
+    def be_from(self, host: str, address: str) -> None:
+        """Note where its client is; UsageError, with that noted, for an address that has no form in a message."""
+        self.host, self.address = host, address
+        self.born_host = encode_host(address)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = self._has_left = True
@@ -544,8 +561,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_secure(self) -> bool:
-        """Whether it uses TLS."""
-        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
+        """Whether it uses TLS, or stands for a client that does."""
+        return self._is_introduced_secure or self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     def report(self, sentence: str) -> None:
         """Report a sentence about this client, one of the few a minute that the log takes."""
@@ -557,6 +574,18 @@ class Connection(asyncio.Protocol):
             self.is_closed = True
             self.report(f"the connection of {self.address} is closed: {why}")
             self._transport.abort()
+
+
+def introduce(request: Request) -> Answer:
+    """Take the address of the client that a local connection stands for, and whether it speaks TLS to its worker."""
+    address = request.text("address")
+    try:
+        encode_host(address)
+        request.connection.be_from(address.rpartition(":")[0].strip("[]"), address)
+    except UsageError as error:
+        return Answer(codes.SYSTEM_ERROR, str(error))
+    request.connection._is_introduced_secure = request.flag("secure")
+    return Answer()
 
 
 # ---- threads ------------------------------------------------------------------------

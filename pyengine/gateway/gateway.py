@@ -26,6 +26,7 @@ from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TakeFirst, TurnExecutor
 from pyengine.gateway.members import Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer, OwnRoutes
+from pyengine.gateway.pop import TICK_S, Assignments, Pops
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
 from pyengine.gateway.registration import CHECK_S, TABLES_INTERVAL_S, ClusterRoutes, Registration
@@ -33,7 +34,8 @@ from pyengine.gateway.sends import NOT_AVAILABLE, NOT_RESUMED, REGION, Ends, Put
 from pyengine.gateway.tls import TlsHandler
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.sessions import bound_socket
+from pyengine.ipc.shared_objects import GATEWAY_SOCKET, find_folder
 from pyengine.results import PutStatus
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class Gateway:
         self._offsets = GroupOffsets(reader, self._executor)
         self.pulls: Pulls | None = None
         self.members: Members | None = None
+        self.pops: Pops | None = None
         self._ends: Ends | None = None
         self._registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,8 +116,10 @@ class Gateway:
         pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report, admin.counts.count_gets)
         ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
+        pops = self.pops = Pops(reader, names, self._offsets, pulls, sends.give_back, executor, partial(self.connections.report, "gateway"))
+        assignments = Assignments(names, members, pops, config.broker_name)
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
-        for part in (members, positions, pulls, sends, ends, admin, relays):
+        for part in (members, positions, pulls, pops, assignments, sends, ends, admin, relays):
             broker.update(part.handlers)
         if names.is_of_slave:
             broker.update(refused_by_slave())
@@ -129,12 +134,13 @@ class Gateway:
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
             name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES & name_server.keys()})
             self.connections.rights = access.rights(refusals)
-        self.connections.when_closed += [members.closed, pulls.closed]
+        self.connections.when_closed += [members.closed, pulls.closed, pops.closed]
+        members.when_left.append(pops.left)
         logger = logging.getLogger("asyncio")
         logger.addHandler(self._asyncio_log)
         logger.propagate = False
         self._puts.start()
-        pulls.start()
+        pulls.arrivals.start()
         await self.connections.start()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (
@@ -142,6 +148,7 @@ class Gateway:
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
             repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
+            repeat(TICK_S, pops.tick, self._report, "messages whose time is over cannot be delivered again"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
             *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE) for watched in self._watched))]
@@ -163,6 +170,7 @@ class Gateway:
                 await listen(host, config.gateway_broker_port - VIP_DISTANCE, broker, take_first)
             if config.gateway_namesrv_cluster or not config.name_servers:
                 name_port = await listen(host, config.gateway_namesrv_port, name_server)
+            await self.connections.listen_local(bound_socket(find_folder(self._reader.root).path, GATEWAY_SOCKET), broker, take_first)
         except EngineError as error:
             raise OSError(errno.EINVAL, str(error)) from error
         except OSError as error:
@@ -223,11 +231,13 @@ class Gateway:
         await asyncio.sleep(0)
         await self.connections.close()
         if self.pulls is not None:
-            await loop.run_in_executor(None, self.pulls.close)
+            await loop.run_in_executor(None, self.pulls.arrivals.close)
         try:
             await self._offsets.flush()
         except Exception as error:  # noqa: BLE001 - the rest must be closed too
             self._report(Event.WORK_BLOCKED, f"the groups' last offsets could not be written: {_sentence(error)}")
+        if self.pops is not None:
+            self.pops.close()
         self._executor.shutdown(wait=True, cancel_futures=True)  # of connections that are closed
         if self._ends is not None:
             self._ends.close()

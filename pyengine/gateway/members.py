@@ -156,6 +156,7 @@ class Members:
         self._connection_of: dict[str, Connection] = {}  # by the client id of a producer
         self._id_counts: dict[tuple[Connection, str], int] = {}  # in how many producer groups a connection uses a client id
         self._weight = 0  # of all groups' subscriptions
+        self.when_left: list[Callable[[Connection, str], None]] = []  # called with a client's connection and the group that it leaves
         self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
         self.handlers: Handlers = {
             codes.HEART_BEAT: self.heart_beat,
@@ -246,6 +247,8 @@ class Members:
             self._leave_producers(request.connection, name)
         if name := fields.get("consumerGroup"):
             self._leave(request.connection, name)
+            for listener in self.when_left:
+                listener(request.connection, name)
         return Answer()
 
     def closed(self, connection: Connection) -> None:

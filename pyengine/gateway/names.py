@@ -71,6 +71,8 @@ _READ_WRITE = PERM_READ | PERM_WRITE
 
 Table = TypeVar("Table")
 KeyValues = dict[str, dict[str, str]]
+RequestModes = dict[str, dict[str, dict[str, Any]]]
+MODES_KEY = "messageRequestModeMap"  # RocketMQ 5's
 
 
 def topic_fault(topic: str | None) -> str:
@@ -185,6 +187,8 @@ class Names:
         self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
         self._name_server_file = ConfigFile(StorePaths(root).config / "namesrvConfig.json", decode_settings)
         self._name_server = _CachedFile(self._name_server_file.path, lambda: self._name_server_file.read().value or {})
+        self._modes_file = ConfigFile(StorePaths(root).config / "messageRequestMode.json", decode_modes)
+        self._modes = _CachedFile(self._modes_file.path, lambda: self._modes_file.read().value or {})
         state_file = ReplicationStateFile(root)
         self._replication = _CachedFile(state_file.path, lambda: state_file.read().state)
         self._listed: NamedRows[TopicConfig] | None = None
@@ -320,6 +324,20 @@ class Names:
         """For a thread that changes subscriptionGroup.json in the block."""
         with self._groups.changing():
             yield self.group_configs
+
+    def request_modes(self) -> RequestModes:
+        """Return how groups consume, by topic and group, where a tool has set it (RocketMQ 5: MessageRequestModeManager)."""
+        return self._modes.table()
+
+    async def set_request_mode(self, topic: str, group: str, mode: Mapping[str, Any]) -> None:
+        """Set how a group consumes a topic, durably before this returns; UsageError if there are GROUPS_MAX already."""
+        def changed(modes: RequestModes) -> str:
+            modes.setdefault(topic, {})[group] = dict(mode)
+            if sum(map(len, modes.values())) > GROUPS_MAX:
+                raise UsageError(f"the modes of {GROUPS_MAX} groups are kept already")
+            return encode_config({MODES_KEY: modes})
+
+        await self._executor.run(_rewrite, self._modes_file, changed)
 
     # ---- keys and values ----------------------------------------------------------
 
@@ -581,6 +599,15 @@ def decode_key_values(text: str) -> KeyValues:
     if not all(isinstance(value, str) for values in table.values() for value in values.values()):
         raise FormatError("a value that is not text")
     return table
+
+
+def decode_modes(text: str) -> RequestModes:
+    """Decode the table of messageRequestMode.json; FormatError for another structure."""
+    document: Any = decode_config(text)
+    try:
+        return {topic: {group: dict(mode) for group, mode in groups.items()} for topic, groups in document[MODES_KEY].items()}
+    except PARSE_ERRORS as error:
+        raise FormatError(f"no table of modes: {error!r}") from error
 
 
 def decode_settings(text: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from typing import Protocol
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
@@ -32,6 +33,16 @@ QUERY_BYTES = 8 << 20    # an answer ends with the message that reaches this siz
 OFFSETS_MAX = 200_000  # of all groups and queues together, so that the file stays readable; clients cannot add more
 
 
+class Saving(Protocol):
+    """What one write of the offsets stores for the groups that consume by POP."""
+
+    def write(self, table: Table) -> None:
+        """Change the table that is written; in a thread, with the lock of the offsets."""
+
+    def settle(self) -> None:
+        """Note that it is durable; in the loop's thread."""
+
+
 class GroupOffsets:
     """The committed offsets of all groups: those in consumerOffset.json, overridden by those that wait to be written."""
 
@@ -42,6 +53,8 @@ class GroupOffsets:
         self._writing: Table = {}
         self._fresh: set[tuple[str, int]] = set()  # committed, and not in the file when it was last read
         self._flushing = asyncio.Lock()
+        self.collect: Callable[[], Saving | None] = lambda: None  # what to write beside them
+        self.when_rewritten: list[Callable[[str, str | None], None]] = []  # called with group and topic, None for all topics
         self._stamp: tuple[int, int, int] | None = None  # of the file with `_table`
         self._table: Table = {}
         self._count = 0  # offsets in it
@@ -111,6 +124,15 @@ class GroupOffsets:
             await self._update(change)
             for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
                 self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
+            for listener in self.when_rewritten:
+                listener(group, topic)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a new group may begin."""
+        with contextlib.suppress(EngineError):
+            self._file()
+        return self._count + len(self._fresh) < OFFSETS_MAX
 
     async def flush(self) -> None:
         """Write the waiting offsets. If that fails they wait on, unless newer ones have replaced them; EngineError says why.
@@ -121,12 +143,15 @@ class GroupOffsets:
 
     async def _flush(self) -> None:
         async with self._flushing:
-            if not self._waiting:
+            saving = self.collect()
+            if not self._waiting and saving is None:
                 return
             taken = self._writing = self._waiting
             self._waiting = {}
 
             def change(table: Table) -> None:
+                if saving is not None:
+                    saving.write(table)
                 for key, queues in taken.items():
                     table[key] = table.get(key, {}) | queues
 
@@ -138,6 +163,8 @@ class GroupOffsets:
                 raise
             finally:
                 self._writing = {}
+            if saving is not None:
+                saving.settle()
 
     async def _update(self, change: Callable[[Table], object]) -> None:
         found = await self._executor.run(self._offsets.update, change)
@@ -167,6 +194,7 @@ class Positions:
         self._reader = reader
         self._names = names
         self._offsets = offsets
+        self.why_not: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
         self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.handlers: Handlers = {
             codes.QUERY_CONSUMER_OFFSET: self.query_offset,
@@ -187,7 +215,7 @@ class Positions:
         if fault := topic_fault(topic) or group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
         offset = self._offsets.committed(topic, group, queue_id)
-        if offset is None and self._begins_near_log_end(topic, queue_id):
+        if offset is None and self.begins_near_log_end(topic, queue_id):
             offset = 0
         if offset is None:
             return Answer(codes.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
@@ -208,11 +236,13 @@ class Positions:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         if not (0 <= queue_id < found.read_queue_nums and offset >= 0):
             return Answer(codes.SYSTEM_ERROR, f"no offset {offset} can be committed in queue {queue_id} of {topic}")
+        if why := self.why_not(group):
+            return Answer(codes.NO_PERMISSION, why)
         if not self._offsets.commit(topic, group, queue_id, offset):
             return Answer(codes.SYSTEM_ERROR, f"{OFFSETS_MAX} offsets of groups are kept already: delete groups that are no longer used")
         return Answer()
 
-    def _begins_near_log_end(self, topic: str, queue_id: int) -> bool:
+    def begins_near_log_end(self, topic: str, queue_id: int) -> bool:
         """Return whether the queue begins at 0 and has its first message near the log's end, or has no message."""
         low, high = self._reader.queue_range(topic, queue_id, LEVEL)
         if low > 0:

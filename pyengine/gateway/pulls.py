@@ -1,8 +1,8 @@
 """Pulls: messages of a queue, at once or when they arrive (RocketMQ: PullMessageProcessor, PullRequestHoldService).
 
-A pull that finds no messages may be held. Held pulls wait by queue. One thread for all of them sleeps on the engine's arrival
-sequence; when messages were dispatched, the loop checks the queues of held pulls. A held pull ends with messages, with its
-timeout, or with its connection.
+A pull that finds no messages may be held. Held pulls wait by queue. One thread for all held requests sleeps on the engine's
+arrival sequence (Arrivals); when messages were dispatched, the loop checks the queues of held pulls. A held pull ends with
+messages, with its timeout, or with its connection.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
@@ -29,6 +30,7 @@ from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
+PULLING_S = 30.0          # after a pull its group counts as one that pulls, if its client is connected: a held pull ends before
 TICK_S = 0.2              # precision of the end of a held pull
 ANSWER_SLICE_S = 0.05     # of one turn of the loop, for held pulls
 _CODES = {
@@ -57,30 +59,109 @@ class Pull:
     is_being_read: bool = False  # in another thread
 
 
+class Arrivals:
+    """Has held requests looked at when messages were dispatched, and a few times a second; one thread waits for all of them."""
+
+    def __init__(self, reader: LiveStoreReader) -> None:
+        self._reader = reader
+        self._checks: list[Callable[[], Iterator[None]]] = []
+        self._holds: list[Callable[[], bool]] = []
+        self._anything_held = threading.Event()
+        self._closing = threading.Event()
+        self._checked = threading.Event()  # the loop has done what the thread requested
+        self._check_s = 0.0                # and took so long for it
+        self._running = True
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def serve(self, check: Callable[[], Iterator[None]], holds: Callable[[], bool]) -> None:
+        """Call `check` in the loop's thread, whose pieces others may come between, while `holds` says that a request is held."""
+        self._checks.append(check)
+        self._holds.append(holds)
+
+    def start(self) -> None:
+        """Begin to wait for arrivals; call it in the loop's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._wait, name="arrivals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop waiting for arrivals; the reader may be closed afterwards."""
+        self._running = False
+        self._anything_held.set()
+        self._checked.set()
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def stir(self) -> None:
+        """Note that a request is held."""
+        self._anything_held.set()
+
+    def _wait(self) -> None:
+        """Sleep in a thread until messages are dispatched; it reads only the sequence.
+
+        After each check of the held requests the loop has four times the check's duration for other work.
+        """
+        assert self._loop is not None
+        seen = 0
+        while self._running:
+            self._anything_held.wait()
+            try:
+                self._reader._wait_for_arrival(TICK_S, seen)
+                seen = self._reader._arrivals()
+            except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: the checks tell the clients
+                self._closing.wait(TICK_S)
+            self._checked.clear()
+            if self._running:
+                try:
+                    self._loop.call_soon_threadsafe(self.check)
+                except RuntimeError:  # the loop has ended
+                    return
+                self._checked.wait()
+                self._closing.wait(4 * self._check_s)
+
+    def check(self, work: Iterator[None] | None = None, spent_s: float = 0.0) -> None:
+        """Check the held requests, in several turns of the loop if it takes long. `work`: what is left, None at the beginning."""
+        began_s = time.monotonic()
+        work = chain.from_iterable(check() for check in self._checks) if work is None else work
+        is_continued = False
+        try:
+            for _ in work:
+                took_s = time.monotonic() - began_s
+                if took_s >= ANSWER_SLICE_S:
+                    asyncio.get_running_loop().call_soon(self.check, work, spent_s + took_s)
+                    is_continued = True
+                    break
+        finally:
+            if not is_continued:  # _wait() sleeps until then
+                if not any(holds() for holds in self._holds):
+                    self._anything_held.clear()
+                self._check_s = spent_s + time.monotonic() - began_s
+                self._checked.set()
+
+
 class Pulls:
-    """Serves all pulls of the gateway. Used in the loop's thread, except for the thread that waits for arrivals."""
+    """Serves all pulls of the gateway. Used in the loop's thread."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: TurnExecutor,
                  report: Callable[[str, str], None],
                  count_gets: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
         """`report(host, sentence)` gets errors of held pulls, `count_gets` the number of messages of a topic delivered to a group."""
-        self._count_gets = count_gets
+        self.count_gets = count_gets
         self._reader = reader
         self._report = report
         self._names = names
         self._members = members
-        self._positions = positions
+        self.positions = positions
         self._executor = executor
         self._held: dict[tuple[str, int], list[Pull]] = {}
         self._held_of: dict[Connection, int] = {}
-        self._anything_held = threading.Event()
-        self._closing = threading.Event()
-        self._answered = threading.Event()  # the loop has answered what the thread requested
-        self._answer_s = 0.0                # and took so long for it
-        self._running = True
+        self._pulled: dict[str, tuple[Connection, float]] = {}  # by group, its last pull
+        self.why_not: Callable[[str], str] = lambda group: ""  # why a group may not pull now
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self.arrivals = Arrivals(reader)
+        self.arrivals.serve(self._check, lambda: bool(self._held))
         self.handlers: Handlers = {codes.PULL_MESSAGE: self.pull, codes.LITE_PULL_MESSAGE: self.pull}
 
     # ---- a pull -------------------------------------------------------------------
@@ -103,6 +184,9 @@ class Pulls:
     def _pull(self, request: Request, group: str, config: SubscriptionGroup) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         if not config.consume_enable:
             return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
+        if why := self.why_not(group):
+            return Answer(codes.NO_PERMISSION, why)
+        self._pulled[group] = request.connection, time.monotonic()
         name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
         topic = self._names.topic(name)
         if topic is None:
@@ -118,7 +202,7 @@ class Pulls:
         offset = request.integer("queueOffset", bits=64)
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
         if flags & COMMIT_FLAG and not self._names.is_of_slave:
-            self._positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
+            self.positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
         result = None if found.condition is not None else self._near(pull)
         return self._pull_far(pull, flags) if result is None else self._answer_or_hold(pull, flags, result)
 
@@ -168,7 +252,7 @@ class Pulls:
         if wanted.condition is None and (near := self._near(pull, INT64_MAX)) is not None:
             return near
         found = self._reader.get_message(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tag_filter, LEVEL, wanted.condition)
-        records = b"".join(map(self._positions.record, found.messages)) if found.messages else b""
+        records = b"".join(map(self.positions.record, found.messages)) if found.messages else b""
         return GetRecords(found.status, records, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
 
     def _waited_for(self, pull: Pull, result: GetRecords) -> GetRecords:
@@ -193,7 +277,7 @@ class Pulls:
             code, result = codes.PULL_RETRY_IMMEDIATELY, result._replace(next_begin_offset=pull.offset)
         broker_id = self._suggested_broker(pull, result) if is_moved or self._names.suggests_slaves else 0
         if result.message_count:
-            self._count_gets(pull.topic, pull.request.text("consumerGroup"), result.message_count)
+            self.count_gets(pull.topic, pull.request.text("consumerGroup"), result.message_count)
         return Answer(code, result.status.name, {
             "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset), "suggestWhichBrokerId": str(broker_id)}, result.records)
@@ -203,30 +287,25 @@ class Pulls:
         config = self._names.group(pull.request.text("consumerGroup"))
         if config is None:
             return 0
-        is_slow = bool(result.records) and not self._positions.is_near_log_end(
+        is_slow = bool(result.records) and not self.positions.is_near_log_end(
             int.from_bytes(result.records[PHYSICAL_OFFSET_AT:PHYSICAL_OFFSET_AT + 8], "big"))
         return config.which_broker_when_consume_slowly if is_slow else config.broker_id
+
+    def is_pulling(self, group: str) -> bool:
+        """Whether a connected client of the group has pulled within PULLING_S."""
+        connection, when_s = self._pulled.get(group, (None, 0.0))
+        if connection is None:
+            return False
+        if connection.is_closed or time.monotonic() - when_s > PULLING_S:
+            del self._pulled[group]
+            return False
+        return True
 
     # ---- held pulls ---------------------------------------------------------------
 
     @property
     def held(self) -> int:
         return sum(map(len, self._held.values()))
-
-    def start(self) -> None:
-        """Begin to wait for arrivals; call it in the loop's thread."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._wait_for_arrivals, name="arrivals", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop waiting for arrivals; the reader may be closed afterwards."""
-        self._running = False
-        self._anything_held.set()
-        self._answered.set()
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def closed(self, connection: Connection) -> None:
         """End the held pulls of a connection that has ended."""
@@ -240,7 +319,7 @@ class Pulls:
         pull.until_s = time.monotonic() + suspend_s
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
         self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
-        self._anything_held.set()
+        self.arrivals.stir()
         self._answer_queue((pull.topic, pull.queue_id), self._dispatched())  # for messages that were dispatched after the read
 
     def _set_held(self, key: tuple[str, int], pulls: list[Pull]) -> None:
@@ -248,52 +327,13 @@ class Pulls:
             self._held[key] = pulls
         else:
             self._held.pop(key, None)
-            if not self._held:
-                self._anything_held.clear()
 
-    def _wait_for_arrivals(self) -> None:
-        """Sleep in a thread until messages are dispatched, for all held pulls; it reads only the sequence.
-
-        After each check of the held pulls the loop has four times the check's duration for other work.
-        """
-        assert self._loop is not None
-        seen = 0
-        while self._running:
-            self._anything_held.wait()
-            try:
-                self._reader._wait_for_arrival(TICK_S, seen)
-                seen = self._reader._arrivals()
-            except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: _answer_held() tells the clients
-                self._closing.wait(TICK_S)
-            self._answered.clear()
-            if self._running:
-                try:
-                    self._loop.call_soon_threadsafe(self._answer_held)
-                except RuntimeError:  # the loop has ended
-                    return
-                self._answered.wait()
-                self._closing.wait(4 * self._answer_s)
-
-    def _answer_held(self, keys: list[tuple[str, int]] | None = None, spent_s: float = 0.0) -> None:
-        """Answer the held pulls with messages and those whose time is over, in several turns of the loop if it takes long.
-
-        `keys`: the remaining queues; None at the beginning, for all."""
-        began_s = time.monotonic()
-        keys = list(self._held) if keys is None else keys
-        is_continued = False
-        try:
-            limit = self._dispatched()
-            while keys:
-                self._answer_queue(keys.pop(), limit)
-                took_s = time.monotonic() - began_s
-                if keys and took_s >= ANSWER_SLICE_S:
-                    asyncio.get_running_loop().call_soon(self._answer_held, keys, spent_s + took_s)
-                    is_continued = True
-                    break
-        finally:
-            if not is_continued:  # _wait_for_arrivals() sleeps until then
-                self._answer_s = spent_s + time.monotonic() - began_s
-                self._answered.set()
+    def _check(self) -> Iterator[None]:
+        """Answer the held pulls with messages and those whose time is over, a queue at a time."""
+        limit = self._dispatched()
+        for key in list(self._held):
+            yield
+            self._answer_queue(key, limit)
 
     def _dispatched(self) -> int:
         try:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
 from pyengine.client.outgoing import RawMessage, delayed, map_text
 from pyengine.client.pending_puts import LoopPuts, PutFuture
-from pyengine.client.retries import fitting, sent_back
+from pyengine.client.retries import SentBack, fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     PROPERTIES_BYTES_MAX,
@@ -310,26 +310,31 @@ class Sends:
                 return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
             if refused := request.refusal(message.topic, SUB):
                 return refused
-            topic, raw, note = sent_back(message, group, delay_level=level, max_reconsume_times=most,
-                                         retry_queue_nums=config.retry_queue_nums)
-            known = self._names.topic(topic.topic) or await self._names.create(topic)
-            raw = replace(raw, queue_id=raw.queue_id % max(1, known.read_queue_nums))  # of more its consumers know nothing
-            if self._puts.producer is None:
-                await self._executor.run(self._puts.open)
+            await self.give_back(message, sent_back(message, group, delay_level=level, max_reconsume_times=most,
+                                                    retry_queue_nums=config.retry_queue_nums), request.connection.report,
+                                 lambda fault: request.reply(Answer(codes.SYSTEM_ERROR, fault) if fault else Answer()))
         except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
+        return None
+
+    async def give_back(self, message: Message, back: SentBack, report: Callable[[str], None], then: Callable[[str], None]) -> None:
+        """Put what is stored for a message that was given back. `then` gets why it is not stored, "" if it is, or never can be: then
+        it counts as done, since otherwise its clients would handle it for ever. EngineError without an engine."""
+        known = self._names.topic(back.topic.topic) or await self._names.create(back.topic)
+        raw = replace(back.raw, queue_id=back.raw.queue_id % max(1, known.read_queue_nums))  # of more its consumers know nothing
+        if self._puts.producer is None:
+            await self._executor.run(self._puts.open)
 
         def answer(result: PutResult) -> None:
-            is_given_up = result.status.is_lasting  # after an error a client handles the message again, and for ever
-            if is_given_up:
-                request.connection.report(f"{message.msg_id} can neither be delivered to {group} again nor be a dead letter, and counts "
-                                          f"as done: {result.reason}")
-            elif note and result.stored:
-                request.connection.report(note)
-            request.reply(Answer() if result or is_given_up else Answer(codes.SYSTEM_ERROR, f"{result.status.name}: {result.reason}"))
+            if result.status.is_lasting:
+                group = known.topic.removeprefix(RETRY_PREFIX).removeprefix(DEAD_PREFIX)
+                report(f"{message.msg_id} can neither be delivered to {group} again nor be a dead letter, and counts as done: "
+                       f"{result.reason}")
+            elif back.note and result.stored:
+                report(back.note)
+            then("" if result or result.status.is_lasting else f"{result.status.name}: {result.reason}")
 
         self._puts.submit(raw, answer)
-        return None
 
     async def send_reply(self, request: Request) -> Answer:
         """Forward a reply to the producer that waits for it, and store it in the cluster's reply topic.

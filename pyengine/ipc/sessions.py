@@ -42,13 +42,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, passing
 from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS
 from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
-from pyengine.ipc.shared_objects import CONTROL, session_name
+from pyengine.ipc.shared_objects import CONTROL, SOCKET, session_name
 from pyengine.ipc.store_lock import hold, is_held
 from pyengine.native import control as native
 from pyengine.native import session as native_session
@@ -254,14 +255,7 @@ class SessionServer:
         self._sessions = sessions
         self._peers: set[_Peer] = set()
         self._pidfds: dict[int, tuple[int, int, int]] = {}  # pidfd -> (slot, generation, pid)
-        path = memory.folder.socket_path
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        # Bound by a short path to the folder: a socket's address has at most 107 bytes.
-        with _short_path(memory.folder.path) as folder:
-            self._listener.bind(f"{folder}/{path.name}")
-        os.chmod(path, 0o600)
+        self._listener = bound_socket(memory.folder.path)
         self._listener.listen(PEERS_MAX)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
         sessions.close_orphans()
@@ -480,13 +474,28 @@ def _short_path(folder: os.PathLike[str]) -> Iterator[str]:
         os.close(descriptor)
 
 
-def connect_socket(folder: os.PathLike[str], timeout_s: float) -> socket.socket:
+def bound_socket(folder: Path, name: str = SOCKET) -> socket.socket:
+    """Return a socket in `folder`, bound and not listening, that only this user can connect to; an older one loses its name."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / name).unlink()
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        with _short_path(folder) as short:
+            made.bind(f"{short}/{name}")
+        os.chmod(folder / name, 0o600)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def connect_socket(folder: os.PathLike[str], timeout_s: float, name: str = SOCKET) -> socket.socket:
     """Connect to the server whose socket is in `folder`; OSError when no process listens."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         channel.settimeout(timeout_s)
         with _short_path(folder) as short:
-            channel.connect(f"{short}/socket")
+            channel.connect(f"{short}/{name}")
     except OSError:
         channel.close()
         raise

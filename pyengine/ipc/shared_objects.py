@@ -63,6 +63,7 @@ REPLICATION = "replication"
 NAME_SERVERS = "name-servers"  # not in LASTING: without it only `status` and the metrics have no data
 RECORDER = "recorder"  # not in LASTING: without its name only `pyengine why` has no data
 SOCKET = "socket"
+GATEWAY_SOCKET = "gateway.sock"  # for workers whose clients speak another protocol than the gateway's
 SESSION_PREFIX = "session-"
 LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, BLOCKED_REASONS, CLEANING, REPLICATION)  # exist in each engine from start to end
 SEMAPHORE_FOLDER = "/dev/shm"  # where the C library keeps named semaphores

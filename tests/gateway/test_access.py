@@ -6,6 +6,7 @@ import json
 import os
 import re
 import ssl
+import stat
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ import pytest
 import trustme
 import yaml
 
+import pyengine
 from fix_gateway import (
+    LocalClient,
     TlsClient,
     heartbeat,
     pull_fields,
@@ -32,6 +35,7 @@ from pyengine.gateway import acl_file, codes
 from pyengine.gateway.access import AccessList
 from pyengine.gateway.acl_file import AccessError, Addresses
 from pyengine.gateway.wire import BINARY_FORM, Frame
+from pyengine.ipc.shared_objects import GATEWAY_SOCKET, find_folder
 from waiting import eventually
 
 HOST = "192.0.2.9"
@@ -161,6 +165,23 @@ def test_a_pull_and_an_offset_need_topic_and_group(access):
         assert fault(access, code, {"topic": "reads", "consumerGroup": "shut"}) == no("group:shut")
 
 
+def test_pops_and_acks_need_topic_and_group_and_the_topic_of_a_retry_is_the_groups(access):
+    for code in (codes.POP_MESSAGE, codes.NOTIFICATION, codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME):
+        assert fault(access, code, {"topic": "reads", "consumerGroup": "any"}) == ""
+        assert fault(access, code, {"topic": "writes", "consumerGroup": "any"}) == no("topic:writes")
+        assert fault(access, code, {"topic": "reads", "consumerGroup": "shut"}) == no("group:shut")
+        assert fault(access, code, {"topic": "%RETRY%any_reads", "consumerGroup": "any"}) == ""
+        assert fault(access, code, {"topic": "%RETRY%any_reads", "consumerGroup": "shut"}) == no("group:shut")
+
+
+def test_a_worker_of_the_engine_checks_the_signature_itself_and_nothing_else(access):
+    frame = Frame(codes.SEND_MESSAGE_V2, {"b": "writes", "AccessKey": "user-key"})
+    assert access.fault(frame, HOST).startswith("Check signature failed") and access.fault(frame, HOST, is_signed=True) == ""
+    for fields, why in (({"b": "reads", "AccessKey": "user-key"}, no("topic:reads")), ({"b": "writes"}, "No accessKey is configured"),
+                        ({"b": "writes", "AccessKey": "nobody"}, "No acl config for nobody")):
+        assert access.fault(Frame(codes.SEND_MESSAGE_V2, fields), HOST, is_signed=True) == why
+
+
 @pytest.mark.parametrize("code, name", [(codes.CONSUMER_SEND_MSG_BACK, "group"), (codes.UNREGISTER_CLIENT, "consumerGroup"),
                                         (codes.GET_CONSUMER_LIST_BY_GROUP, "consumerGroup")])
 def test_a_member_request_needs_the_right_to_its_group(access, code, name):
@@ -184,7 +205,7 @@ def test_a_heartbeat_needs_each_group_and_each_topic(access):
 
 
 def test_topics_and_groups_are_changed_by_an_admin_alone(access):
-    for code in (17, 25, 200, 207, 215):
+    for code in (17, 25, 200, 207, 215, 401):
         assert fault(access, code, account=ADMIN) == ""
         assert fault(access, code) == f"Need admin permission for request code={code}, but accessKey=user-key is not"
 
@@ -547,7 +568,8 @@ def test_changes_at_the_name_server_need_an_admin_and_routes_no_key(guarded):
 
 
 def test_a_refusal_is_logged_and_its_handler_is_not_called(access):
-    said, asked = [], SimpleNamespace(frame=Frame(10, {"AccessKey": "user-key"}), connection=SimpleNamespace(host=HOST, is_secure=False))
+    connection = SimpleNamespace(host=HOST, is_secure=False, is_local=False)
+    said, asked = [], SimpleNamespace(frame=Frame(10, {"AccessKey": "user-key"}), connection=connection)
     answer = access.guard(pytest.fail, lambda *told: said.append(told))(asked)
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + "Check signature failed for accessKey=user-key")
     assert said == [(HOST, "request 10 is refused: Check signature failed for accessKey=user-key")]
@@ -559,6 +581,39 @@ def test_a_flood_of_refusals_leaves_other_sentences_of_the_log_their_place(guard
         assert client.ask(codes.SEND_MESSAGE_V2, send_fields("kept"), b"x").code == codes.SYSTEM_ERROR
     client.socket.sendall(struct.pack(">i", 70 << 20))
     eventually(lambda: f"a frame of {70 << 20} bytes" in guarded.engine.log(), "it is said why the connection was closed")
+
+
+def test_a_batch_of_acks_and_a_share_of_queues_need_their_topics_and_groups(guarded):
+    client = guarded.broker()
+    batch = {"acks": [{"c": "any", "t": "reads", "r": "0", "so": 0, "q": 0, "pt": 1, "b": "AQ=="}]}
+    share = {"topic": "reads", "consumerGroup": "any", "clientId": "me"}
+    for code, body, names in ((codes.BATCH_ACK_MESSAGE, batch, ("t", "c")), (codes.QUERY_ASSIGNMENT, share, ("topic", "consumerGroup"))):
+        assert ask(client, code, body=json.dumps(body).encode(), account=USER).code == codes.SUCCESS
+        for name, value, why in zip(names, ("writes", "shut"), ("topic:writes", "group:shut")):
+            changed = json.dumps(body).replace(json.dumps(body.get(name, batch["acks"][0].get(name))), json.dumps(value))
+            answer = ask(client, code, body=changed.encode(), account=USER)
+            assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + no(why)), name
+
+
+def test_a_local_connection_stands_for_its_client(guarded):
+    with LocalClient(guarded.root, "192.0.2.7:4711", secure="false") as client:
+        plain = client.ask(codes.SEND_MESSAGE_V2, send_fields("kept") | {"AccessKey": "secure-key"}, b"x")
+        assert plain.remark == REFUSED + "accessKey=secure-key is for connections with TLS only"
+        assert client.ask(codes.INTRODUCE, {"address": "192.0.2.7:4711", "secure": "true"}).code == codes.SUCCESS
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields("local") | {"AccessKey": "secure-key"}, b"x").code == codes.SUCCESS
+        for wrong in ("", "192.0.2.7", "somewhere:1"):
+            assert client.ask(codes.INTRODUCE, {"address": wrong}).code == codes.SYSTEM_ERROR
+        refused = client.ask(codes.GET_MAX_OFFSET, {"topic": "local", "queueId": 0})
+        assert refused.remark == REFUSED + "No accessKey is configured"
+    with pyengine.open_store(guarded.root) as store:
+        assert store.wait_for_message("local", 0, 0, 30) and store.get_message("local", 0, 0).messages[0].born_host == "192.0.2.7:4711"
+    eventually(lambda: "client 192.0.2.7" in guarded.engine.log(), "refusals name the client")
+    assert guarded.broker().ask(codes.INTRODUCE, {"address": "192.0.2.7:4711"}).code == codes.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_only_this_user_may_connect_to_the_local_socket(guarded):
+    path = find_folder(guarded.root).path / GATEWAY_SOCKET
+    assert stat.S_ISSOCK(path.stat().st_mode) and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_the_name_server_asks_for_no_key_as_rocketmqs(guarded):

@@ -226,7 +226,7 @@ def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
 
     async def whole():
         pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: said.append(text))
-        pulls.start()
+        pulls.arrivals.start()
         try:
             for topic, found in answers.items():
                 for _ in range(2):
@@ -237,7 +237,7 @@ def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
                 while pulls.held:
                     await asyncio.sleep(0.01)
         finally:
-            await asyncio.get_running_loop().run_in_executor(None, pulls.close)
+            await asyncio.get_running_loop().run_in_executor(None, pulls.arrivals.close)
 
     asyncio.run(whole())
     assert {topic: [answer.code for answer in found] for topic, found in answers.items()} == {
@@ -282,7 +282,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
                 async with asyncio.timeout(60):
                     while pulls.held:
                         await asyncio.sleep(0.001)
-                        pulls._answer_held()
+                        pulls.arrivals.check()
                 statuses.append(GetStatus.FOUND)
             else:
                 request.connection.is_closed = True
@@ -307,15 +307,15 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
         for queue_id in range(10):
             pulls._hold(Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0), 100_000.0)
         reader.has_messages = True
-        pulls._answer_held()
+        pulls.arrivals.check()
         while pulls.held:
-            assert not pulls._answered.is_set()
+            assert not pulls.arrivals._checked.is_set()
             turns.append(len(answers))
             await asyncio.sleep(0)
-        assert pulls._answered.is_set()
+        assert pulls.arrivals._checked.is_set()
 
     asyncio.run(whole())
-    assert turns == list(range(1, 10)) and len(answers) == 10
+    assert turns == list(range(10)) and len(answers) == 10
 
 
 def test_a_group_that_may_not_consume_or_not_by_broadcast_is_refused(served, topic):

@@ -1,0 +1,1002 @@
+"""POP: messages that the clients of a group take from any queue, each for a time, and acknowledge in any order.
+
+    pops = Pops(reader, names, positions, offsets, pulls, give_back, executor)   # serves RocketMQ 5's requests, all in the loop's thread
+    await pops.tick()                                  # ends what was not acknowledged in its time
+
+A group has a Share of each topic that it pops from, and of its retry topic: the same claims of queues, flights of messages and files
+as a program's consumer has (GroupSession, AssignedQueue, InFlight). So the group's offset in a queue is its lowest message that is not
+acknowledged, a broker goes on from there, and what was acknowledged above is saved every FLUSH_S, with the offsets of all groups.
+
+A message that was taken has a Lease. Its handle, RocketMQ's POP_CK, names queue, offset and the time of the pop; that of an ended lease
+is refused. A lease that ends without an acknowledgement puts the message into the retry topic, or at last into the dead letters, by the
+logic of every other consumer (retries.sent_back). In an ordered group it stays where it is, delivered again before all that follow.
+RocketMQ: PopMessageProcessor, AckMessageProcessor, ChangeInvisibleTimeProcessor, NotificationProcessor, ConsumerOrderInfoManager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import heapq
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from pyengine.arguments import INT64_MAX
+from pyengine.client.group_session import AssignedQueue, GroupSession, HistoryChangedError, allocate_averagely
+from pyengine.client.retries import SentBack, sent_back
+from pyengine.errors import EngineError, UsageError
+from pyengine.formats.constants import PROPERTY_RETRY_TOPIC
+from pyengine.formats.record import Message, encode_properties
+from pyengine.gateway import codes
+from pyengine.gateway.acl_file import SUB
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
+from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, expression_fault, subscription_of
+from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
+from pyengine.gateway.positions import LEVEL, GroupOffsets
+from pyengine.gateway.pulls import Pulls
+from pyengine.gateway.wire import WireError, as_object, read_object, write_json
+from pyengine.ipc.group_members import Claim
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.results import GetResult, GetStatus
+from pyengine.storage.acknowledgements import Identity, SavedQueue
+from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
+from pyengine.storage.consumer_offset import Table
+from pyengine.storage.message_getter import Wanted
+
+MESSAGES_MAX = 32            # of one pop, as in RocketMQ
+POP_BYTES = 4 << 20          # a pop ends with the message that reaches this size
+IN_FLIGHT_MAX = 10_000       # of one queue of a group (RocketMQ: popInflightMessageThreshold)
+HELD_MAX = 10_000            # pops of all clients
+POLL_MS_MAX = 120_000
+INVISIBLE_MS_MAX = 43_200_000
+RENEWED_S_MAX = 10_800.0     # of a message that its connection keeps
+POPPING_S = 30.0             # after a pop without messages in flight its group counts as one that pops
+TICK_S = 0.1                 # precision of the end of a lease
+ENDS_OF_TICK = 1000          # leases
+PUT_AGAIN_S = 1.0            # after a retry that could not be put
+CLAIM_AGAIN_S = 2.0          # after a claim of queues that others have
+READ_SLICE_S = 0.02          # of one pop that finds only messages that its filter excludes
+ORDERED_QUEUE = 999          # reviveQid of an ordered pop (KeyBuilder.POP_ORDER_REVIVE_QUEUE)
+PROPERTY_FIRST_POP_TIME = "1ST_POP_TIME"
+ACKS_MAX = 4096              # in one batch
+BITS_MAX = 8192              # of one of them
+
+
+@dataclass(slots=True)
+class Lease:
+    """One message that a client has, until a time, or while its connection `owner` is open. `pop_time_ms` is that of its handle."""
+
+    until_s: float
+    pop_time_ms: int
+    invisible_s: float
+    is_ordered: bool
+    owner: Connection | None
+    began_s: float
+
+
+@dataclass(slots=True)
+class PopQueue(AssignedQueue):
+    """A queue from which a group pops.
+
+    leases      by offset, of the open messages that clients have; an open one without any is on its way back
+    aside       of a retry topic: open messages that no client has, by the topic that they came from
+    burying     of the flight's dead: those that are being put into the dead letters
+    attempt_id  of the last ordered pop, which its client may repeat
+    ended_ms    the newest time of a pop whose messages are delivered again in place
+    """
+
+    leases: dict[int, Lease] = field(default_factory=dict)
+    aside: dict[str, deque[Message]] = field(default_factory=dict)
+    burying: set[int] = field(default_factory=set)
+    attempt_id: str = ""
+    ended_ms: int = 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an ordered group must wait for messages of this queue."""
+        return len(self.flight.open) > len(self.flight.again)
+
+    def may_have(self, topic: str, end: int, *, is_ordered: bool) -> bool:
+        """Whether a pop of a topic may find something; `end`: of the queue."""
+        if is_ordered and self.flight.open:
+            return not self.is_blocked
+        return bool(self.flight.again or self.aside.get(topic)) or end > self.position and len(self.flight.open) < IN_FLIGHT_MAX
+
+    def end_in_place(self, offset: int, *, is_counted: bool) -> None:
+        """End a lease; its message is delivered again before all that follow."""
+        lease = self.leases.pop(offset)
+        self.ended_ms = max(self.ended_ms, lease.pop_time_ms)
+        message = self.flight.open[offset]
+        if is_counted:
+            self.flight.give_back(message)
+        else:
+            self.flight.take_back([message])
+
+
+class Share:
+    """The queues of one topic that the gateway has claimed for a group that pops."""
+
+    def __init__(self, session: GroupSession, topic: str, group: str) -> None:
+        self.session = session
+        self.topic = topic
+        self.group = group
+        self.queues: dict[int, PopQueue] = {}
+        self.lock = asyncio.Lock()  # of pops, whose reads may wait
+        self.turn = 0
+        self.used_s = time.monotonic()
+        self.claim_due_s = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        return sum(len(queue.flight.open) for queue in self.queues.values())
+
+    def close(self) -> None:
+        """Release the queues."""
+        self.queues.clear()
+        self.session.close()
+
+    def claimed(self, queue_ids: Iterable[int]) -> list[PopQueue]:
+        """Claim those of these queues that are free; in a thread."""
+        return [PopQueue(queue_id, claim, flight.done, flight, -1 if stored is None else stored)
+                for queue_id, (claim, stored, flight) in self.session.take(queue_ids).items()]
+
+    def add(self, queues: Iterable[PopQueue]) -> None:
+        self.queues.update({queue.queue_id: queue for queue in queues})
+
+
+@dataclass(slots=True)
+class Asked:
+    """One pop, or one request to be told of messages; `queue_id` is -1 for any."""
+
+    request: Request
+    group: str
+    topic: str
+    queue_id: int
+    most: int
+    invisible_ms: int
+    until_s: float
+    wanted: Wanted = field(default_factory=Wanted)
+    is_from_last: bool = False
+    is_ordered: bool = False
+    is_kept: bool = False
+    attempt_id: str = ""
+
+    @property
+    def is_notification(self) -> bool:
+        return self.most == 0
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What pops have in common that find the same."""
+        return self.queue_id, self.is_ordered, self.is_notification, self.wanted.tags, id(self.wanted.condition)
+
+
+@dataclass(slots=True)
+class Taken:
+    """A message that a pop takes, and its record as it is in the log."""
+
+    queue: PopQueue
+    share: Share
+    message: Message
+    record: bytes
+
+
+@dataclass(slots=True)
+class Ended:
+    """A message whose lease has ended without an acknowledgement."""
+
+    queue: PopQueue
+    share: Share
+    message: Message
+    lease: Lease
+
+
+GiveBack = Callable[[Message, SentBack, Callable[[str], None], Callable[[str], None]], Awaitable[None]]  # Sends.give_back
+
+
+class Pops:
+    """Serves all pops of the gateway. Used in the loop's thread."""
+
+    def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, pulls: Pulls, give_back: GiveBack,
+                 executor: TurnExecutor, report: Callable[[str], None]) -> None:
+        """`give_back` is Sends.give_back; `report` gets sentences for the log."""
+        self._reader = reader
+        self._names = names
+        self._positions = pulls.positions
+        self._offsets = offsets
+        self._report = report
+        self._blocked_by = ""  # why retries could not be put last
+        self._pulls = pulls
+        self._give_back = give_back
+        self._executor = executor
+        self._groups: dict[str, dict[str, Share]] = {}  # by topic
+        self._opening: dict[tuple[str, str], asyncio.Task[Share]] = {}
+        self._held: dict[tuple[str, str], list[Asked]] = {}  # by group and topic
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._ends: list[tuple[float, int, Share, int, int]] = []  # a heap of leases' ends: (time, number, share, queue id, offset)
+        self._end_number = 0
+        self._ends_max = 0
+        offsets.collect = self._collect
+        offsets.when_rewritten.append(self.forget)
+        pulls.why_not = self._positions.why_not = self.why_not
+        pulls.arrivals.serve(self._check, lambda: bool(self._held))
+        self.handlers: Handlers = {
+            codes.POP_MESSAGE: self.pop,
+            codes.NOTIFICATION: self.pop,
+            codes.ACK_MESSAGE: self.ack,
+            codes.BATCH_ACK_MESSAGE: self.ack_batch,
+            codes.CHANGE_MESSAGE_INVISIBLETIME: self.change_invisible,
+        }
+
+    # ---- a pop --------------------------------------------------------------------
+
+    async def pop(self, request: Request) -> Answer | None:
+        """Take messages, at once or when they come; or answer that some have come."""
+        asked = await self._asked(request)
+        if isinstance(asked, Answer):
+            return asked
+        answer = await self._take(asked)
+        return self._hold(asked) if answer is None else answer
+
+    async def _asked(self, request: Request) -> Asked | Answer:
+        group, name, queue_id = request.text("consumerGroup"), request.text("topic"), max(-1, request.integer("queueId"))
+        is_pop = request.frame.code == codes.POP_MESSAGE
+        most = request.integer("maxMsgNums") if is_pop else 0
+        if fault := group_fault(group):
+            return Answer(codes.SYSTEM_ERROR, fault)
+        if not (not is_pop or 1 <= most <= MESSAGES_MAX):
+            return Answer(codes.INVALID_PARAMETER, f"a pop of {most} messages: 1 to {MESSAGES_MAX} are possible")
+        topic = self._names.topic(name)
+        if topic is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! {codes.FAQ}")
+        if not topic.perm & PERM_READ:
+            return Answer(codes.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden")
+        if queue_id >= topic.read_queue_nums:
+            return Answer(codes.INVALID_PARAMETER, f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:"
+                                                   f"[{topic.read_queue_nums}] consumer:[{request.connection.address}]")
+        config = await self._names.group_or_new(group)
+        if config is None:
+            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist, {codes.FAQ}")
+        if why := self._why_no_pop(group, name, config):
+            return Answer(codes.NO_PERMISSION, why)
+        wanted = _filter(request, name) if is_pop else Wanted()
+        if isinstance(wanted, Answer):
+            return wanted
+        invisible_ms = min(request.integer("invisibleTime", bits=64), INVISIBLE_MS_MAX) if is_pop else 0
+        if is_pop and invisible_ms <= 0:
+            return Answer(codes.INVALID_PARAMETER, f"messages that are invisible for {invisible_ms} ms: give 1 or more")
+        poll_ms = max(0, min(request.integer("pollTime", 0, bits=64), POLL_MS_MAX))
+        return Asked(request, group, name, queue_id, most, invisible_ms, time.monotonic() + poll_ms / 1000, wanted,
+                     request.integer("initMode", 0) != 0, request.flag("order"), request.flag("autoRenew"),
+                     request.frame.fields.get("attemptId", ""))
+
+    def _why_no_pop(self, group: str, topic: str, config: SubscriptionGroup) -> str:
+        if not config.consume_enable:
+            return f"subscription group no permission, {group}"
+        if self._names.is_of_slave:
+            return "messages are popped from a master: this is a slave, whose offsets are its master's"
+        if group.startswith(OWN_GROUP_PREFIXES):
+            return f"the offsets of the group {group} are not a client's"
+        if topic.startswith(RETRY_PREFIX):
+            return "messages of a retry topic come with pops of the topics that they came from"
+        if self._pulls.is_pulling(group):
+            return (f"the group {group} is consumed by pulls, so its messages cannot be popped: stop its pulling consumers, or give "
+                    "this one a group of its own")
+        return ""
+
+    async def _take(self, asked: Asked) -> Answer | None:
+        """Take messages for a pop; None if there are none."""
+        topics = [asked.topic]
+        retry = RETRY_PREFIX + asked.group
+        if not asked.is_ordered and self._names.topic(retry) is not None:
+            topics.append(retry)
+        shares = [await self._share(asked, topic) for topic in topics]
+        if asked.is_notification:
+            return self._notice(asked, shares)
+        shares[0].turn += 1
+        if shares[0].turn % 2:  # otherwise many retries or many new messages would keep the others waiting
+            shares.reverse()
+        taken: list[Taken] = []
+        try:
+            for share in shares:
+                async with share.lock:
+                    await self._take_from(share, asked, taken)
+            if not taken:
+                return None
+            if not asked.request.is_open:
+                raise ConnectionResetError
+            return self._leased(asked, taken)
+        except BaseException as error:
+            for each in taken:
+                each.queue.flight.take_back([each.message])
+            if isinstance(error, ConnectionResetError):
+                return Answer()  # nobody gets it
+            raise
+
+    async def _share(self, asked: Asked, topic: str) -> Share:
+        """Return the group's share of a topic, with all queues that it can have."""
+        share = self._groups.get(asked.group, {}).get(topic)
+        if share is None:
+            key = asked.group, topic
+            opening = self._opening.get(key)
+            if opening is None:
+                opening = self._opening[key] = asyncio.get_running_loop().create_task(self._open(asked, topic))
+                opening.add_done_callback(lambda done: (self._opening.pop(key, None), done.cancelled() or done.exception()))
+            share = await asyncio.shield(opening)
+        now_s, config = time.monotonic(), self._names.topic(topic)
+        number = 0 if config is None else config.read_queue_nums
+        if len(share.queues) < number and now_s >= share.claim_due_s:
+            share.claim_due_s = now_s + CLAIM_AGAIN_S
+            async with share.lock:
+                share.add(await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues]))
+        if len(share.queues) < number:
+            raise UsageError(f"programs of this host consume {topic} for the group {asked.group}, so its messages cannot be popped: stop "
+                             "those, or give this consumer a group of its own")
+        share.used_s = now_s
+        return share
+
+    async def _open(self, asked: Asked, topic: str) -> Share:
+        if not self._offsets.has_room:
+            raise UsageError("too many offsets of groups are kept already: delete groups that are no longer used")
+        await self._offsets.flush()  # a client of the group may have pulled until now
+        config = self._names.topic(topic)
+        number = 0 if config is None else config.read_queue_nums
+
+        def opened() -> tuple[Share, list[PopQueue]]:
+            session = GroupSession(self._reader.root, topic, asked.group, queue_ids=())
+            try:
+                session.begin(lambda: {queue_id: self._start(topic, queue_id, asked.is_from_last) for queue_id in range(number)})
+                share = Share(session, topic, asked.group)
+                return share, share.claimed(range(number))
+            except BaseException:
+                session.close()
+                raise
+
+        share, queues = await self._executor.run(opened)
+        share.add(queues)
+        share.claim_due_s = time.monotonic() + CLAIM_AGAIN_S
+        self._groups.setdefault(asked.group, {})[topic] = share
+        return share
+
+    def _start(self, topic: str, queue_id: int, is_from_last: bool) -> int:
+        """Return where a new group begins; as in RocketMQ at the first message of a young queue, in any case."""
+        low, high = self._reader.queue_range(topic, queue_id, LEVEL)
+        if not is_from_last or topic.startswith(RETRY_PREFIX):
+            return low
+        return 0 if self._positions.begins_near_log_end(topic, queue_id) else high
+
+    async def _take_from(self, share: Share, asked: Asked, taken: list[Taken]) -> None:
+        """Take messages of one topic, a queue after the other from another one each time."""
+        only = asked.queue_id if share.topic == asked.topic else -1
+        queues = [queue for queue in share.queues.values() if only in (-1, queue.queue_id)]
+        first = share.turn % len(queues) if queues else 0
+        for queue in queues[first:] + queues[:first]:
+            if len(taken) >= asked.most or sum(len(each.record) for each in taken) >= POP_BYTES:
+                return
+            if share.queues.get(queue.queue_id) is not queue:
+                continue
+            if not share.session.holds(queue.grant):  # a reset, or a program of this host
+                self._drop_queue(share, queue)
+                continue
+            self._take_again(share, queue, asked, taken)
+            if asked.is_ordered and queue.flight.open:
+                continue
+            began_s = time.monotonic()
+            while len(taken) < asked.most and await self._take_next(share, queue, asked, taken):
+                if asked.is_ordered and queue.flight.open or time.monotonic() - began_s >= READ_SLICE_S:
+                    break
+            if asked.is_ordered:
+                queue.attempt_id = asked.attempt_id
+
+    def _take_again(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> None:
+        """Take messages that were delivered before, or were set aside for their topic."""
+        flight = queue.flight
+        found: list[Message] = []
+        if asked.is_ordered:
+            if asked.attempt_id and asked.attempt_id == queue.attempt_id:
+                for offset in sorted(queue.leases, reverse=True):
+                    queue.end_in_place(offset, is_counted=False)
+            if queue.is_blocked:
+                return
+            flight.again = dict.fromkeys(sorted(flight.again))
+        aside = queue.aside.get(asked.topic)
+        while aside and len(taken) + len(found) < asked.most:
+            found.append(aside.popleft())
+        while flight.again and len(taken) + len(found) < asked.most:
+            again = flight.deliver_again(asked.most - len(taken) - len(found), self._deliveries_max(asked))
+            found += [message for message in again if self._is_for(message, share, queue, asked)]
+        self._bury(share, queue)
+        for message in found:
+            record = self._positions.record(message)
+            if record:
+                taken.append(Taken(queue, share, message, record))
+            else:  # it was deleted
+                queue.acknowledge(message)
+
+    async def _take_next(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> bool:
+        """Take the next messages of a queue; return whether there may be more."""
+        most = min(asked.most - len(taken), IN_FLIGHT_MAX - len(queue.flight.open))
+        if most <= 0:
+            return False
+        topic, position = share.topic, queue.position
+        wanted = asked.wanted if topic == asked.topic else Wanted()
+        if queue.flight.last is not None and queue.last is None and not queue.know_same_history(self._reader, topic):
+            return False
+        if self._end_of(topic, queue.queue_id) == position:
+            return False
+        read = partial(self._read, topic, queue.queue_id, position, most, wanted)
+        is_near = queue.last is not None and wanted.condition is None and self._positions.is_near_log_end(queue.last.physical_offset)
+        found, records = read() if is_near else await self._executor.run(read)
+        if found.status in _NOTHING_YET:
+            if found.status is GetStatus.OFFSET_OVERFLOW_BADLY and position > (end := self._reader.queue_end(topic, queue.queue_id)):
+                queue.leases.clear()
+                queue.seek(end)
+            return False
+        queue.position = found.next_begin_offset
+        messages = [_without_body(message, topic) for message in queue.flight.unacknowledged(found._placed(queue.queue_id))]
+        if messages:
+            queue.last = messages[-1]
+            numbers = {offset: number for number, offset in enumerate(found.queue_offsets)}
+            for message in queue.flight.deliver(messages, self._deliveries_max(asked)):
+                if self._is_for(message, share, queue, asked):
+                    taken.append(Taken(queue, share, message, records[numbers[message.queue_offset]]))
+            self._bury(share, queue)
+        queue.settle()
+        return found.next_begin_offset < found.max_offset
+
+    def _is_for(self, message: Message, share: Share, queue: PopQueue, asked: Asked) -> bool:
+        """Whether an open message is for this pop; a retry of another topic is set aside for the pops of that."""
+        source = asked.topic if share.topic == asked.topic else message.properties.get(PROPERTY_RETRY_TOPIC, asked.topic)
+        if source != asked.topic:
+            queue.aside.setdefault(source, deque()).append(message)
+        return source == asked.topic
+
+    def _read(self, topic: str, queue_id: int, offset: int, most: int, wanted: Wanted) -> tuple[GetResult, list[bytes]]:
+        """Read messages and their records, in a thread if they may be on the disk."""
+        found = self._reader._fetch(topic, queue_id, offset, most, wanted, LEVEL)
+        return found, [self._positions.record(message) for message in found.messages]
+
+    def _deliveries_max(self, asked: Asked) -> int | None:
+        """Return how often a message is delivered in place; None for those that have retries."""
+        if not asked.is_ordered:
+            return None
+        return (self._names.group(asked.group) or SubscriptionGroup(asked.group)).retry_max_times + 1
+
+    def _leased(self, asked: Asked, taken: list[Taken]) -> Answer:
+        """Give these messages to the client; return the answer."""
+        now_s = time.monotonic()
+        pop_ms = max(time.time_ns() // 1_000_000, *(each.queue.ended_ms + 1 for each in taken))
+        owner = asked.request.connection if asked.is_kept else None
+        by_queue: dict[tuple[int, int], list[int]] = {}
+        for each in taken:
+            offset = each.message.queue_offset
+            each.queue.leases[offset] = Lease(
+                now_s + asked.invisible_ms / 1000, pop_ms, asked.invisible_ms / 1000, asked.is_ordered, owner, now_s)
+            self._plan_end(each.share, each.queue.queue_id, offset, now_s + asked.invisible_ms / 1000)
+            by_queue.setdefault((int(each.share.topic != asked.topic), each.queue.queue_id), []).append(offset)
+        for share in {each.share.topic: each.share for each in taken}.values():
+            self._pulls.count_gets(share.topic, asked.group, sum(each.share is share for each in taken))
+        fields = _pop_fields(pop_ms, asked)
+        fields["startOffsetInfo"] = ";".join(f"{retry} {queue_id} {min(offsets)}" for (retry, queue_id), offsets in by_queue.items())
+        fields["msgOffsetInfo"] = ";".join(
+            f"{retry} {queue_id} {','.join(map(str, sorted(offsets)))}" for (retry, queue_id), offsets in by_queue.items())
+        if asked.is_ordered:
+            fields["orderCountInfo"] = ";".join(
+                f"0 qo{each.queue.queue_id}%{each.message.queue_offset} {each.message.delivery_count - 1}" for each in taken
+                if each.message.delivery_count > 1)
+        rest = sum(max(0, self._end_of(each.share.topic, each.queue.queue_id) - each.queue.position)
+                   for each in {(each.share.topic, each.queue.queue_id): each for each in taken}.values())
+        return Answer(remark="FOUND", fields={**fields, "restNum": str(rest)}, body=b"".join(each.record for each in taken))
+
+    def _plan_end(self, share: Share, queue_id: int, offset: int, until_s: float) -> None:
+        self._end_number += 1
+        heapq.heappush(self._ends, (until_s, self._end_number, share, queue_id, offset))
+
+    # ---- held pops ----------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def _hold(self, asked: Asked) -> Answer | None:
+        if time.monotonic() >= asked.until_s:
+            return _nothing(asked)
+        if self.held >= HELD_MAX:
+            return _nothing(asked, is_full=True)
+        if asked.request.is_open:
+            self._held.setdefault((asked.group, asked.topic), []).append(asked)
+            self._pulls.arrivals.stir()
+            self._wake(asked.group, asked.topic)  # for what has come after the look
+        return None
+
+    def closed(self, connection: Connection) -> None:
+        """End the held pops of a connection that has ended."""
+        for key, pops in list(self._held.items()):
+            self._set_held(key, [asked for asked in pops if asked.request.connection is not connection])
+
+    def left(self, connection: Connection, group: str) -> None:
+        """End the leases of a client that leaves its group, if its connection keeps them."""
+        for share in self._groups.get(group, {}).values():
+            for queue in share.queues.values():
+                for offset, lease in queue.leases.items():
+                    if lease.owner is connection:
+                        lease.owner, lease.until_s = None, 0.0
+                        self._plan_end(share, queue.queue_id, offset, 0.0)
+
+    def _set_held(self, key: tuple[str, str], pops: list[Asked]) -> None:
+        if pops:
+            self._held[key] = pops
+        else:
+            self._held.pop(key, None)
+
+    def _check(self) -> Iterator[None]:
+        """Answer the held pops whose time is over, and look for messages for the others, a group's topic at a time."""
+        now_s = time.monotonic()
+        for key in list(self._held):
+            yield
+            waiting = self._held.get(key, [])
+            for asked in [asked for asked in waiting if now_s >= asked.until_s]:
+                waiting.remove(asked)
+                asked.request.reply(_nothing(asked))
+            self._set_held(key, waiting)
+            self._wake(*key)
+
+    def _wake(self, group: str, topic: str) -> None:
+        """Have the held pops of a group's topic served if messages may have come for them."""
+        key = group, topic
+        waiting = self._held.get(key)
+        if not waiting or key in self._serving:
+            return
+        if any(self._has_news(asked) for asked in {asked.kind: asked for asked in waiting}.values()):
+            self._serving[key] = task = asyncio.get_running_loop().create_task(self._serve(key))
+            task.add_done_callback(lambda done: (self._serving.pop(key, None), done.cancelled() or done.exception()))
+
+    def _has_news(self, asked: Asked) -> bool:
+        shares = self._groups.get(asked.group, {})
+        topics = [asked.topic] if asked.is_ordered else [asked.topic, RETRY_PREFIX + asked.group]
+        for topic in topics:
+            share = shares.get(topic)
+            if share is None and (topic == asked.topic or self._names.topic(topic) is not None):
+                return True  # a take opens it
+            for queue in () if share is None else share.queues.values():
+                if topic == asked.topic and asked.queue_id not in (-1, queue.queue_id):
+                    continue
+                if queue.may_have(asked.topic, self._end_of(topic, queue.queue_id), is_ordered=asked.is_ordered):
+                    return True
+        return False
+
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        """Return the end of a queue for clients; 0 while the store is recovered."""
+        try:
+            queue = self._reader._queue(topic, queue_id)
+            return 0 if queue is None else queue.max_offset(self._reader.dispatched_offset(LEVEL))
+        except (EngineError, OSError):
+            return 0
+
+    async def _serve(self, key: tuple[str, str]) -> None:
+        """Answer held pops of a group's topic with what has come, the oldest first."""
+        without: set[tuple[object, ...]] = set()
+        for asked in list(self._held.get(key, ())):
+            if asked.kind in without or asked not in self._held.get(key, ()):
+                continue
+            try:
+                answer = await self._take(asked)
+            except Exception as error:  # noqa: BLE001 - the others' pops are answered all the same
+                answer = self._failed(asked, error)
+            if answer is None:
+                without.add(asked.kind)
+                continue
+            self._set_held(key, [each for each in self._held.get(key, ()) if each is not asked])
+            asked.request.reply(answer)
+
+    def _failed(self, asked: Asked, error: Exception) -> Answer:
+        if not isinstance(error, EngineError):
+            asked.request.connection.report(f"a held pop of {asked.topic} by {asked.group} failed: {error!r}")
+        return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _notice(self, asked: Asked, shares: list[Share]) -> Answer | None:
+        """Answer a request to be told of messages once there are some."""
+        return Answer(fields={"hasMsg": "true", "pollingFull": "false"}) if self._has_news(asked) else None
+
+    # ---- ends of leases -----------------------------------------------------------
+
+    def ack(self, request: Request) -> Answer:
+        """End a message, if its handle is valid."""
+        found = self._leased_by(request)
+        if isinstance(found, Answer):
+            return found
+        self._acknowledge(*found)
+        return Answer()
+
+    def ack_batch(self, request: Request) -> Answer:
+        """End messages of several queues. As in RocketMQ the answer does not say which of their handles were not valid."""
+        acks = read_object(request.frame.body).get("acks")
+        if not isinstance(acks, list) or not 0 < len(acks) <= ACKS_MAX:
+            return Answer(codes.NO_MESSAGE, f"a batch of 1 to {ACKS_MAX} acknowledgements was expected")
+        for each in map(as_object, acks):
+            group, topic = _named(each, "c", "consumerGroup", str), _named(each, "t", "topic", str)
+            if refused := request.refusal(topic, SUB) or request.refusal(RETRY_PREFIX + group, SUB):
+                return refused
+            source = topic if _named(each, "r", "retry", str) == "0" else RETRY_PREFIX + group
+            start, queue_id = _named(each, "so", "startOffset", int), _named(each, "q", "queueId", int)
+            pop_ms = _named(each, "pt", "popTime", int)
+            for bit in _bits(each.get("b", each.get("bitSet"))):
+                found = self._find(group, source, queue_id, start + bit, pop_ms)
+                if not isinstance(found, str):
+                    self._acknowledge(*found)
+        return Answer()
+
+    def change_invisible(self, request: Request) -> Answer:
+        """Let a message come back after another time from now on; its handle is another one then."""
+        found = self._leased_by(request)
+        if isinstance(found, Answer):
+            return found
+        share, queue, offset = found
+        lease = queue.leases[offset]
+        invisible_ms = max(0, min(request.integer("invisibleTime", bits=64), INVISIBLE_MS_MAX))
+        lease.pop_time_ms = max(time.time_ns() // 1_000_000, lease.pop_time_ms + 1)
+        lease.invisible_s, lease.owner = invisible_ms / 1000, None
+        lease.until_s = time.monotonic() + lease.invisible_s
+        self._plan_end(share, queue.queue_id, offset, lease.until_s)
+        words = request.text("extraInfo").split(" ")
+        return Answer(fields={
+            "popTime": str(lease.pop_time_ms), "invisibleTime": str(invisible_ms), "reviveQid": words[3],
+            "extraInfo": " ".join([words[0], str(lease.pop_time_ms), str(invisible_ms), *words[3:]])})
+
+    def _leased_by(self, request: Request) -> tuple[Share, PopQueue, int] | Answer:
+        """Return the message of a request with a handle; the answer if the handle is not valid, or was used already."""
+        group, topic = request.text("consumerGroup"), request.text("topic")
+        queue_id, offset = request.integer("queueId"), request.integer("offset", bits=64)
+        words = request.text("extraInfo").split(" ")
+        if len(words) < 7 or not all(word.isascii() and word.isdecimal() and len(word) < 19 for word in words[1:3]):
+            raise WireError("a handle that is not POP_CK's text")
+        source = topic if words[4] == "0" else RETRY_PREFIX + group
+        found = self._find(group, source, queue_id, offset, int(words[1]))
+        if not isinstance(found, str):
+            return found
+        if not found and time.time_ns() // 1_000_000 < int(words[1]) + int(words[2]):
+            return Answer()  # the client has asked twice
+        return Answer(codes.NO_MESSAGE, found or f"message {offset} of queue {queue_id} of {source} is not {group}'s to acknowledge any "
+                                                 "more: its time was over")
+
+    def _find(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> tuple[Share, PopQueue, int] | str:
+        """Return a message that is in flight with this time of its pop. Else why not; "" if the message is done."""
+        share = self._groups.get(group, {}).get(topic)
+        queue = None if share is None else share.queues.get(queue_id)
+        if share is None or queue is None or offset >= queue.flight.delivered_end:
+            return f"message {offset} of queue {queue_id} of {topic} is not in flight for {group}"
+        lease = queue.leases.get(offset)
+        if lease is None and offset not in queue.flight.open:
+            return ""
+        if lease is None or lease.pop_time_ms != pop_ms:
+            return f"message {offset} of queue {queue_id} of {topic} was delivered again to {group}, or waits for that: the handle is old"
+        return share, queue, offset
+
+    def _acknowledge(self, share: Share, queue: PopQueue, offset: int) -> None:
+        is_ordered = queue.leases.pop(offset).is_ordered
+        queue.acknowledge(queue.flight.open[offset])
+        share.used_s = time.monotonic()
+        if is_ordered and not queue.is_blocked:
+            self._wake(share.group, share.topic)
+
+    async def tick(self) -> None:
+        """End the leases whose time is over."""
+        now_s = time.monotonic()
+        ended: list[Ended] = []
+        while self._ends and self._ends[0][0] <= now_s and len(ended) < ENDS_OF_TICK:
+            until_s, _, share, queue_id, offset = heapq.heappop(self._ends)
+            queue = share.queues.get(queue_id)
+            lease = None if queue is None else queue.leases.get(offset)
+            if queue is None or lease is None or lease.until_s != until_s:  # it has ended, or ends at another time
+                continue
+            if lease.owner is not None and not lease.owner.is_closed and now_s - lease.began_s < RENEWED_S_MAX:
+                lease.until_s = now_s + lease.invisible_s
+                self._plan_end(share, queue_id, offset, lease.until_s)
+            elif lease.is_ordered:
+                queue.end_in_place(offset, is_counted=True)
+                self._wake(share.group, share.topic)
+            else:
+                ended.append(Ended(queue, share, queue.flight.open[offset], queue.leases.pop(offset)))
+        if len(self._ends) > self._ends_max:
+            self._plan_ends_again()
+        if ended:
+            await self._retry(ended)
+
+    def _plan_ends_again(self) -> None:
+        """Leave the ends of acknowledged messages out of the heap."""
+        self._ends = []
+        for shares in self._groups.values():
+            for share in shares.values():
+                for queue in share.queues.values():
+                    for offset, lease in queue.leases.items():
+                        self._end_number += 1
+                        self._ends.append((lease.until_s, self._end_number, share, queue.queue_id, offset))
+        heapq.heapify(self._ends)
+        self._ends_max = 1000 + 2 * len(self._ends)
+
+    async def _retry(self, ended: list[Ended], *, is_dead: bool = False) -> None:
+        """Put messages into the retry topic, or the dead letters; they stay in flight until that is done."""
+        offsets = [each.message.physical_offset for each in ended]
+        originals = await self._executor.run(lambda: [self._reader.message_at(offset, LEVEL) for offset in offsets])
+        for each, original in zip(ended, originals):
+            then = partial(self._after_retry, each)
+            if original is None or Identity.of(original) != Identity.of(each.message):
+                then("")  # it was deleted
+                continue
+            config = self._names.group(each.share.group) or SubscriptionGroup(each.share.group)
+            first = original.properties.get(PROPERTY_FIRST_POP_TIME, str(each.lease.pop_time_ms))
+            original = replace(original, raw_properties=encode_properties(original.properties | {PROPERTY_FIRST_POP_TIME: first}))
+            back = sent_back(original, each.share.group, delay_level=-1 if is_dead else 0, deliver_at_ms=None if is_dead else 0,
+                             max_reconsume_times=config.retry_max_times, retry_queue_nums=max(1, config.retry_queue_nums))
+            try:
+                await self._give_back(original, back, self._report, then)
+            except EngineError as error:
+                then(str(error))
+
+    def _after_retry(self, ended: Ended, fault: str) -> None:
+        share, queue, offset, lease = ended.share, ended.queue, ended.message.queue_offset, ended.lease
+        queue.burying.discard(offset)
+        if share.queues.get(queue.queue_id) is not queue or offset not in queue.flight.open:
+            return  # the group was reset
+        if not fault:
+            queue.acknowledge(ended.message)
+            if lease.is_ordered:
+                self._wake(share.group, share.topic)
+            return
+        if self._blocked_by != fault:
+            self._blocked_by = fault
+            self._report(f"messages of {share.group} can neither be delivered again nor be dead letters now, and wait: {fault}")
+        lease.until_s = time.monotonic() + PUT_AGAIN_S
+        queue.leases[offset] = lease
+        self._plan_end(share, queue.queue_id, offset, lease.until_s)
+
+    def _bury(self, share: Share, queue: PopQueue) -> None:
+        """Put the messages of an ordered group that were delivered too often into its dead letters."""
+        dead = [offset for offset in queue.flight.dead if offset not in queue.burying]
+        if dead:
+            queue.burying.update(dead)
+            now_s, pop_ms = time.monotonic(), time.time_ns() // 1_000_000
+            ended = [Ended(queue, share, queue.flight.open[offset], Lease(0.0, pop_ms, 0.0, True, None, now_s)) for offset in dead]
+            task = asyncio.get_running_loop().create_task(self._retry(ended, is_dead=True))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    # ---- groups -------------------------------------------------------------------
+
+    def why_not(self, group: str) -> str:
+        """Return why a group may neither pull nor commit offsets: it pops; "" if it may."""
+        shares = self._groups.get(group)
+        if not shares:
+            return ""
+        number = sum(share.in_flight for share in shares.values())
+        return (f"the group {group} is consumed by POP and has {number} messages in flight: give this consumer a group of its own, or stop "
+                f"the group's POP consumers, and wait until their messages are acknowledged and {POPPING_S:g} s more")
+
+    def pops(self, group: str) -> bool:
+        """Whether a group is consumed by POP."""
+        return group in self._groups
+
+    def forget(self, group: str, topic: str | None = None) -> None:
+        """Forget what a group has in flight, of one topic or all: its offsets were set, or its queues are others'."""
+        shares = self._groups.get(group, {})
+        for name in [name for name in shares if topic in (None, name)]:
+            shares.pop(name).close()
+        if not shares:
+            self._groups.pop(group, None)
+
+    def _drop_queue(self, share: Share, queue: PopQueue) -> None:
+        share.session.drop(queue.grant)
+        if share.queues.get(queue.queue_id) is queue:
+            del share.queues[queue.queue_id]
+
+    def _collect(self) -> _Saving | None:
+        """Return what to save: of each share that changed, the offsets and what is acknowledged above them."""
+        now_s = time.monotonic()
+        popping = {group for group, _ in (*self._held, *self._opening)}
+        saving = _Saving(self)
+        for share in [share for shares in list(self._groups.values()) for share in shares.values()]:
+            try:
+                share.session.heartbeat()
+                if share.session.rejoin_if_removed():  # its claims are no claims any more
+                    self.forget(share.group, share.topic)
+                    continue
+            except (EngineError, OSError):  # what it writes next says why
+                pass
+            offsets: dict[Claim, int] = {}
+            states: dict[Claim, SavedQueue] = {}
+            for queue in share.queues.values():
+                if queue.done != queue.committed:
+                    offsets[queue.grant] = queue.done
+                if (state := queue.flight.saved(queue.queue_id, queue.done)) is not None:
+                    states[queue.grant] = state
+            if offsets or states:
+                saving.rows.append((share, offsets, states))
+            if not (share.in_flight or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
+                saving.idle.append((share, share.used_s))
+        return saving if saving.rows or saving.idle else None
+
+    def close(self) -> None:
+        """Release all queues, after the last flush of the offsets."""
+        for task in (*self._serving.values(), *self._tasks):
+            task.cancel()
+        for group in list(self._groups):
+            self.forget(group)
+
+
+class _Saving:
+    """One save of all shares that changed."""
+
+    def __init__(self, pops: Pops) -> None:
+        self.rows: list[tuple[Share, dict[Claim, int], dict[Claim, SavedQueue]]] = []
+        self.idle: list[tuple[Share, float]] = []
+        self._pops = pops
+        self._kept: dict[Share, set[int]] = {}  # the ids of the queues that the group still has; not of one whose log was recovered
+
+    def write(self, table: Table) -> None:
+        for share, offsets, states in self.rows:
+            with contextlib.suppress(HistoryChangedError):
+                self._kept[share] = share.session.commit_in(table, offsets, states)
+
+    def settle(self) -> None:
+        for share, offsets, states in self.rows:
+            kept = self._kept.get(share)
+            if kept is None:
+                self._pops.forget(share.group, share.topic)
+                continue
+            for claim in {*offsets, *states}:
+                queue = share.queues.get(claim.queue_id)
+                if queue is None or queue.claim != claim:
+                    continue
+                if claim.queue_id not in kept:
+                    self._pops._drop_queue(share, queue)
+                    continue
+                queue.committed = offsets.get(claim, queue.committed)
+                if claim in states:
+                    queue.flight.note_saved(states[claim])
+        for share, used_s in self.idle:
+            if share.used_s == used_s and not share.lock.locked() and all(queue.done == queue.committed for queue in share.queues.values()):
+                self._pops.forget(share.group, share.topic)
+
+
+class Assignments:
+    """Tells the clients of a group which queues to take, and whether by pulls or by POP (RocketMQ: QueryAssignmentProcessor)."""
+
+    def __init__(self, names: Names, members: Members, pops: Pops, broker_name: str) -> None:
+        self._names = names
+        self._members = members
+        self._pops = pops
+        self._broker_name = broker_name
+        self.handlers: Handlers = {codes.QUERY_ASSIGNMENT: self.query, codes.SET_MESSAGE_REQUEST_MODE: self.set_mode}
+
+    async def set_mode(self, request: Request) -> Answer:
+        """Set how a group consumes a topic; its clients follow when they balance next."""
+        body = read_object(request.frame.body)
+        topic, group, mode, share = body.get("topic"), body.get("consumerGroup"), body.get("mode"), body.get("popShareQueueNum", 0)
+        if not isinstance(topic, str) or not isinstance(group, str) or mode not in (PULL, POP) or type(share) is not int:
+            raise WireError(f"topic, consumerGroup, and a mode of {PULL} or {POP} were expected")
+        if topic.startswith(RETRY_PREFIX):
+            return Answer(codes.NO_PERMISSION, "retry topic is not allowed to set mode")
+        if self._names.topic(topic) is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        if self._names.group(group) is None:
+            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+        await self._names.set_request_mode(topic, group, {"consumerGroup": group, "mode": mode, "popShareQueueNum": share, "topic": topic})
+        return Answer()
+
+    def query(self, request: Request) -> Answer:
+        """Return a client's share of this broker's queues; no list of shares where RocketMQ's client must keep what it has."""
+        body = read_object(request.frame.body)
+        topic, group, client_id = body.get("topic"), body.get("consumerGroup"), body.get("clientId")
+        if not all(isinstance(each, str) for each in (topic, group, client_id)):
+            raise WireError("topic, consumerGroup and clientId were expected")
+        for name in (str(topic), f"{RETRY_PREFIX}{group}"):
+            if refused := request.refusal(name, SUB):
+                return refused
+        mode, queues = self._assigned(str(topic), str(group), str(client_id), body)
+        rows = None if queues is None else [
+            {"messageQueue": {"brokerName": self._broker_name, "queueId": queue_id, "topic": topic}, "mode": mode} for queue_id in queues]
+        return Answer(body=write_json({"messageQueueAssignments": rows}))
+
+    def _assigned(self, topic: str, group: str, client_id: str, body: Mapping[str, object]) -> tuple[str, list[int] | None]:
+        modes = self._names.request_modes()
+        if topic.startswith(RETRY_PREFIX) and (self._pops.pops(group) or any(
+                row.get(group, {}).get("mode") == POP for row in modes.values())):
+            return PULL, []  # pops of the group's topics have its retries
+        found = self._names.topic(topic)
+        if found is None:
+            return PULL, None
+        queue_ids = list(range(found.read_queue_nums))
+        if body.get("messageModel") == BROADCASTING:
+            return PULL, queue_ids
+        row = modes.get(topic, {}).get(group, {})
+        members = self._members.consumers.get(group)
+        if members is None:
+            return PULL, None
+        clients = sorted(members.client_ids)
+        at = clients.index(client_id) if client_id in clients else -1
+        if row.get("mode") == POP:
+            more = int(row.get("popShareQueueNum", 0))
+            if not 0 < more < len(clients) - 1 or at < 0:
+                return POP, [-1]
+            if len(clients) > len(queue_ids):
+                return POP, [queue_ids[at % len(queue_ids)]]
+            shares = (allocate_averagely(queue_ids, range(len(clients)), (at + each) % len(clients)) for each in range(more + 1))
+            return POP, sorted({queue_id for share in shares for queue_id in share})
+        if body.get("strategyName") == "AVG":
+            return PULL, allocate_averagely(queue_ids, range(len(clients)), at)
+        if body.get("strategyName") == "AVG_BY_CIRCLE":
+            return PULL, queue_ids[at::len(clients)] if at >= 0 else []
+        return PULL, None
+
+
+PULL, POP = "PULL", "POP"
+_NOTHING_YET = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE))
+
+
+def _without_body(message: Message, topic: str) -> Message:
+    """Return what is kept of a message in flight."""
+    source = message.properties.get(PROPERTY_RETRY_TOPIC) if topic.startswith(RETRY_PREFIX) else None
+    return Message(topic, b"", message.queue_id, message.queue_offset, message.physical_offset, message.size_bytes,
+                   "" if source is None else encode_properties({PROPERTY_RETRY_TOPIC: source}),
+                   store_timestamp_ms=message.store_timestamp_ms, body_crc=message.body_crc)
+
+
+def _filter(request: Request, topic: str) -> Wanted | Answer:
+    """Return the filter of a pop."""
+    text, kind = request.frame.fields.get("exp"), request.frame.fields.get("expType")
+    if len(text or "") > SUBSCRIPTION_CHARS_MAX:
+        return Answer(codes.SUBSCRIPTION_PARSE_FAILED, f"a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
+    if fault := expression_fault(kind, text):
+        return fault
+    try:
+        found = subscription_of(topic, text, 0, kind)
+    except WireError:
+        return Answer(codes.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
+    return Wanted.of(found.tag_filter, found.condition)
+
+
+def _pop_fields(pop_ms: int, asked: Asked) -> dict[str, str]:
+    return {"popTime": str(pop_ms), "invisibleTime": str(asked.invisible_ms), "reviveQid": str(ORDERED_QUEUE if asked.is_ordered else 0)}
+
+
+def _nothing(asked: Asked, *, is_full: bool = False) -> Answer:
+    """Return the answer to a pop that found nothing."""
+    if asked.is_notification:
+        return Answer(fields={"hasMsg": "false", "pollingFull": str(is_full).lower()})
+    return Answer(codes.POLLING_FULL if is_full else codes.POLLING_TIMEOUT, GetStatus.NO_MESSAGE_IN_QUEUE.name,
+                  _pop_fields(time.time_ns() // 1_000_000, asked) | {"restNum": "0"})
+
+
+Kind = TypeVar("Kind", str, int)
+
+
+def _named(fields: Mapping[str, object], short: str, long: str, kind: type[Kind]) -> Kind:
+    """Return a field of one acknowledgement in a batch; WireError without it."""
+    value = fields.get(short, fields.get(long))
+    if type(value) is not kind or kind is int and not 0 <= int(value) <= INT64_MAX:
+        raise WireError(f"an acknowledgement without its field {long}")
+    return value
+
+
+def _bits(value: object) -> Iterator[int]:
+    """Yield the numbers of the bits of a Java BitSet, as its bytes in base64 or in a list."""
+    try:
+        if isinstance(value, str):
+            data = base64.b64decode(value, validate=True)
+        elif isinstance(value, list):
+            data = bytes(each & 0xFF for each in value)
+        else:
+            raise ValueError
+    except (ValueError, TypeError, binascii.Error):
+        raise WireError("an acknowledgement whose bits cannot be read") from None
+    for number, byte in enumerate(data[:BITS_MAX // 8]):
+        for bit in range(8):
+            if byte >> bit & 1:
+                yield 8 * number + bit

@@ -1,0 +1,495 @@
+"""POP: messages taken from any queue, acknowledged in any order, delivered again, and given up."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import time
+from collections import Counter
+
+import pytest
+
+import pyengine
+from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
+from fix_pop import Popped, ack, pop, pop_fields, popped
+from pyengine.gateway import codes
+from pyengine.gateway.pop import IN_FLIGHT_MAX
+from pyengine.gateway.positions import FLUSH_S
+from pyengine.storage.acknowledgements import AckFile
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import eventually
+
+
+@pytest.fixture
+def group(request):
+    return "G_" + "".join(sign if sign.isalnum() else "_" for sign in request.node.name)[:100]
+
+
+def put(client, topic, *bodies, queue_id=0, properties=""):
+    for body in bodies:
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, queue_id, properties), body).code == codes.SUCCESS
+
+
+def put_in_turn(client, topic, number):
+    """Put so many messages, each queue in turn, beside the first message of the topic."""
+    for each in range(number):
+        put(client, topic, b"m%d" % each, queue_id=each % 4)
+
+
+def pop_all(client, topic, group, number, **changes):
+    """Pop until so many messages have come."""
+    found = []
+
+    def enough():
+        found.extend(pop(client, topic, group, **changes))
+        return len(found) >= number
+
+    eventually(enough, f"{number} messages are popped")
+    assert len(found) == number
+    return found
+
+
+def committed(served, topic, group):
+    return ConsumerOffsets(served.root).read(topic, group)
+
+
+def dead_letters(served, group):
+    letters = pyengine.DeadLetters(served.root)
+    return letters.messages(group) if any(queue.group == group for queue in letters.queues()) else []
+
+
+def test_messages_of_all_queues_come_once_and_the_offsets_follow_their_acks(served, topic, group):
+    client = served.broker()
+    put_in_turn(client, topic, 20)
+    found = pop_all(client, topic, group, 21)
+    assert Counter(each.body for each in found) == Counter([b"first", *(b"m%d" % number for number in range(20))])
+    assert not pop(client, topic, group)
+    random.Random(7).shuffle(found)
+    assert {ack(client, each) for each in found} == {codes.SUCCESS}
+    with pyengine.open_store(served.root) as store:
+        ends = {queue_id: store.queue_range(topic, queue_id)[1] for queue_id in range(4)}
+    eventually(lambda: committed(served, topic, group) == ends, "the offsets are written")
+
+
+def test_a_pop_is_held_until_a_message_comes_or_its_time_is_over(served, topic, group):
+    client, other = served.broker(), served.broker()
+    assert [each.body for each in pop_all(client, topic, group, 1)] == [b"first"]
+    held = client.send(codes.POP_MESSAGE, pop_fields(topic, group, pollTime=60_000))
+    assert client.is_silent()
+    put(other, topic, b"late", queue_id=3)
+    assert [each.body for each in popped(client.wait(held), topic, group)] == [b"late"]
+    began_s = time.monotonic()
+    answer = client.ask(codes.POP_MESSAGE, pop_fields(topic, group, pollTime=300))
+    assert answer.code == codes.POLLING_TIMEOUT and answer.fields["restNum"] == "0" and time.monotonic() - began_s >= 0.3
+
+
+def test_many_held_pops_share_the_messages_that_come(served, topic, group):
+    client = served.broker()
+    pop_all(client, topic, group, 1)
+    held = [client.send(codes.POP_MESSAGE, pop_fields(topic, group, pollTime=60_000, maxMsgNums=1)) for _ in range(6)]
+    sender = served.broker()
+    put_in_turn(sender, topic, 6)
+    found = [each.body for opaque in held for each in popped(client.wait(opaque), topic, group)]
+    assert sorted(found) == [b"m%d" % number for number in range(6)]
+
+
+def test_a_notification_says_that_messages_have_come(served, topic, group):
+    client = served.broker()
+    pop_all(client, topic, group, 1)
+    fields = pop_fields(topic, group)
+    assert client.ask(codes.NOTIFICATION, fields | {"pollTime": 0}).fields == {"hasMsg": "false", "pollingFull": "false"}
+    held = client.send(codes.NOTIFICATION, fields | {"pollTime": 60_000})
+    assert client.is_silent()
+    put(served.broker(), topic, b"late")
+    assert client.wait(held).fields["hasMsg"] == "true"
+    assert [each.body for each in pop_all(client, topic, group, 1)] == [b"late"]
+
+
+def test_tags_and_conditions_choose_messages(served, topic, group):
+    client = served.broker()
+    for number in range(6):
+        put(client, topic, b"%d" % number, queue_id=number % 4, properties=f"TAGS\x01{'ab'[number % 2]}\x02n\x01{number}")
+    eventually(lambda: sum(served_end(served, topic, queue_id) for queue_id in range(4)) == 7, "all are there")
+    tagged = pop_all(client, topic, group, 3, exp="a || c")
+    assert sorted(each.body for each in tagged) == [b"0", b"2", b"4"]
+    matched = pop_all(client, topic, f"{group}_sql", 2, expType="SQL92", exp="n > 3")
+    assert sorted(each.body for each in matched) == [b"4", b"5"]
+    assert [ack(client, each) for each in tagged + matched] == [0] * 5
+    eventually(lambda: sum(committed(served, topic, group).values()) == 7, "what its filter excludes is done")
+    answer = client.ask(codes.POP_MESSAGE, pop_fields(topic, group, expType="SQL92", exp="n >"))
+    assert answer.code == codes.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_a_message_that_is_not_acknowledged_comes_from_the_retry_topic(served, topic, group):
+    client = served.broker()
+    first, = pop_all(client, topic, group, 1, invisibleTime=200)
+    again, = pop_all(client, topic, group, 1)
+    message = again.message
+    assert (again.body, message.topic, message.reconsume_times) == (b"first", f"%RETRY%{group}", 1)
+    assert message.properties["RETRY_TOPIC"] == topic and message.properties["1ST_POP_TIME"] == first.handle.split()[1]
+    assert client.ask(codes.ACK_MESSAGE, first.fields).code == codes.NO_MESSAGE, "its handle is old"
+    assert ack(client, again) == codes.SUCCESS
+    eventually(lambda: [committed(served, name, group).get(0) for name in (topic, f"%RETRY%{group}")] == [1, 1], "both are done")
+
+
+@pytest.mark.parametrize("name", ["%RETRY%{group}_{topic}", "%RETRY%{group}", "{topic}"])
+def test_the_handle_of_a_retry_counts_with_any_of_its_topics(served, topic, group, name):
+    client = served.broker()
+    pop_all(client, topic, group, 1, invisibleTime=1)
+    again, = pop_all(client, topic, group, 1)
+    assert again.handle.split()[4] == "1"
+    fields = again.fields | {"topic": name.format(topic=topic, group=group)}
+    assert client.ask(codes.ACK_MESSAGE, fields).code == codes.SUCCESS
+    assert not pop(client, topic, group)
+
+
+def test_a_nack_brings_a_message_back_in_its_time_with_another_handle(served, topic, group):
+    client = served.broker()
+    first, = pop_all(client, topic, group, 1)
+    began_s = time.monotonic()
+    answer = client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, first.fields | {"invisibleTime": 700})
+    assert answer.code == codes.SUCCESS and answer.fields["invisibleTime"] == "700"
+    changed = first.with_handle(answer)
+    assert changed.handle.split()[1] == answer.fields["popTime"] != first.handle.split()[1]
+    assert ack(client, first) == codes.NO_MESSAGE, "the handle from before"
+    again, = pop_all(client, topic, group, 1)
+    assert time.monotonic() - began_s >= 0.7 and again.message.reconsume_times == 1
+    assert ack(client, changed) == codes.NO_MESSAGE
+
+
+def test_a_longer_time_keeps_a_message(served, topic, group):
+    client = served.broker()
+    first, = pop_all(client, topic, group, 1, invisibleTime=400)
+    kept = first.with_handle(client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, first.fields | {"invisibleTime": 60_000}))
+    began_s = time.monotonic()
+    eventually(lambda: pop(client, topic, group) or time.monotonic() - began_s > 1, "the first time is over")
+    assert time.monotonic() - began_s > 1 and ack(client, kept) == codes.SUCCESS
+
+
+def test_two_acks_of_one_handle_are_one(served, topic, group):
+    client = served.broker()
+    found, = pop_all(client, topic, group, 1)
+    assert [ack(client, found), ack(client, found)] == [codes.SUCCESS] * 2
+
+
+def test_after_its_last_retry_a_message_is_a_dead_letter(served, topic, group):
+    SubscriptionGroups(served.root).put(SubscriptionGroup(group, retry_max_times=2))
+    client = served.broker()
+    times = [pop_all(client, topic, group, 1, invisibleTime=1)[0].message.reconsume_times for _ in range(3)]
+    assert times == [0, 1, 2]
+    dead = eventually(lambda: dead_letters(served, group), "it is a dead letter")
+    assert [(message.body, message.topic) for message in dead] == [(b"first", topic)]
+    assert not pop(client, topic, group)
+
+
+def test_a_batch_acknowledges_by_bits(served, topic, group):
+    client = served.broker()
+    put(client, topic, *(b"m%d" % number for number in range(9)))
+    found = pop_all(client, topic, group, 10)
+    words = found[0].handle.split()
+    body = {"brokerName": "broker-a", "acks": [{
+        "c": group, "t": topic, "r": "0", "so": int(words[0]), "q": 0, "rq": 0, "pt": int(words[1]), "it": 60_000,
+        "b": base64.b64encode(bytes([0b11111110, 0b1])).decode()}]}
+    assert client.ask(codes.BATCH_ACK_MESSAGE, body=body).code == codes.SUCCESS
+    acks = AckFile(served.root, f"{topic}@{group}")
+    eventually(lambda: acks.read()[0][-1].acked == ((1, 9),), "the ranges are saved")
+    assert ack(client, found[0]) == codes.SUCCESS
+    assert not pop(client, topic, group, invisibleTime=1) or found[9].body == b"m8"
+
+
+WRONG_BATCHES = {
+    "nothing": {},
+    "no list": {"acks": "x"},
+    "no bits": {"acks": [{"c": "g", "t": "t", "r": "0", "so": 0, "q": 0, "pt": 1}]},
+    "a negative start": {"acks": [{"c": "g", "t": "t", "r": "0", "so": -1, "q": 0, "pt": 1, "b": ""}]},
+    "text for a number": {"acks": [{"c": "g", "t": "t", "r": "0", "so": "0", "q": 0, "pt": 1, "b": ""}]},
+    "bits that are no base64": {"acks": [{"c": "g", "t": "t", "r": "0", "so": 0, "q": 0, "pt": 1, "b": "%%%"}]},
+    "another thing": {"acks": [7]},
+}
+
+
+@pytest.mark.parametrize("body", WRONG_BATCHES.values(), ids=WRONG_BATCHES)
+def test_a_wrong_batch_is_refused(served, body):
+    assert served.broker().ask(codes.BATCH_ACK_MESSAGE, body=body).code in (codes.SYSTEM_ERROR, codes.NO_MESSAGE)
+
+
+WRONG_POPS = {
+    "none": ({"maxMsgNums": 0}, codes.INVALID_PARAMETER),
+    "too many": ({"maxMsgNums": 33}, codes.INVALID_PARAMETER),
+    "no such queue": ({"queueId": 4}, codes.INVALID_PARAMETER),
+    "no time": ({"invisibleTime": 0}, codes.INVALID_PARAMETER),
+    "no topic": ({"topic": "no_such_topic"}, codes.TOPIC_NOT_EXIST),
+    "no group": ({"consumerGroup": " "}, codes.SYSTEM_ERROR),
+    "the engine's group": ({"consumerGroup": "CID_RMQ_SYS_TRANS"}, codes.NO_PERMISSION),
+    "an unknown filter": ({"expType": "MAGIC", "exp": "x"}, codes.SYSTEM_ERROR),
+    "a long filter": ({"exp": "a || " * 2000}, codes.SUBSCRIPTION_PARSE_FAILED),
+    "no number": ({"invisibleTime": "soon"}, codes.SYSTEM_ERROR),
+}
+
+
+@pytest.mark.parametrize("changes, code", WRONG_POPS.values(), ids=WRONG_POPS)
+def test_a_wrong_pop_is_refused(served, topic, group, changes, code):
+    assert served.broker().ask(codes.POP_MESSAGE, pop_fields(topic, group) | changes).code == code
+
+
+@pytest.mark.parametrize("handle", ["", "x", "0 a b 0 0 broker-a 0 0", "0 1 2", "0 -1 1 0 0 b 0 0", "0 99999999999999999999 1 0 0 b 0 0"])
+def test_a_wrong_handle_is_refused(served, topic, group, handle):
+    client = served.broker()
+    found, = pop_all(client, topic, group, 1)
+    for code in (codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME):
+        assert client.ask(code, found.fields | {"extraInfo": handle, "invisibleTime": 1}).code == codes.SYSTEM_ERROR
+    assert ack(client, Popped(group, topic, found.message, found.handle)) == codes.SUCCESS
+
+
+def test_a_group_does_not_pop_and_pull_at_once(served, topic, group):
+    client, other = served.broker(), served.broker()
+    other.ask(codes.PULL_MESSAGE, pull_fields(topic, group=group))
+    refused = client.ask(codes.POP_MESSAGE, pop_fields(topic, group))
+    assert refused.code == codes.NO_PERMISSION and "is consumed by pulls" in refused.remark
+    other.close()
+    eventually(lambda: client.ask(codes.POP_MESSAGE, pop_fields(topic, group)).code == codes.SUCCESS, "the pulling client has gone")
+    for code, fields in ((codes.PULL_MESSAGE, pull_fields(topic, group=group)),
+                         (codes.UPDATE_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 1})):
+        refused = client.ask(code, fields)
+        assert refused.code == codes.NO_PERMISSION and "is consumed by POP and has 1 messages in flight" in refused.remark
+
+
+def test_a_program_of_the_host_and_pops_do_not_share_a_group(served, topic, group):
+    client = served.broker()
+    with pyengine.consume(served.root, topic, group=group) as consumer:
+        assert eventually(lambda: consumer.pull(timeout_s=0.1), "the program has the message")
+        refused = client.ask(codes.POP_MESSAGE, pop_fields(topic, group))
+        assert refused.code == codes.SYSTEM_ERROR and "programs of this host consume" in refused.remark
+    eventually(lambda: client.ask(codes.POP_MESSAGE, pop_fields(topic, group)).code == codes.POLLING_TIMEOUT, "the program has gone")
+    with pyengine.consume(served.root, topic, group=group) as consumer:
+        assert consumer.pull(timeout_s=1) == [] and consumer.assignment == []
+
+
+def test_an_ordered_pop_blocks_its_queue_until_all_of_it_is_done(served, topic, group):
+    client = served.broker()
+    put(client, topic, b"a", b"b")
+    put(client, topic, b"other", queue_id=1)
+    found = pop_all(client, topic, group, 4, order="true", initMode=0)
+    assert [each.body for each in found if each.message.queue_id == 0] == [b"first", b"a", b"b"]
+    put(client, topic, b"c")
+    assert not pop(client, topic, group, order="true")
+    queue = [each for each in found if each.message.queue_id == 0]
+    held = client.send(codes.POP_MESSAGE, pop_fields(topic, group, order="true", pollTime=60_000))
+    assert [ack(client, each) for each in queue[:2]] == [0, 0] and client.is_silent()
+    assert ack(client, queue[2]) == 0
+    assert [each.body for each in popped(client.wait(held), topic, group)] == [b"c"]
+
+
+def test_an_ordered_message_comes_again_in_its_place(served, topic, group):
+    client = served.broker()
+    put(client, topic, b"a", b"b")
+    found = pop_all(client, topic, group, 3, order="true", invisibleTime=300)
+    assert ack(client, found[1]) == 0
+    again = eventually(lambda: pop(client, topic, group, order="true"), "they come again")
+    assert [each.body for each in again] == [b"first", b"b"]
+    assert not any(each.message.topic.startswith("%RETRY%") for each in again)
+    assert ack(client, found[0]) == codes.NO_MESSAGE
+    assert [ack(client, each) for each in again] == [0, 0]
+    eventually(lambda: committed(served, topic, group).get(0) == 3, "all are done")
+
+
+def test_an_ordered_pop_counts_deliveries_and_its_attempt_is_repeated(served, topic, group):
+    client = served.broker()
+    ordered = {"order": "true", "attemptId": "one"}
+    first = client.ask(codes.POP_MESSAGE, pop_fields(topic, group, **ordered))
+    assert first.fields["orderCountInfo"] == "" and first.fields["reviveQid"] == "999"
+    again = client.ask(codes.POP_MESSAGE, pop_fields(topic, group, **ordered))
+    assert again.fields["orderCountInfo"] == "" and again.body == first.body
+    assert client.ask(codes.POP_MESSAGE, pop_fields(topic, group, order="true", attemptId="two")).code == codes.POLLING_TIMEOUT
+    held, = popped(again, topic, group)
+    assert ack(client, popped(first, topic, group)[0]) == codes.NO_MESSAGE
+    client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, held.fields | {"invisibleTime": 0})
+    two = pop_fields(topic, group, order="true", attemptId="two")
+    counted = eventually(lambda: (answer := client.ask(codes.POP_MESSAGE, two)).code == codes.SUCCESS and answer, "it comes again")
+    assert counted.fields["orderCountInfo"] == "0 qo0%0 1"
+
+
+def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_its_queue_goes_on(served, topic, group):
+    SubscriptionGroups(served.root).put(SubscriptionGroup(group, retry_max_times=1))
+    client = served.broker()
+    put(client, topic, b"next")
+    seen = []
+
+    def is_over():
+        for each in pop(client, topic, group, order="true", maxMsgNums=1, invisibleTime=1):
+            seen.append(each.body)
+        return b"next" in seen
+
+    eventually(is_over, "the queue goes on")
+    assert seen == [b"first", b"first", b"next"]
+    dead = eventually(lambda: dead_letters(served, group), "it is a dead letter")
+    assert [message.body for message in dead] == [b"first"]
+
+
+def test_retries_of_two_topics_come_to_their_own_pops(served, topic, group):
+    client = served.broker()
+    other = f"{topic}_2"
+    put(client, other, b"other")
+    for name in (topic, other):
+        pop_all(client, name, group, 1, invisibleTime=1)
+    eventually(lambda: served_end(served, f"%RETRY%{group}") == 2, "both are retries")
+    found = [pop_all(client, name, group, 1)[0] for name in (other, topic)]
+    assert [each.body for each in found] == [b"other", b"first"] and not pop(client, topic, group) and not pop(client, other, group)
+    assert [ack(client, each) for each in found] == [0, 0]
+    eventually(lambda: committed(served, f"%RETRY%{group}", group) == {0: 2}, "both are done")
+
+
+def served_end(served, topic, queue_id=0):
+    with pyengine.open_store(served.root) as store:
+        return store.queue_range(topic, queue_id, "committed")[1]
+
+
+def test_a_reset_makes_a_group_pop_from_there(served, topic, group):
+    client = served.broker()
+    put(client, topic, b"a", b"b")
+    found = pop_all(client, topic, group, 3)
+    heartbeat(client, "me", group, subscription(topic))
+    answer = client.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": topic, "group": group, "timestamp": 0, "isForce": "true"})
+    assert answer.code == codes.SUCCESS
+    assert ack(client, found[0]) == codes.NO_MESSAGE
+    assert [each.body for each in pop_all(client, topic, group, 3)] == [b"first", b"a", b"b"]
+
+
+def test_a_client_that_ends_leaves_its_messages_to_the_others(served, topic, group):
+    client, other = served.broker(), served.broker()
+    pop_all(client, topic, group, 1, autoRenew="true", invisibleTime=500)
+    began_s = time.monotonic()
+    eventually(lambda: pop(other, topic, group) or time.monotonic() - began_s > 1.5, "its time is over, and it is kept")
+    assert time.monotonic() - began_s > 1.5
+    client.close()
+    assert pop_all(other, topic, group, 1)[0].message.reconsume_times == 1
+
+
+def test_a_client_that_leaves_its_group_gives_its_messages_back_at_once(served, topic, group):
+    client, other = served.broker(), served.broker()
+    pop_all(client, topic, group, 1, autoRenew="true", invisibleTime=3_600_000)
+    assert client.ask(codes.UNREGISTER_CLIENT, {"clientID": "me", "consumerGroup": group}).code == codes.SUCCESS
+    assert pop_all(other, topic, group, 1)[0].body == b"first"
+
+
+def test_no_more_than_so_many_messages_of_a_queue_are_in_flight(served, topic, group):
+    assert IN_FLIGHT_MAX == 10_000
+    client = served.broker()
+    body = b"".join(b"\0\0\0\x1d" + bytes(12) + b"\0\0\0\x07message" + b"\0\0" for _ in range(1000))
+    for _ in range(11):
+        assert client.ask(codes.SEND_BATCH_MESSAGE, send_fields(topic, m="true"), body).code == codes.SUCCESS
+    found = []
+
+    def is_full():
+        more = pop(client, topic, group)
+        found.extend(more)
+        return not more
+
+    eventually(lambda: served_end(served, topic) == 11_001, "all are there")
+    eventually(is_full, "no more are popped")
+    assert len(found) == IN_FLIGHT_MAX
+    assert ack(client, found[5000]) == codes.SUCCESS and len(pop(client, topic, group)) == 1
+
+
+def test_only_the_last_seconds_of_acks_are_repeated_after_a_kill(tmp_path):
+    served = start_served(tmp_path / "store")
+    try:
+        client = served.broker()
+        put_in_turn(client, "T", 400)
+        found = pop_all(client, "T", "g", 400)
+        random.Random(11).shuffle(found)
+        saved, rest = found[:200], found[200:]
+        assert {ack(client, each) for each in saved} == {codes.SUCCESS}
+        acks = AckFile(served.root, "T@g")
+
+        def is_saved():
+            stored = committed(served, "T", "g")
+            states = {queue_id: states[-1] for queue_id, states in acks.read().items()}
+            done = sum(stored.get(queue_id, 0) for queue_id in range(4))
+            return done + sum(end - start for state in states.values() for start, end in state.acked
+                              if start >= stored.get(state.queue, 0)) == 200
+
+        eventually(is_saved, f"the acks are saved within {FLUSH_S} s")
+        incarnation = served.engine.incarnation("gateway")
+        served.engine.kill("gateway")
+        served.engine.wait_back("gateway", incarnation)
+        client = eventually(lambda: _connected(served), "the gateway is back")
+        assert ack(client, rest[0]) == codes.NO_MESSAGE, "its handle was the dead gateway's"
+        again = pop_all(client, "T", "g", 200)
+        assert Counter(each.body for each in again) == Counter(each.body for each in rest)
+    finally:
+        served.close()
+
+
+def _connected(served):
+    try:
+        return served.broker()
+    except OSError:
+        return None
+
+
+def test_an_orderly_stop_repeats_no_ack(tmp_path):
+    served = start_served(tmp_path / "store")
+    try:
+        client = served.broker()
+        put_in_turn(client, "T", 40)
+        found = pop_all(client, "T", "g", 40)
+        random.Random(3).shuffle(found)
+        assert {ack(client, each) for each in found[:30]} == {codes.SUCCESS}
+        served.engine.stop()
+        served.engine.start()
+        client = eventually(lambda: _connected(served), "the gateway is back")
+        assert Counter(each.body for each in pop_all(client, "T", "g", 10)) == Counter(each.body for each in found[30:])
+    finally:
+        served.close()
+
+
+# ---- which queues a client takes, and how ------------------------------------------------
+
+
+def assignments(client, topic, group, client_id="me", **changes):
+    answer = client.ask(codes.QUERY_ASSIGNMENT, body={"topic": topic, "consumerGroup": group, "clientId": client_id, "strategyName": "AVG",
+                                                      "messageModel": "CLUSTERING", **changes})
+    assert answer.code == codes.SUCCESS
+    rows = json.loads(answer.body)["messageQueueAssignments"]
+    return None if rows is None else sorted((row["mode"], row["messageQueue"]["queueId"]) for row in rows)
+
+
+def test_members_get_their_shares_of_the_queues(served, topic, group):
+    one, two = served.broker(), served.broker()
+    assert assignments(one, topic, group) is None, "nobody is in the group"
+    heartbeat(one, "a", group, subscription(topic))
+    heartbeat(two, "b", group, subscription(topic))
+    assert assignments(one, topic, group, "a") == [("PULL", 0), ("PULL", 1)]
+    assert assignments(one, topic, group, "b") == [("PULL", 2), ("PULL", 3)]
+    assert assignments(one, topic, group, "b", strategyName="AVG_BY_CIRCLE") == [("PULL", 1), ("PULL", 3)]
+    assert assignments(one, topic, group, "c") == [] and assignments(one, topic, group, strategyName="MINE") is None
+    assert assignments(one, topic, group, messageModel="BROADCASTING") == [("PULL", number) for number in range(4)]
+    assert assignments(one, "no_such_topic", group) is None
+
+
+def test_a_group_that_pops_gets_any_queue_or_shares_of_several_members(served, topic, group):
+    clients = [served.broker() for _ in range(4)]
+    for number, client in enumerate(clients):
+        heartbeat(client, f"c{number}", group, subscription(topic))
+    body = {"topic": topic, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}
+    assert clients[0].ask(codes.SET_MESSAGE_REQUEST_MODE, body=body).code == codes.SUCCESS
+    assert assignments(clients[0], topic, group, "c1") == [("POP", -1)]
+    assert clients[0].ask(codes.SET_MESSAGE_REQUEST_MODE, body=body | {"popShareQueueNum": 1}).code == codes.SUCCESS
+    assert [assignments(clients[0], topic, group, f"c{number}") for number in range(4)] == [
+        [("POP", number), ("POP", (number + 1) % 4)] if number < 3 else [("POP", 0), ("POP", 3)] for number in range(4)]
+    assert assignments(clients[0], f"%RETRY%{group}", group, "c1") == [], "its pops have the retries"
+    stored = json.loads((served.root / "config" / "messageRequestMode.json").read_text())
+    assert stored["messageRequestModeMap"][topic][group] == {"consumerGroup": group, "mode": "POP", "popShareQueueNum": 1, "topic": topic}
+
+
+def test_a_wrong_mode_is_refused(served, topic, group):
+    client = served.broker()
+    SubscriptionGroups(served.root).put(SubscriptionGroup(group))
+    body = {"topic": topic, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}
+    for changes, code in (({"mode": "PUSH"}, codes.SYSTEM_ERROR), ({"topic": f"%RETRY%{group}"}, codes.NO_PERMISSION),
+                          ({"topic": "no_such_topic"}, codes.TOPIC_NOT_EXIST), ({"popShareQueueNum": "1"}, codes.SYSTEM_ERROR),
+                          ({"consumerGroup": "no_such_group"}, codes.SUBSCRIPTION_GROUP_NOT_EXIST)):
+        assert client.ask(codes.SET_MESSAGE_REQUEST_MODE, body=body | changes).code == code
