@@ -17,7 +17,7 @@
 #define MS_SYS_FLAG_BORN_V6 0x10
 #define MS_SYS_FLAG_STORE_V6 0x20
 
-/* What a position holds: the labels of pyengine/formats/record_case.py. */
+/* What a position holds: the labels of pyengine/formats/record.py. */
 #define MS_CASE_MESSAGE 0          /* a whole record */
 #define MS_CASE_RANGE_END 1        /* fewer than 8 bytes of room */
 #define MS_CASE_ZEROES 2           /* never written */

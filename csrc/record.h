@@ -25,7 +25,7 @@ static inline int32_t ms_host_bytes(int32_t sys_flag, int32_t v6_bit)
 }
 
 /* Parse a record: MS_CASE_MESSAGE and `record`, or the first failed check, up to MS_CASE_TORN. The order of checks is that of
- * pyengine/formats/record_case.py. */
+ * pyengine/formats/record.py. */
 static inline int ms_record_parse(const uint8_t *at, int64_t room, struct ms_record *record)
 {
     if (room < MS_BLANK_BYTES)

@@ -6,7 +6,7 @@
     topic length i8, topic | properties length i16, properties            (big-endian)
 
 A host field is the address, then the port as 32 bits; in Python it is text, `1.2.3.4:10911` or `[2001:db8::1]:10911`.
-record_case.classify tells what a position of the log holds: a record, a blank, or damage.
+CaseLabel has what a position of the log may hold: a record, a blank, or damage.
 
 The property text is a list of name 0x01 value, joined by 0x02 (section 6). This module also has Java's hashes of such
 text: String.hashCode, the codes that the store derives from it, and the order of a HashMap.
@@ -14,6 +14,7 @@ text: String.hashCode, the codes that the store derives from it, and the order o
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import re
@@ -22,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import (
@@ -602,3 +603,40 @@ def _spread_hash(name: str) -> int:
 
 _KNOWN_CHARS_MAX = 64
 _known_hash = functools.lru_cache(maxsize=1024)(_spread_hash)  # most messages have the same few property names
+
+
+# ---- what a position holds ---------------------------------------------------------------------
+
+
+class CaseLabel(enum.StrEnum):
+    """What a position of the commit log holds, in the order of the checks (csrc/record.c).
+
+    RocketMQ knows message and blank and stops at everything else (CommitLog.checkMessageAndReturnSize); it looks
+    neither at the text nor at the record's own offset.
+    """
+
+    RANGE_END = "range_end"  # fewer than 8 bytes are left: no header fits
+    ZEROES = "zeroes"        # never written: the normal end of the log
+    BLANK = "blank"          # the filler that closes a segment
+    FOREIGN = "foreign"      # random bytes, or a record of which only the second half was written
+    OVERRUN = "overrun"      # a size that exceeds the available bytes: garbage, or a short range
+    TORN = "torn"            # lengths that do not add up: a crash inside a write
+    OFFSET_MISMATCH = "offset_mismatch"  # a whole record with another offset: stale bytes
+    BAD_CRC = "bad_crc"      # the body differs from what was written
+    BAD_TEXT = "bad_text"    # topic or properties hold NULs or are not UTF-8: a page that was lost
+    MESSAGE = "message"      # everything else: a whole record
+
+
+class WalkResult(NamedTuple):
+    """The result of a walk: where it stopped and why, and what it has counted.
+
+    `end_offset` is the physical offset of the first byte after the walked records; a blank is not part of them. `reason`
+    is why it stopped. `records` counts the blank, `messages` does not. Store times are -1 without messages.
+    """
+
+    end_offset: int
+    reason: str
+    records: int
+    messages: int
+    first_store_timestamp_ms: int
+    last_store_timestamp_ms: int

@@ -21,14 +21,14 @@ from pyengine.arguments import EVERY_OFFSET, INT64_MAX, INT64_MIN
 from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
-from pyengine.formats.record_case import WalkResult
+from pyengine.formats.record import WalkResult
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pyengine._native import Array, ms_column, ms_selection, ms_text
 
-# By MS_CASE_*; the labels are those of formats.record_case.
+# By MS_CASE_*; the labels are those of formats.record.
 REASONS = (
     "message",
     "range_end",

@@ -31,7 +31,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import segment_name
-from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record import CaseLabel
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native import control as native
 from pyengine.native.dispatch import touched_queues

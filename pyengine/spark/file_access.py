@@ -22,8 +22,7 @@ import numpy
 
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_FILLER_SIZE, MESSAGE_MAGIC
-from pyengine.formats.record import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
-from pyengine.formats.record_case import WalkResult
+from pyengine.formats.record import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES, WalkResult
 from pyengine.native.scan import classify
 from pyengine.spark.options import ARROW, AUTO, scheme_of, shown
 from pyengine.storage.commit_log import SegmentBytes

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import is_queue_id_name, log_folders, parse_segment_name, segment_name
-from pyengine.formats.record import Message, decode_record
-from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record import Message
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import (
     LOG,
@@ -43,7 +42,7 @@ from pyengine.spark.file_access import (
     reach_tree,
 )
 from pyengine.spark.options import ReadOptions
-from pyengine.storage.commit_log import SegmentBytes
+from pyengine.storage.commit_log import SegmentBytes, message_below
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import SubscriptionGroups
 from pyengine.storage.consume_queue import ConsumeQueue
@@ -198,10 +197,13 @@ class RemoteLog:
         """Return the start of the first segment, -1 without any."""
         return self._starts[0] if self._starts else -1
 
-    def start_of(self, offset: int) -> int | None:
-        """Return the start of the segment that has `offset`, or None."""
+    def segment_at(self, offset: int) -> FetchedSegment | None:
+        """Open the segment that has `offset`; None if there is none (any more)."""
         at = bisect_right(self._starts, offset) - 1
-        return self._starts[at] if at >= 0 and offset < self._starts[at] + self.size_bytes else None
+        if at >= 0 and offset < self._starts[at] + self.size_bytes:
+            with contextlib.suppress(FileNotFoundError):
+                return self.open(self._starts[at])
+        return None
 
     def open(self, start: int) -> FetchedSegment:
         """Open the segment, to read ranges of it; FileNotFoundError if it was deleted."""
@@ -330,14 +332,7 @@ class RemoteStore:
 
     def _message_below(self, physical_offset: int, limit: int) -> Message | None:
         """Return the message that starts at this offset and ends at or below `limit`, or None."""
-        start = self.commit_log.start_of(physical_offset) if 0 <= physical_offset < limit else None
-        segment = None if start is None else segment_of(self, start)
-        if start is None or segment is None:
-            return None
-        with contextlib.closing(segment):
-            if segment.label(physical_offset, min(limit, start + self.commit_log.size_bytes)) != CaseLabel.MESSAGE:
-                return None
-            return decode_record(segment.view, physical_offset - segment.base)
+        return message_below(self.commit_log, physical_offset, limit)  # type: ignore[arg-type]  # it has the members that are used
 
     # -- queues -------------------------------------------------------------------
 

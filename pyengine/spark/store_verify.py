@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.formats.index_file import IndexHeader, IndexLayout
-from pyengine.formats.record_case import WalkResult
+from pyengine.formats.record import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import broken_chain, count_keys, sync, walk
 from pyengine.spark.jobs import Unit, run_units

@@ -28,11 +28,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from pyengine.errors import CorruptionError, StoreRefusedError
+from pyengine.errors import CorruptionError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, log_folders, segment_name
-from pyengine.formats.record import BEGIN, store_timestamp_ms, total_size
-from pyengine.formats.record_case import CaseLabel, WalkResult
+from pyengine.formats.record import BEGIN, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.scan import ColumnScanner, RawBatch, classify, sync, walk
@@ -139,6 +138,13 @@ class CommitLog(MappedFileQueue):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(start_offset))
         return SegmentBytes(view, start_offset)
 
+    def segment_at(self, offset: int) -> SegmentBytes | None:
+        """Return the bytes of the segment that has `offset`; None if there is none (any more)."""
+        start = self.start_of(offset)
+        with contextlib.suppress(FileNotFoundError):
+            return None if start is None else self.open(start)
+        return None
+
     # Callers of these three ask only for offsets below the end that recovery found or the writer committed.
 
     def piece(self, offset: int, size: int) -> memoryview:
@@ -172,11 +178,22 @@ class CommitLog(MappedFileQueue):
         self._cache.clear()
 
     def _holder(self, offset: int) -> SegmentBytes:
-        base = self.start_of(offset)
-        with contextlib.suppress(FileNotFoundError):
-            if base is not None:
-                return self.open(base)
-        raise CorruptionError(f"no segment of the log holds offset {offset}")
+        found = self.segment_at(offset)
+        if found is None:
+            raise CorruptionError(f"no segment of the log holds offset {offset}")
+        return found
+
+
+def message_below(log: CommitLog, offset: int, limit: int) -> Message | None:
+    """Return the message that starts at `offset` and ends at or below `limit`; None if none does, or its segment is deleted."""
+    segment = log.segment_at(offset) if 0 <= offset < limit else None
+    if segment is None:
+        return None
+    with contextlib.closing(segment), contextlib.suppress(FormatError):  # it may be emptied between the two reads
+        if segment.label(offset, min(limit, offset - offset % log.size_bytes + log.size_bytes)) == CaseLabel.MESSAGE:
+            message = decode_record(segment.view, offset - segment.base)
+            return message if offset >= log.min_offset else None
+    return None
 
 
 def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_bytes: int) -> Path:
@@ -352,7 +369,7 @@ SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # most bytes read after a clean stop of an own store, which must start within a second
 NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many segments again
 KEPT_MAX = 4                      # mappings that one recovery keeps; each has a descriptor
-MISSING_SEGMENT = "missing_segment"  # a reason in addition to those of formats.record_case: the log has a gap
+MISSING_SEGMENT = "missing_segment"  # a reason in addition to those of formats.record: the log has a gap
 HEAD_BYTES = 68 + 8               # the store time is readable in these, also after a 20-byte host
 # The search for the first record of a piece ends this far after its start: bytes beyond the log's end may be
 # allocated and never written, and those are the slowest to read.
@@ -421,7 +438,7 @@ class Log:
             return found.read(segment.start_offset, segment.start_offset + HEAD_BYTES)
 
     def label_at(self, segment: MappedFile, offset: int) -> str:
-        """Return what is at `offset`, a label of formats.record_case, without reading the body."""
+        """Return what is at `offset`, a label of formats.record, without reading the body."""
         with self.open(segment) as found:
             return found.label(offset, segment.start_offset + self.size_bytes)
 
@@ -484,7 +501,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class LogScan:
-    """The result of a walk from `scan_from`: the end of the complete records, and the reason (a label of formats.record_case)."""
+    """The result of a walk from `scan_from`: the end of the complete records, and the reason (a label of formats.record)."""
 
     scan_from: int
     end_offset: int

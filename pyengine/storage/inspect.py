@@ -23,8 +23,7 @@ from pyengine.errors import disk_error
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.index_file import HEADER, IndexHeader
-from pyengine.formats.record import Message, decode_properties, encode_host, split_keys
-from pyengine.formats.record_case import iter_records
+from pyengine.formats.record import CaseLabel, Message, decode_properties, decode_record, encode_host, split_keys, total_size
 from pyengine.formats.small_file import read_small_file
 from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.checkpoint import read_checkpoint
@@ -141,21 +140,21 @@ class _StoreView:
         """Yield every record of the log in order, blanks too; `unreadable` for bytes below the end that are no record."""
         offset = self._min_phy
         while 0 <= offset < self._max_phy:
-            start = self._log.start_of(offset)
-            view = None if start is None else self._log.view(start)
-            if start is None or view is None:
+            segment = self._log.segment_at(offset)
+            if segment is None:
                 yield {"phy": offset, "unreadable": True}
                 return
-            end = min(self._max_phy, start + self._log.size_bytes)
-            for record in iter_records(view, start, offset, end):
-                if isinstance(record, int):
-                    yield {"phy": offset, "size": record, "blank": True}
-                    offset = start + self._log.size_bytes
-                else:
-                    yield _record(record, offset, view[offset - start : offset - start + record.size_bytes])
-                    offset += record.size_bytes
-            if offset < end:
-                if end - offset >= 8:
+            end = min(self._max_phy, segment.base + self._log.size_bytes)
+            walked = segment.walk(offset, end, limit=end, check_crc=False, check_offset=False)
+            while offset < walked.end_offset:
+                message = decode_record(segment.view, offset - segment.base)
+                yield _record(message, offset, segment.read(offset, offset + message.size_bytes))
+                offset += message.size_bytes
+            if walked.reason == CaseLabel.BLANK:
+                yield {"phy": offset, "size": total_size(segment.view, offset - segment.base), "blank": True}
+                offset = segment.base + self._log.size_bytes
+            elif offset < end:
+                if walked.reason != CaseLabel.RANGE_END:
                     yield {"phy": offset, "unreadable": True}
                 return
 
@@ -227,12 +226,8 @@ class _StoreView:
 
     def _raw(self, message: Message) -> bytes:
         """Return the record's original bytes: encoding the decoded message would change text that is not UTF-8."""
-        start = self._log.start_of(message.physical_offset)
-        view = None if start is None else self._log.view(start)
-        if start is None or view is None:
-            return b""
-        at = message.physical_offset - start
-        return view[at : at + message.size_bytes]
+        segment = self._log.segment_at(message.physical_offset)
+        return b"" if segment is None else segment.read(message.physical_offset, message.physical_offset + message.size_bytes)
 
 
 def _queue_facts(entries: QueueEntries) -> dict[str, Any]:

@@ -49,12 +49,12 @@ from pyengine.formats.record import (
     QUEUE_OFFSET_AT,
     SYS_FLAG_AT,
     V6_FLAGS,
+    CaseLabel,
     Message,
     body_crc,
     decode_record,
     encode_blank,
 )
-from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.native.flush import allocate
 from pyengine.native.scan import classify, walk
@@ -420,7 +420,7 @@ def _topic_at(record: bytearray) -> int:
 
 # ---- the store -----------------------------------------------------------------------
 
-LOST = "lost"  # a reason in addition to those of formats.record_case: bytes that were synced are missing
+LOST = "lost"  # a reason in addition to those of formats.record: bytes that were synced are missing
 MISSING_LISTED_MAX = 1000
 
 

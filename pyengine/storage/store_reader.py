@@ -26,15 +26,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX, INT64_MIN
 from pyengine.engine_config import EngineSettings
-from pyengine.errors import CorruptionError, FormatError, UsageError, did_you_mean, disk_error, disk_errors, require_extra
+from pyengine.errors import CorruptionError, UsageError, did_you_mean, disk_error, disk_errors, require_extra
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
-from pyengine.formats.record import Message, decode_message_id, decode_record, html_table
-from pyengine.formats.record_case import CaseLabel, classify
+from pyengine.formats.record import Message, decode_message_id, html_table
 from pyengine.formats.small_file import keep_standard_descriptors
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
-from pyengine.storage.commit_log import CommitLog
+from pyengine.storage.commit_log import CommitLog, message_below
 from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, log_range, offset_by_time
@@ -422,21 +421,7 @@ class StoreReader:
 
     def _message_below(self, physical_offset: int, limit: int) -> Message | None:
         """Return the message that starts at this byte and ends at or below `limit`, None if none does."""
-        if not 0 <= physical_offset < limit:
-            return None
-        start = self.commit_log.start_of(physical_offset)
-        view = None if start is None else self.commit_log.view(start)
-        if start is None or view is None:
-            return None
-        at = physical_offset - start
-        room = min(limit - physical_offset, len(view) - at)
-        try:
-            if classify(view, at, room, physical_offset, check_crc=False) is not CaseLabel.MESSAGE:
-                return None
-            message = decode_record(view, at)
-        except FormatError:  # the segment was emptied since classify() read it
-            return None
-        return message if physical_offset >= self.commit_log.min_offset else None
+        return message_below(self.commit_log, physical_offset, limit)
 
     def close(self) -> None:
         """Release all files."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pyengine._native import ffi, lib
 from pyengine.formats.record import decode_record, encode_blank, encode_host
-from pyengine.formats.record_case import classify as oracle
 from pyengine.native.scan import classify
+from record_bytes import classify as oracle
 from record_bytes import encode_record
 
 I32 = st.integers(-(2**31), 2**31 - 1)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyengine.errors import UsageError
-from pyengine.formats.record import encode_blank
-from pyengine.formats.record_case import WalkResult
+from pyengine.formats.record import WalkResult, encode_blank
 from pyengine.native.scan import sync, walk
 from record_bytes import encode_record, walk_in_python
 

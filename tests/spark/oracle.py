@@ -9,8 +9,8 @@ from typing import Any
 
 from pyengine.formats.paths import parse_segment_name
 from pyengine.formats.record import Message
-from pyengine.formats.record_case import iter_records
 from pyengine.storage.store_reader import StoreReader
+from record_bytes import iter_records
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

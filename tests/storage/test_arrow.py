@@ -16,9 +16,8 @@ from logs import Log, LogBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES
 from pyengine.formats.record import Message, decode_record
-from pyengine.formats.record_case import iter_records
 from pyengine.native.scan import TALLY_COLUMNS, ColumnScanner, TallyScanner, sync
-from record_bytes import encode_record
+from record_bytes import encode_record, iter_records
 
 pa = pytest.importorskip("pyarrow")
 from pyengine.native.scan import COLUMNS, RowFilter, choose_topics  # noqa: E402

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from damage import flip
 from pyengine.errors import CorruptionError
 from pyengine.formats.paths import segment_name
-from pyengine.formats.record import MAGIC_AT, encode_blank, total_size
-from pyengine.formats.record_case import CaseLabel, classify
+from pyengine.formats.record import MAGIC_AT, CaseLabel, encode_blank, total_size
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.commit_log import Log, LogDamage, LogRun, SegmentBytes, next_record, refuse_damage, runs_of
 from pyengine.storage.mapped_file import MappedFile
-from record_bytes import encode_record
+from record_bytes import classify, encode_record
 
 BASE = 1 << 40
 

@@ -23,9 +23,9 @@ from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK
 from pyengine.formats.consume_queue import NOT_QUEUED
 from pyengine.formats.paths import parse_segment_name
 from pyengine.formats.record import Message
-from pyengine.formats.record_case import iter_records
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from record_bytes import iter_records
 
 pa = pytest.importorskip("pyarrow")
 from pyengine.native.scan import COLUMNS  # noqa: E402

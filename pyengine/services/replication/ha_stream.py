@@ -47,8 +47,7 @@ from pyengine.formats.ha_wire import (
     unpack_sealed_header,
 )
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import BEGIN
-from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record import BEGIN, CaseLabel
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.replication import Seal
 from pyengine.native.scan import walk

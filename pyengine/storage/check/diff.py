@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from pyengine.errors import ExitCode
-from pyengine.formats.record import BEGIN, Message, body_crc, decode_record, total_size
-from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record import BEGIN, CaseLabel, Message, body_crc, decode_record, total_size
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.storage.check.work import LogSegments

@@ -25,8 +25,7 @@ from pathlib import Path
 from pyengine.errors import StoreRefusedError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX, LMQ_QUEUE_ID
 from pyengine.formats.consume_queue import ENTRY, ConsumeQueueExtUnit, is_ext_address
-from pyengine.formats.record import store_timestamp_ms
-from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record import CaseLabel, store_timestamp_ms
 from pyengine.native.scan import sync, walk
 from pyengine.storage.check.report import CheckProgress, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, QueueFile, QueueRules, StoreUnderCheck

@@ -22,8 +22,7 @@ from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, further_offset, is_filler, is_live
 from pyengine.formats.index_file import IndexLayout, unpack_entry
-from pyengine.formats.record import decode_record
-from pyengine.formats.record_case import WalkResult
+from pyengine.formats.record import WalkResult, decode_record
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import EntryRun, broken_chain, count_keys, count_matching_entries, first_orphan_key
 from pyengine.storage.check.report import CheckReport, Findings, Severity

@@ -23,8 +23,7 @@ from pathlib import Path
 from pyengine.errors import CorruptionError, DiskError
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.paths import Root
-from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT
-from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT, CaseLabel
 from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import walk
 from pyengine.storage.checkpoint import write_watermark

@@ -110,7 +110,7 @@ class RecoveryReport:
     min_offset: int                     # -1 without segments
     end_offset: int
     scan_from: int                      # where reading began
-    stop_reason: str                    # what is at the end: a label of formats.record_case
+    stop_reason: str                    # what is at the end: a label of formats.record
     records: int = 0                    # read in this scan; blanks included
     messages: int = 0
     kept_bytes: int = 0                 # min_offset to end_offset

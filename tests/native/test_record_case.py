@@ -1,4 +1,4 @@
-"""Any bytes have a label, and real bytes reach every label."""
+"""Any bytes have a label, and real bytes reach every label: in C, and in the Python that other tests compare it with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyengine.formats.record import encode_blank
-from pyengine.formats.record_case import CaseLabel, WalkResult, classify, iter_records
-from record_bytes import encode_record, walk_in_python
+from pyengine.formats.record import CaseLabel, WalkResult, encode_blank
+from pyengine.native import scan
+from record_bytes import classify, encode_record, iter_records, walk_in_python
 
 RECORD = encode_record(topic="topic", body=b"hello", physical_offset=4096, properties="a\x01b")
 BODY_AT = 88
@@ -64,38 +64,43 @@ STRICT = [
 ]
 
 
+@pytest.fixture(params=[classify, scan.classify], ids=["python", "c"])
+def judge(request):
+    return request.param
+
+
 @pytest.mark.parametrize(("label", "data"), NOT_STRICT)
-def test_bytes_get_their_label(label, data):
-    assert classify(data, 0, len(data), 4096) == label
+def test_bytes_get_their_label(judge, label, data):
+    assert judge(data, 0, len(data), 4096) == label
 
 
 @pytest.mark.parametrize(("label", "data"), STRICT)
-def test_strict_also_judges_the_text(label, data):
-    assert classify(data, 0, len(data), 4096, strict=True) == label
+def test_strict_also_judges_the_text(judge, label, data):
+    assert judge(data, 0, len(data), 4096, strict=True) == label
 
 
 def test_every_label_is_reached_by_some_bytes():
     assert {label for label, _ in NOT_STRICT + STRICT} == set(CaseLabel)
 
 
-def test_crc_is_not_looked_at_when_not_asked():
+def test_crc_is_not_looked_at_when_not_asked(judge):
     damaged = patched(BODY_AT, b"H")
-    assert classify(damaged, 0, len(damaged), 4096, check_crc=False) == "message"
+    assert judge(damaged, 0, len(damaged), 4096, check_crc=False) == "message"
 
 
-def test_crc_of_an_empty_body_is_not_looked_at():
+def test_crc_of_an_empty_body_is_not_looked_at(judge):
     empty = encode_record(topic="t", body=b"")
-    assert classify(patched(8, b"\1\2\3\4", empty), 0, len(empty), 0) == "message"
+    assert judge(patched(8, b"\1\2\3\4", empty), 0, len(empty), 0) == "message"
 
 
-def test_place_is_not_looked_at_when_unknown():
-    assert classify(RECORD, 0, len(RECORD), None) == "message"
+def test_place_is_not_looked_at_when_unknown(judge):
+    assert judge(RECORD, 0, len(RECORD), None) == "message"
 
 
-def test_position_and_room_bound_what_is_looked_at():
+def test_position_and_room_bound_what_is_looked_at(judge):
     data = b"\0" * 5 + RECORD + RECORD
-    assert classify(data, 5, len(RECORD), 4096) == "message"
-    assert classify(data, 5, len(RECORD) - 1, 4096) == "overrun"
+    assert judge(data, 5, len(RECORD), 4096) == "message"
+    assert judge(data, 5, len(RECORD) - 1, 4096) == "overrun"
 
 
 @given(
@@ -121,19 +126,24 @@ def segment(*bodies: bytes, tail: bytes = b"") -> tuple[bytes, list[int]]:
     return data + tail, offsets
 
 
-def test_a_whole_segment_ends_at_its_blank():
+@pytest.fixture(params=[walk_in_python, scan.walk], ids=["python", "c"])
+def walk(request):
+    return request.param
+
+
+def test_a_whole_segment_ends_at_its_blank(walk):
     data, offsets = segment(b"a", b"bb", b"ccc", tail=encode_blank(8))
-    assert walk_in_python(data, BASE, BASE, BASE + len(data)) == WalkResult(offsets[3], "blank", 4, 3, 1000, 1002)
+    assert walk(data, BASE, BASE, BASE + len(data)) == WalkResult(offsets[3], "blank", 4, 3, 1000, 1002)
 
 
-def test_a_range_ends_at_a_record_boundary():
+def test_a_range_ends_at_a_record_boundary(walk):
     data, offsets = segment(b"a", b"bb", b"ccc", tail=bytes(100))
-    assert walk_in_python(data, BASE, offsets[1], offsets[2]) == WalkResult(offsets[2], "range_end", 1, 1, 1001, 1001)
+    assert walk(data, BASE, offsets[1], offsets[2]) == WalkResult(offsets[2], "range_end", 1, 1, 1001, 1001)
 
 
-def test_a_walk_over_no_bytes_or_zeros_finds_no_record():
-    assert walk_in_python(b"", BASE, BASE, BASE) == WalkResult(BASE, "range_end", 0, 0, -1, -1)
-    assert walk_in_python(bytes(64), BASE, BASE, BASE + 64) == WalkResult(BASE, "zeroes", 0, 0, -1, -1)
+def test_a_walk_over_no_bytes_or_zeros_finds_no_record(walk):
+    assert walk(b"", BASE, BASE, BASE) == WalkResult(BASE, "range_end", 0, 0, -1, -1)
+    assert walk(bytes(64), BASE, BASE, BASE + 64) == WalkResult(BASE, "zeroes", 0, 0, -1, -1)
 
 
 @pytest.mark.parametrize(
@@ -147,19 +157,19 @@ def test_a_walk_over_no_bytes_or_zeros_finds_no_record():
         (lambda data, at: data.__setitem__(at + 88, 7), "bad_crc"),
     ],
 )
-def test_damage_ends_the_walk_right_before_it(break_it, reason):
+def test_damage_ends_the_walk_right_before_it(walk, break_it, reason):
     data, offsets = segment(b"a", b"bb", b"ccc", tail=bytes(100))
     broken = bytearray(data)
     break_it(broken, offsets[1] - BASE)
-    assert walk_in_python(broken, BASE, BASE, BASE + len(data)) == WalkResult(offsets[1], reason, 1, 1, 1000, 1000)
+    assert walk(broken, BASE, BASE, BASE + len(data)) == WalkResult(offsets[1], reason, 1, 1, 1000, 1000)
 
 
-def test_text_is_judged_when_strict():
+def test_text_is_judged_when_strict(walk):
     data, offsets = segment(b"a", b"bb")
     broken = bytearray(data)
     broken[offsets[2] - BASE - 3] = 0  # the topic of the second record
-    assert walk_in_python(broken, BASE, BASE, offsets[2]).reason == "range_end"
-    assert walk_in_python(broken, BASE, BASE, offsets[2], strict=True)[:2] == (offsets[1], "bad_text")
+    assert walk(broken, BASE, BASE, offsets[2]).reason == "range_end"
+    assert walk(broken, BASE, BASE, offsets[2], strict=True)[:2] == (offsets[1], "bad_text")
 
 
 def test_iter_records_gives_messages_and_the_blank():
