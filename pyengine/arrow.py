@@ -59,10 +59,7 @@ def dataset(
     level: ReadLevel | str | None = None,
     **choice: Unpack[ScanChoice],
 ) -> LogDataset:
-    """Return the log of the store at `path` as a pyarrow dataset; arguments and errors are those of StoreReader.scan.
-
-    Each read has what the log has then.
-    """
+    """Return the log of the store at `path` as a pyarrow dataset; each read has what the log has then. Errors as of StoreReader.scan."""
     columns = None if columns is None else tuple(columns)
     topics = None if topics is None else tuple(topics)
     made = LogDataset(_Read(os.path.abspath(path), topics, schema(columns), level, choice))
@@ -85,7 +82,7 @@ class _Read(NamedTuple):
 
 
 class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
-    """A log as a pyarrow dataset, or a part of it. Can be pickled; all methods that read rows may be called, often."""
+    """A log as a pyarrow dataset, or a part of it. Can be pickled."""
 
     def __init__(self, read: _Read) -> None:
         self._read = read
@@ -104,7 +101,7 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         filter: ds.Expression | None = None,
         **options: Any,
     ) -> ds.Scanner:
-        """Return a scanner of these columns and of rows that meet `filter`, with the `options` of pyarrow."""
+        """Return a scanner with the `options` of pyarrow."""
         wanted = _both(self._read.filter, filter)
         names = self._needed(columns, wanted)
         return ds.Scanner.from_batches(stream(names, self._batches(names, wanted)), columns=columns, filter=wanted, **options)
@@ -131,7 +128,7 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         return LogDataset(self._read._replace(filter=_both(self._read.filter, expression)))
 
     def count_rows(self, filter: ds.Expression | None = None, **options: Any) -> int:
-        """Return the number of rows that meet the filter; reads only the filter's columns."""
+        """Return the number of rows; reads only the filter's columns."""
         count: int = self.scanner([], filter, **options).count_rows()
         return count
 

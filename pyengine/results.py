@@ -24,7 +24,7 @@ class PutStatus(enum.IntEnum):
     FLUSH_SLAVE_TIMEOUT = 2
     """Stored, not confirmed within slave_timeout_ms."""
     SLAVE_NOT_AVAILABLE = 3
-    """Stored; too few slaves are connected, or they lag too far (min_in_sync_replicas)."""
+    """Stored; too few slaves are connected, or they lag too far."""
     SERVICE_NOT_AVAILABLE = 4
     """Refused: no engine, a full disk, or a read-only store."""
     CREATE_MAPEDFILE_FAILED = 5
@@ -34,15 +34,15 @@ class PutStatus(enum.IntEnum):
     PROPERTIES_SIZE_EXCEEDED = 7
     """Refused: properties above 32,767 bytes."""
     OS_PAGECACHE_BUSY = 8
-    """Refused: the writer is busy for longer than os_page_cache_busy_timeout_ms."""
+    """Refused: the writer is busy (os_page_cache_busy_timeout_ms)."""
     UNKNOWN_ERROR = 9
     """No answer in time: indeterminate."""
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10
-    """Refused: there are max_lmq_consume_queue_num light queues."""
+    """Refused: too many light queues."""
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same message is refused whenever it is put."""
+        """Whether it is always refused."""
         return self in _LASTING
 
 
@@ -108,7 +108,7 @@ class _PutAnswer:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was asked for is done: the status is PUT_OK."""
+        """Whether the status is PUT_OK."""
         return self.status is PutStatus.PUT_OK
 
     def __bool__(self) -> bool:
@@ -133,23 +133,22 @@ class PutResult(Result, _PutAnswer):
         ok: bool
         """Whether the status is PUT_OK."""
         stored: bool
-        """Whether the log has the message, synced and confirmed or not."""
+        """Whether the log has it, durable or not."""
         physical_offset: int
         """Where the record begins in the log; -1: nothing was stored."""
         queue_offset: int
-        """The message's number in its queue; -1: nothing was stored."""
+        """Its number in its queue; -1: nothing was stored."""
         store_timestamp_ms: int
         """The writer's clock, ms since 1970."""
         count: int
-        """How many messages were stored."""
+        """Messages stored."""
         size_bytes: int
         """Of the record, or of all of a batch."""
         topic: str
-        """Of a delayed message the schedule's."""
         queue_id: int
-        """Of a delayed message the schedule's."""
+        """This and `topic`: of a delayed message the schedule's."""
         reason: str
-        """Why it is not PUT_OK and what to change, in one sentence."""
+        """Why it is not PUT_OK and what to change."""
         indeterminate: bool
         """Whether it was submitted and its fate is not known (docs/promises.md, 9)."""
 
@@ -202,12 +201,12 @@ class PutResult(Result, _PutAnswer):
 
 @dataclass(frozen=True, slots=True)
 class PutManyResult(_PutAnswer):
-    """The answer to put_many: all of the messages are stored, with contiguous queue offsets, or none."""
+    """The answer to put_many."""
 
     status: PutStatus
-    """PUT_OK, or why not."""
+    """As PutResult.status."""
     count: int = 0
-    """How many messages were stored."""
+    """As PutResult.count."""
     first_queue_offset: int = -1
     """The first message's number in the queue."""
     first_physical_offset: int = -1
@@ -219,13 +218,13 @@ class PutManyResult(_PutAnswer):
     topic: str = ""
     queue_id: int = 0
     reason: str = ""
-    """As in PutResult."""
+    """As PutResult.reason."""
     indeterminate: bool = False
-    """As in PutResult."""
+    """As PutResult.indeterminate."""
 
     @property
     def stored(self) -> bool:
-        """Whether the log has the messages."""
+        """As PutResult.stored."""
         return self.first_physical_offset >= 0
 
 

@@ -52,7 +52,7 @@ _numbers = itertools.count()
 def ephemeral_store(**settings: Unpack[EngineSettings]) -> Iterator[Engine]:
     """Run an engine on a new store in memory, with small files, inside the block, and remove both at its end.
 
-    `settings` are those of pyengine.Engine; `engine.path` is the store. The folder of a killed program goes with the next one.
+    `engine.path` is the store. The folder of a killed program goes with the next one.
     """
     chosen: EngineSettings = {**SMALL_FILES, **settings}
     with _folder() as folder, Engine(folder / "store", **chosen) as engine:
@@ -64,10 +64,7 @@ def make_message(
     properties: Mapping[str, str] | None = None, queue_id: int = 0, queue_offset: int = 0, physical_offset: int = 0,
     flag: int = 0, store_timestamp_ms: int | None = None, reconsume_times: int = 0,
 ) -> Message:
-    """Return a message as a consumer gets it, without a store: for the test of a handler.
-
-    Arguments as of Producer.put and of Message; UsageError for one that no store could have. The store time is now by default.
-    """
+    """Return a message as a consumer gets it; UsageError for one that no store could have."""
     try:
         topic_bytes(topic)
         text = properties_text(tags, keys, properties)

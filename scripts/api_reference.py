@@ -5,8 +5,8 @@ usage: python scripts/api_reference.py [--check]
 Each file `X.md.in` of docs/api is text with examples; the page `X.md` beside it is made from it. A line
 `::: pyengine.Producer` is replaced by the signature and the docstring of that name, and of its public members;
 `without constructor, attributes, inherited, put` after the name leaves these and the member `put` out; an error without
-constructor is an item of a list. Of a module only the docstring is taken. In a signature `StrPath` is `str | os.PathLike[str]`,
-and `x: int = None` is `x: int | None = None`. `--check` writes nothing and fails where a page is out of date. Reads the sources
+constructor is an item of a list. Of a module only the docstring is taken. Signatures have the short names of SHORT, and
+`x: int = None` for `x: int | None = None`. `--check` writes nothing and fails where a page is out of date. Reads the sources
 with griffe (extra `docs`) and imports none of them.
 """
 
@@ -23,8 +23,10 @@ import griffe
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "api"
 WIDTH = 140
-REPEATED = 4  # so many keywords that an earlier method has too are named and not described again
-SAME = re.compile(r"As ([A-Z]\w+)\.(\w+)\.")  # the whole docstring of a method that does what another class's does
+REPEATED = 3  # so many keywords that an earlier method has too are named and not described again
+SAME = re.compile(r"As ([A-Z]\w+)\.(\w+)\.")  # the whole docstring of a member that is what another class's is
+SHORT = {"str | os.PathLike[str]": "StrPath", "ReadLevel | str": "Level", "datetime | timedelta | int": "When",
+         "Callable[[int, int], None]": "Progress", "Callable[[int, int | None], None]": "Progress"}  # docs/api/README.md explains them
 DIRECTIVE = re.compile(r"^::: (\S+)(?: without (.*))?$", re.MULTILINE)
 MADE = "<!-- Made by scripts/api_reference.py from {source} and the docstrings: change those. -->\n\n"
 
@@ -38,6 +40,7 @@ class Reference:
     def page(self, source: Path) -> str:
         """The text of a page with each directive replaced; keywords of an earlier entry are named and not repeated."""
         self._earlier: dict[str, list[str]] = {}
+        self._owners: dict[str, str] = {}  # of members of base classes: the class that has described it
         text = DIRECTIVE.sub(lambda found: self._entry(found[1], set((found[2] or "").split(", "))),
                              source.read_text(encoding="utf-8"))
         return MADE.format(source=source.name) + re.sub(r"^(- `pyengine\..*)\n\n(?=- `pyengine\.)", r"\1\n", text, flags=re.MULTILINE)
@@ -61,22 +64,30 @@ class Reference:
         parts = [shown, *([f"```py\n{_signature(found.name, maker, {}, is_class=True)}\n```"] if maker else []), *_docstrings(found, maker)]
         members = {name: member for name, member in _members(found, with_inherited="inherited" not in left_out)
                    if name not in left_out}
+        others = {name: self._same(found, name, member) for name, member in members.items()}
+        siblings = {other: [f"`{name}`" for name in others if others[name] == other] for other in others.values() if other}
+        members = {name: member for name, member in members.items() if not others[name]}
         values = {name: member for name, member in members.items()
                   if _is_value(member) and (_is_enumeration(found) or _is_described(member))}
         if "attributes" not in left_out:
             parts += _value_items(found, values, {each.name for each in maker.parameters} if maker else set())
         methods = {name: member for name, member in members.items() if isinstance(member, griffe.Function) and not _is_value(member)}
         earlier = dict(self._earlier)
-        siblings: dict[str, list[str]] = {}
         for name, member in methods.items():
-            same = SAME.fullmatch(_text(member))
-            if same and same[2] == name and _first(member) == _first(self._object(f"pyengine.{same[1]}").members[name]):
-                siblings.setdefault(same[1], []).append(f"`{name}`")
-                continue
             parts.append(_method_item(name, member, earlier))
             earlier[name] = self._earlier[f"{found.name}.{name}"] = _pieces(member)
         parts += [f"- {', '.join(names)}: as of `{other}`" for other, names in siblings.items()]
         return re.sub(r"\n\n(?=- )", "\n", "\n\n".join(parts)).replace("\n- ", "\n\n- ", 1)
+
+    def _same(self, found: griffe.Class, name: str, member: griffe.Object) -> str:
+        """The class that says all of this member: another one of its base class, or the one that its docstring names; else ""."""
+        owner = self._owners.setdefault(member.canonical_path, found.name)
+        if owner != found.name:
+            return owner
+        same = SAME.fullmatch(_text(member))
+        is_same = same and same[2] == name and (
+            _is_value(member) or _first(member) == _first(self._object(f"pyengine.{same[1]}").members[name]))
+        return same[1] if same and is_same else ""
 
     def _object(self, path: str) -> griffe.Object:
         found = self._package[path.removeprefix("pyengine.")]
@@ -121,13 +132,17 @@ def _docstrings(found: griffe.Object, maker: griffe.Function | None) -> list[str
 
 
 def _value_items(found: griffe.Class, values: dict[str, griffe.Object], in_signature: set[str]) -> list[str]:
-    """An item for each value with a meaning; those that only have a type are one item, or in the signature already."""
+    """An item for each value with a meaning; those that only have a type are one item, by type, or in the signature already."""
     if _is_enumeration(found):
         shown = {name: f"- `{name}`{f' ({member.value})' if getattr(member, 'value', None) else ''}" for name, member in values.items()}
         return [f"{shown[name]}: {_line(member)}" if member.docstring else shown[name] for name, member in values.items()]
     typed = {name: f"`{name}`" if name in in_signature else f"`{name}: {_type(member)}`" for name, member in values.items()}
-    bare = [typed[name] for name, member in values.items() if not member.docstring and name not in in_signature]
-    return [*([f"- {', '.join(bare)}"] if bare else []),
+    bare: dict[str, list[str]] = {}
+    for name, member in values.items():
+        if not member.docstring and name not in in_signature:
+            bare.setdefault(_type(member), []).append(name)
+    shown = "; ".join(f"`{', '.join(names)}: {kind}`" for kind, names in bare.items())
+    return [*([f"- {shown}"] if shown else []),
             *(f"- {typed[name]}: {_line(member)}" for name, member in values.items() if member.docstring)]
 
 
@@ -163,7 +178,8 @@ def _pieces(function: griffe.Function) -> list[str]:
             kind = _short(str(parameter.annotation))
             text += f": {kind.removesuffix(' | None') if str(parameter.default) == 'None' else kind}"
         if parameter.default is not None and parameter.kind not in (kinds.var_positional, kinds.var_keyword):
-            text += f" = {parameter.default}" if ":" in text else f"={parameter.default}"
+            default = "..." if str(parameter.default).startswith("lambda") else parameter.default
+            text += f" = {default}" if ":" in text else f"={default}"
         pieces.append(text)
     return pieces
 
@@ -207,7 +223,9 @@ def _type(member: griffe.Object) -> str:
 
 
 def _short(kind: str) -> str:
-    return kind.replace("str | os.PathLike[str]", "StrPath")
+    for long, short in SHORT.items():
+        kind = kind.replace(long, short)
+    return kind
 
 
 def _line(member: griffe.Object) -> str:

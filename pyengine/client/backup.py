@@ -95,7 +95,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """What the backup contains now, and what this run has added. `damage`: where the store's own log is damaged."""
+    """What the backup contains, and what this run has added. `damage`: where the store's own log is damaged."""
 
     store: str
     dest: str
@@ -112,11 +112,12 @@ class BackupReport:
 
     @property
     def exit_code(self) -> ExitCode:
+        """As TablesReport.exit_code."""
         return ExitCode.CORRUPTION if self.damage else ExitCode.OK
 
     @property
     def sentence(self) -> str:
-        """The outcome for a person, one sentence."""
+        """As TablesReport.sentence."""
         if self.damage:
             places = ", ".join(map(str, self.damage))
             return (f"the backup has the log as it is, and the log of {self.store} is damaged at {places}: "
@@ -124,7 +125,7 @@ class BackupReport:
         return f"backup {self.number} of {self.store} is complete in {self.dest}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json: plain values."""
+        """As TablesReport.to_dict."""
         return {**asdict(self), "exit_code": int(self.exit_code), "sentence": self.sentence}
 
 
@@ -132,8 +133,8 @@ def backup_store(store: str | os.PathLike[str], dest: str | os.PathLike[str] | D
                  progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> BackupReport:
     """Back up a store, running or stopped, into the folder or URI `dest`, whose earlier backup is continued (docs/backup.md).
 
-    `read_back` verifies all of `dest` afterwards. UsageError if `dest` has other files, StoreBusyError if it is in use, CorruptionError
-    if the store has lost what the backup has.
+    `read_back` verifies all of `dest`. UsageError if `dest` has other files, StoreBusyError if it is in use, CorruptionError if the
+    store has lost what the backup has.
     """
     started_s = time.monotonic()
     root, dest = existing_store(Path(store)), _opened(dest)
@@ -453,7 +454,7 @@ def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
 class RestoreReport:
     """The outcome of a restore; `refused`: why queues and index could not be rebuilt.
 
-    `rebuilt` and `check` are None, and `found` has the result, if an earlier restore had completed the store.
+    `rebuilt` and `check` are None if an earlier restore had completed the store: `found` is its result.
     """
 
     store: str
@@ -470,11 +471,12 @@ class RestoreReport:
 
     @property
     def exit_code(self) -> ExitCode:
+        """As TablesReport.exit_code."""
         return ExitCode.CORRUPTION if self.refused else self.found
 
     @property
     def sentence(self) -> str:
-        """The outcome for a person, one sentence."""
+        """As TablesReport.sentence."""
         if self.refused:
             return f"{self.store} has the log of {self.dest}, but not its queues and index: {self.refused}"
         if self.check is None:
@@ -483,7 +485,7 @@ class RestoreReport:
         return f"{self.store} is restored from {self.dest}. {self.check.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json: plain values."""
+        """As TablesReport.to_dict."""
         return {
             "store": self.store, "dest": self.dest, "uuid": self.uuid, "taken_ms": self.taken_ms, "min_offset": self.min_offset,
             "end_offset": self.end_offset, "rebuilt": None if self.rebuilt is None else self.rebuilt.to_dict(),
@@ -518,7 +520,7 @@ def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.Pa
                   progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> RestoreReport:
     """Restore the backup in `dest` to `store`, absent or empty, with queues and index rebuilt.
 
-    It becomes a store when all is complete and checked; the same call continues an interrupted one. UsageError, CorruptionError.
+    It becomes a store when all is checked; the same call continues an interrupted one. UsageError, CorruptionError.
     """
     started_s = time.monotonic()
     dest, root = _opened(dest), Path(store)

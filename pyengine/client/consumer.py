@@ -182,21 +182,17 @@ def consume(
     timeout_s: float = CONNECT_TIMEOUT_S,
     **settings: Unpack[EngineSettings],
 ) -> Consumer:
-    """Consume `topic` of the store at `path`, with or without an engine; waits up to `timeout_s` for a store that is made or recovered.
+    """Consume `topic` (or several: docs/consumers.md), with or without an engine; waits `timeout_s` for a store that is made or recovered.
 
-    `topic` may be several, a mapping to weights, or a compiled pattern.
+    Members of a `group`, in any processes, share the queues; without one all queues are read, and no offset is stored. `tags` (`a || b`)
+    and `sql` are the same for all members. `from_` is where a new group, or none, starts. `queues` are the only ones read.
 
-    The living members of a `group`, in any processes, share the queues; config/consumerOffset.json keeps their offsets. Without a
-    group all queues are read, and no offset is stored. `tags` is a subscription (`a || b`), `sql` a condition on properties
-    (`price > 5 AND region = 'eu'`), the same for all members. `from_` is where a new group, or none, starts: "first", "last" (only
-    new messages), or a time. `queues` are the only ones read. `level` is a ReadLevel or its name.
+    With `auto_commit` a message is done when the next one is asked for, otherwise after ack(), retry() or commit(). A member without a
+    heartbeat for `session_timeout_s` loses its queues. A message given back `max_reconsume_times` times, or delivered `max_deliveries`
+    times without an end (None: no limit), becomes a dead letter. A queue pauses while more than `max_span` messages lie between its
+    oldest open and its newest delivered one and some of them are done.
 
-    With `auto_commit` a message is done when the next one is asked for, otherwise after ack(), retry() or commit(); offsets are stored
-    every `commit_interval_s` and at the end. A member without a heartbeat for `session_timeout_s` loses its queues. A message that was
-    given back `max_reconsume_times` times, or delivered `max_deliveries` times without an end (None: no limit), becomes a dead letter. A
-    queue pauses while more than `max_span` messages lie between its oldest open and its newest delivered one and some of them are done.
-
-    `settings` as for open_store. NotAStoreError, UsageError; with a group, StoreBusyError while another program has the store open.
+    NotAStoreError, UsageError; with a group, StoreBusyError while another program has the store open.
     """
     timeout_s = arguments.number(timeout_s, "timeout_s")
     check_keywords(consume, settings)
@@ -292,9 +288,10 @@ class _Options:
 
 
 class Consumer:
-    """Reads topics. Made by pyengine.consume; a context manager, an iterator and an async iterator of messages.
+    """Reads topics: a context manager, an iterator and an async iterator of messages.
 
-    One thread or task at a time asks for messages; all other methods may be called from any. Not for a forked child.
+    One thread or task at a time asks for messages; all other methods may be called from any. Not for a forked child. To settle
+    messages needs a group: UsageError.
     """
 
     def __init__(self, path: str | os.PathLike[str], choice: _Choice, group: str | None, options: _Options, settings: EngineSettings, *,
@@ -381,12 +378,12 @@ class Consumer:
 
     @property
     def topics(self) -> list[str]:
-        """The topics that it reads."""
+        """What it reads."""
         return [self.topic, *self._parts]
 
     @property
     def missed(self) -> int:
-        """The messages that it could not read."""
+        """Messages that it could not read."""
         return sum(one._missed for one in self._consumers)
 
     def part(self, topic: str) -> Consumer:
@@ -434,7 +431,7 @@ class Consumer:
     def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
         """Return up to `max_messages`, as soon as there is one; an empty list after `timeout_s` (None: no timeout) or close().
 
-        An error of the background thread is raised here.
+        Raises errors of the background thread.
         """
         deadline_s = _deadline_s(max_messages, timeout_s)
         with self._pulling:
@@ -519,8 +516,8 @@ class Consumer:
                    decompress: bool = False) -> pyarrow.Table:
         """Like pull(), but return rows of an Arrow table; needs pyarrow.
 
-        `columns` and `decompress` as in StoreReader.scan. commit() without messages says that all rows are done. Retried messages are rows
-        of the retry topic. After an error the next call delivers the same messages again.
+        `columns` and `decompress` as in scan. commit() without messages says that all rows are done. After an error the next call
+        delivers the same messages again.
         """
         from pyengine.formats.consume_queue import ENTRY
 
@@ -553,9 +550,9 @@ class Consumer:
     # -- acknowledge, seek, report ------------------------------------------------
 
     def commit(self, messages: Message | Iterable[Message] | None = None) -> dict[int, int]:
-        """Store durably that these messages, and all before them in their queues, are done (None: all delivered).
+        """Store durably that these messages (None: all delivered), and all before them in their queues, are done.
 
-        Returns queue id -> next offset of this member. UsageError without a group.
+        Returns queue id -> next offset.
         """
         self._require_group()
         given = [(one, None) for one in self._consumers] if messages is None else self._split(messages)
@@ -576,10 +573,7 @@ class Consumer:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
-        """Say that these messages are done, in any order, from any thread. UsageError without a group.
-
-        With auto_commit it does nothing but warn.
-        """
+        """Say that these messages are done, in any order; with auto_commit it only warns."""
         self._require_group()
         self._require_open()
         if self._options.auto_commit:
@@ -602,10 +596,9 @@ class Consumer:
               at: datetime | timedelta | int | None = None, reason: str = "", timeout_s: float | None = None) -> PutResult:
         """Give a message back: the group gets it again after a delay, and this consumer counts it as done.
 
-        By default the delay is level 3 (10 s) the first time and one level more each time; or it comes after `delay_s` seconds, or `at` a
-        time (as `deliver_at` of a put). After max_reconsume_times, or with a negative level, or without room for its properties, it
-        becomes a dead letter, whose property __PYENGINE_REASON is `reason`. No kill loses it; one may duplicate it. PutError,
-        EngineUnavailableError: not done. UsageError without a group.
+        By default the delay is level 3 (10 s) the first time and one level more each time; `at` is as `deliver_at` of a put. After
+        max_reconsume_times, or with a negative level, it becomes a dead letter, whose property __PYENGINE_REASON is `reason`
+        (docs/retries.md). PutError, EngineUnavailableError: not done.
         """
         self._require_group()
         self._require_open()
@@ -621,10 +614,7 @@ class Consumer:
         return result
 
     def requeue(self, messages: Message | Iterable[Message]) -> None:
-        """Give messages back without a delay: the group gets them next; `delivery_count` counts it. From any thread.
-
-        UsageError without a group.
-        """
+        """Give messages back without a delay: the group gets them next."""
         self._require_group()
         for consumer, given in self._split(messages):
             with consumer._state:
@@ -642,9 +632,9 @@ class Consumer:
             None, lambda: self.retry(message, delay_level, delay_s=delay_s, at=at, reason=reason, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
-        """Continue at an offset, the first or last message, or the first of a time, forward or back, durable from the next commit on.
+        """Continue at an offset, the first or last message, or a time, durable from the next commit on; None: all its queues.
 
-        None means all queues of this member. Messages delivered before count as done. UsageError for another member's queue.
+        Messages delivered before count as done. UsageError for another member's queue.
         """
         if isinstance(self._session, SharedSession):
             raise UsageError(f"members of {self.group} share messages, so none of them can seek: ConsumerGroups.reset() sets all of them")
@@ -673,7 +663,7 @@ class Consumer:
         self._stir()
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
-        """Deliver no messages of these queues (None: all, and retries) until resume(); this member keeps them."""
+        """Deliver nothing of these queues (None: all, and retries) until resume(); this member keeps them."""
         chosen = self._reader.queue_ids(self.topic) if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
@@ -685,7 +675,7 @@ class Consumer:
             part.pause()
 
     def resume(self, queues: Iterable[int] | None = None) -> None:
-        """Deliver messages of these queues (None: all, and retries) again, from where they were paused."""
+        """End pause()."""
         chosen = None if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
@@ -697,23 +687,23 @@ class Consumer:
 
     @property
     def paused(self) -> list[int]:
-        """The queues that are paused."""
+        """Paused queues."""
         with self._state:
             return sorted(self._paused)
 
     def total_lag(self) -> int:
-        """Return the number of messages that the group has not committed, of its topics and retry topic."""
+        """Return how many messages of its topics and retry topic the group has not committed."""
         return sum(queue.lag for one in self._consumers for queue in one.lag().values())
 
     def lag(self) -> dict[int, QueueLag]:
-        """Return queue id -> QueueLag of the group, or of this consumer without one."""
+        """Return queue id -> lag of the group, or of this consumer without one."""
         self._require_open()
         offsets = self._session.stored() if self._session else self.positions
         return queue_lags(self._reader, self.topic, offsets, self._options.level)
 
     @property
     def assignment(self) -> list[int]:
-        """The queues that it reads now."""
+        """Queues that it reads now."""
         with self._state:
             return sorted(queue_id for queue_id, held in self._held.items() if held.releasing_since_s is None)
 

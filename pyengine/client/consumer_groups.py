@@ -34,7 +34,7 @@ LIKELY_TIME = 10 ** 9  # seconds since 1970 in 2001: no queue has as many messag
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupState:
-    """One group on one topic: pids of its living members; by queue id its lag, and the pid of the holder."""
+    """One group on one topic: pids of its living members; by queue id the lag and the holder's pid."""
 
     topic: str
     group: str
@@ -42,7 +42,7 @@ class GroupState:
     queues: dict[int, QueueLag]
     holders: dict[int, int]
     note: str = ""
-    """Says that it has more members than the topic has queues, and the command that makes more."""
+    """Says if it has more members than the topic has queues."""
 
     def __repr__(self) -> str:
         return (f"GroupState(topic={self.topic!r}, group={self.group!r}, lag={self.lag}, lost={self.lost}, members={len(self.members)}, "
@@ -65,7 +65,7 @@ class GroupState:
 
 
 class ConsumerGroups:
-    """The groups of the store at `path`, with or without an engine. NotAStoreError, ConfigError."""
+    """The groups of the store at `path`, with or without an engine."""
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         check_keywords(ConsumerGroups, settings)
@@ -83,23 +83,23 @@ class ConsumerGroups:
         return html_table(repr(self), ("topic", "group", "lag", "lost", "members", "queues", "note"), rows)
 
     def groups(self, *, topic: str | None = None, group: str | None = None) -> list[GroupState]:
-        """Return the state of each group on each topic, or of this topic or group."""
+        """Return the state of each group on each topic."""
         with self._open() as reader:
             return [self._state(reader, each_topic, each_group, offsets)
                     for (each_topic, each_group), offsets in sorted(self._offsets.groups().items())
                     if topic in (None, each_topic) and group in (None, each_group)]
 
     def notes(self) -> list[str]:
-        """Return what is damaged in config/consumerOffset.json, as sentences."""
+        """Return what is damaged in config/consumerOffset.json."""
         return self._offsets.table().notes
 
     def reset(
         self, topic: str, group: str, to: Literal["first", "last"] | int | datetime, queues: Sequence[int] | None = None,
     ) -> dict[int, int]:
-        """Set the group's offsets to the first or last message, an offset, or a time, in all queues or in these; return the next offsets.
+        """Set the group's offsets, in all queues or in these; return the next offsets.
 
-        Living members follow within a second; commits of what they read before have no effect. An offset outside a queue becomes its
-        nearest end. UsageError for a topic without queues, and for a group without offsets of it.
+        Living members follow within a second. An offset outside a queue becomes its nearest end. UsageError for a topic without queues,
+        and for a group without offsets of it.
         """
         key = group_key(topic, group)
         groups = [each_group for each_topic, each_group in self._offsets.groups() if each_topic == topic]

@@ -98,11 +98,11 @@ def run_consumer(
 ) -> None:
     """Call `handler` with each message of `topic` for `group` until SIGTERM, SIGINT, or `stop` is set.
 
-    A message is done when the handler returns; one that raises is delivered again later (Consumer.retry, also for
-    `delay_level`), or after `backoff` seconds: a number, a sequence for the first, second ... retry (the last counts on), or a
-    function of `message.reconsume_times`. Up to `concurrency` messages are handled at once, each in a thread; with 1, in this
-    thread and in order. The end waits for running handlers; a second signal does not. Outside the main thread no signal is caught.
-    `options` are those of pyengine.consume. An error of the store, or a BaseException of a handler, ends the call.
+    A message is done when the handler returns; one that raises is delivered again by `delay_level` (Consumer.retry), or after
+    `backoff` seconds: a number, a sequence for the first, second ... retry, or a function of `message.reconsume_times`. Up to
+    `concurrency` messages are handled at once, each in a thread; with 1, in this thread and in order. The end waits for running
+    handlers; a second signal does not. Outside the main thread no signal is caught. An error of the store, or a BaseException of a
+    handler, ends the call.
     """
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=False)
@@ -130,7 +130,7 @@ async def run_consumer_async(
     stop: asyncio.Event | None = None,
     **options: Unpack[ConsumeOptions],
 ) -> None:
-    """Like run_consumer(), for asyncio: `handler` is a coroutine function. A cancelled call cancels the handlers."""
+    """Like run_consumer(), for asyncio. A cancelled call cancels the handlers."""
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=True)
     delays = _Delays.of(delay_level, backoff)

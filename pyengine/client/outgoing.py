@@ -69,9 +69,9 @@ PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, and with it an emp
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """One message of put_batch(): the arguments of put() without topic and queue, which all messages share.
+    """One message of put_batch(): the arguments of put() without topic and queue.
 
-    `delay_level` and `deliver_at` take the place of those of put_batch().
+    `delay_level` and `deliver_at` replace those of put_batch().
     """
 
     body: bytes
@@ -112,7 +112,7 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """One message with every field set by the caller, for put_raw(). RocketMQ: MessageExtBrokerInner.
+    """One message for put_raw(). RocketMQ: MessageExtBrokerInner.
 
     `store_host` None is the store's own; `deliver_at_ms` counts before `delay_level`; `clock_ms` is the store time, only in an engine
     with replay_clock.

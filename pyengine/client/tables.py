@@ -123,7 +123,7 @@ class TablesState:
 
 @dataclass(frozen=True, slots=True)
 class TablesReport:
-    """The messages by topic and the commits that a run added; `failed`: topics whose tables lack some, and why."""
+    """What a run added; `failed`: topics whose tables lack messages, and why."""
 
     store: str
     dest: str
@@ -141,7 +141,7 @@ class TablesReport:
 
     @property
     def sentence(self) -> str:
-        """The outcome in one sentence."""
+        """The outcome."""
         total = sum(self.messages.values())
         done = f"{total:,} messages of {len(self.messages)} topics are in {self.dest}, in {self.commits} commits"
         if not self.failed:
@@ -151,7 +151,7 @@ class TablesReport:
         return f"{done}; the tables of {len(self.failed)} topics could not be written: {topic!r} ({why}){others}; the next run tries again"
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json: plain values."""
+        """For --json."""
         return {**asdict(self), "exit_code": int(self.exit_code), "sentence": self.sentence}
 
 
@@ -163,9 +163,8 @@ def write_tables(
 ) -> TablesReport:
     """Add the new messages of a store to tables of Delta Lake or Iceberg in the folder `dest`, each exactly once (docs/tables.md).
 
-    `topics` is a regular expression. With `follow` it continues until `over` is set. `json` names columns and types of bodies that are
-    JSON objects. TopicsFailedError, with the report; UsageError for a folder of another origin; MissedMessagesError without
-    `allow_loss`; CorruptionError.
+    `topics` is a regular expression. With `follow` it continues until `over` is set. TopicsFailedError, with the report; UsageError for a
+    folder of another origin; MissedMessagesError without `allow_loss`; CorruptionError.
     """
     started_s = time.monotonic()
     pattern = _checked(to, topics, hold_hours, interval_s, piece_bytes)

@@ -56,22 +56,22 @@ PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """One topic: its entry, and the messages that can be read."""
+    """One topic."""
 
     topic: str
     queues: tuple[int, ...]
-    """The queues that have, or had, messages."""
+    """Those that have, or had, messages."""
     messages: int
     config: TopicConfig | None
-    """Its entry in topics.json; None if it was deleted, or is not made yet."""
+    """Its entry, if it has one."""
     size_bytes: int | None = None
-    """Of its messages in the log, for list(sizes=True)."""
+    """For list(sizes=True)."""
 
 
 class Topics:
-    """Lists and changes the topics of the store at `path`, with or without an engine; a topic's first message makes its entry.
+    """Lists and changes the topics of the store at `path`, with or without an engine; a change is durable when a method returns.
 
-    A change is durable when a method returns. StoreBusyError while a RocketMQ broker has the store open; DiskError.
+    StoreBusyError while a RocketMQ broker has the store open; DiskError.
     """
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
@@ -116,7 +116,7 @@ class Topics:
         return self._configs.update(arguments.text(topic, "topic"), **changes)
 
     def delete(self, topic: str) -> None:
-        """Remove a topic's entry, so that clients of RocketMQ do not find it; its messages stay until retention (docs/topics.md)."""
+        """Remove a topic's entry; its messages stay until retention (docs/topics.md)."""
         self._configs.delete(arguments.text(topic, "topic"))
 
 
@@ -232,8 +232,8 @@ class Typed(Generic[_Value]):
 class Topic(Generic[_Value]):
     """A topic whose messages are values of `type`, as JSON by `codec`: "json", "msgspec", "pydantic", or a Codec of your own.
 
-    Bodies have the property `content-type`. One of another type, or that does not decode, becomes a dead letter at once, with the
-    reason as the property __PYENGINE_REASON; without a group it is skipped, and named in the log. A value of another type is TypeError.
+    Bodies have the property `content-type`. One of another type, or that does not decode, becomes a dead letter at once; without a
+    group it is skipped, and named in the log. A value of another type is TypeError.
     """
 
     def __init__(self, name: str, type: type[_Value], *, codec: str | Codec = "json") -> None:
@@ -275,7 +275,7 @@ class Topic(Generic[_Value]):
         return options | {"properties": {**own, CONTENT_TYPE: self.codec.content_type}}
 
     def decode(self, message: Message) -> Typed[_Value]:
-        """Return a message with its value, or raise BadMessageError."""
+        """Return a message with its value; BadMessageError."""
         given = message.properties.get(CONTENT_TYPE, self.codec.content_type)
         if given.partition(";")[0].strip().lower() != self.codec.content_type:
             raise BadMessageError(f"the content type is {given}, not {self.codec.content_type}")
@@ -285,7 +285,7 @@ class Topic(Generic[_Value]):
             raise BadMessageError(f"the body is no {getattr(self.type, '__name__', self.type)}: {type(error).__name__}: {error}") from error
 
     def handler(self, function: Callable[[Typed[_Value]], Any]) -> Callable[[Message], Any]:
-        """Return a handler for run_consumer(), or of a coroutine function for run_consumer_async(), that calls `function` with Typed."""
+        """Return a handler for run_consumer(), or for run_consumer_async() of a coroutine function, that calls `function` with Typed."""
         if inspect.iscoroutinefunction(function):
             async def handle_async(message: Message) -> None:
                 await typing.cast(Awaitable[object], function(self.decode(message)))
@@ -300,7 +300,7 @@ class Topic(Generic[_Value]):
 
 
 class TypedConsumer(Generic[_Value]):
-    """Made by Topic.consume: the methods of Consumer that take or return messages, with values; `consumer` has the others."""
+    """Methods of Consumer that take or return messages, with values; `consumer` has the others."""
 
     def __init__(self, topic: Topic[_Value], consumer: Consumer) -> None:
         self.topic = topic

@@ -72,7 +72,7 @@ class TransactionBlock:
 
 
 class Transaction:
-    """The messages of one `with producer.transaction(...)`: after the block consumers see all of them, or none."""
+    """The messages of one transaction: after its block consumers see all of them, or none."""
 
     def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
         self._owner = owner
@@ -81,15 +81,15 @@ class Transaction:
         self._halves: list[Message] = []
         self.keys: set[str] = set()
         self.results: list[PutResult] = []
-        """What the commits answered, in the order of the puts; after the block."""
+        """What the commits answered; after the block."""
 
     def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
             delay_level: int = 0, unique_key: str | None = None, timeout_s: float | None = None,
             deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutResult:
-        """Store one message that consumers do not see before the commit; arguments and PutError as of Producer.put.
+        """Store one message that consumers do not see before the commit. The result has the offsets of the half message.
 
-        A `delay_level` begins with the commit. The result has the offsets of the half message.
+        A `delay_level` begins with the commit.
         """
         if self._owner.is_of_parent:
             raise UsageError(_OF_PARENT)

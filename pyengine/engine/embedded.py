@@ -97,11 +97,10 @@ class Engine:
 
     It creates the store at `path` if it does not exist, and stops in order when its process ends, even if that is killed.
 
-    With `shared=True` several processes share it: the first starts it, it stops with the last one's stop() or end, a forked child
-    counts too, and after a crash they start it again. One that another program has started is used and not stopped.
+    With `shared=True` several processes share it (docs/processes.md). One that another program has started is used and not stopped.
 
-    ConfigError for a setting. start() raises StoreBusyError when another engine, a broker, or processes with other settings have the
-    store, CorruptionError for damage, DiskFullError when the first messages of a new store have no space.
+    start() raises StoreBusyError when another engine, a broker, or processes with other settings have the store, CorruptionError for
+    damage, DiskFullError when the first messages of a new store have no space.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, **settings: Unpack[EngineSettings]) -> None:
@@ -155,9 +154,9 @@ class Engine:
         return self._shared.look()[1] if self._shared else self._reason
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop in order: flush everything, remove `abort`; a shared engine only if no other process uses it.
+        """Stop in order; a shared engine only if no other process uses it.
 
-        EngineError if it does not stop in time (it continues to stop; call again), or if its store was moved, removed or replaced.
+        EngineError if it does not stop in time (call again), or if its store was moved, removed or replaced.
         """
         if self._shared:
             self._shared.leave(timeout_s)

@@ -311,7 +311,7 @@ class Message:
 
     @property
     def born_time(self) -> datetime:
-        """The producer's time, in UTC."""
+        """In UTC."""
         return _moment(self.born_timestamp_ms)
 
     @property
@@ -330,7 +330,7 @@ class Message:
 
     @property
     def tags(self) -> str | None:
-        """The tag."""
+        """TAGS."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property

@@ -176,7 +176,7 @@ def dead_engine(root: str | os.PathLike[str]) -> DeadEngine | None:
 def open_store(path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> LiveStoreReader:
     """Open the store at `path` for reading, with or without a running engine.
 
-    `settings` are those of the store. NotAStoreError, ConfigError; StoreRefusedError at the first use of a damaged folder.
+    NotAStoreError; StoreRefusedError at the first use of a damaged folder.
     """
     check_keywords(open_store, settings)
     return LiveStoreReader(path, None, **settings)
@@ -296,7 +296,7 @@ def _refused(error: OSError) -> EngineError:
 
 
 class LiveStoreReader(StoreReader):
-    """The StoreReader that open_store returns: it follows the engine while one runs. Threads may share it.
+    """The StoreReader that open_store returns: it follows the engine while one runs.
 
     It never reads another store at the same path: once the folder is moved, removed or replaced, calls raise EngineUnavailableError.
     """

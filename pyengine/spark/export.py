@@ -103,10 +103,8 @@ def export_parquet(
 ) -> ExportResult:
     """Write the log, or some topics of it, as Parquet files into the folder `dest`; the workers write them.
 
-    `_SUCCESS` comes last: a folder without it is incomplete. `dest` is a path that all workers share or a URI (s3://bucket/path), or a
-    path in `dest_file_system` (`module:name`). `partitioned` makes folders topic=.../date=YYYY-MM-DD (UTC). `incremental` continues where
-    the last run into `dest` ended. `progress` gets (bytes done, all bytes). UsageError for a folder with other content unless
-    `overwrite`, and for another selection than an incremental run before.
+    Arguments: docs/spark.md. UsageError for a folder with other content unless `overwrite`, and for another selection than an
+    incremental run before.
     """
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")

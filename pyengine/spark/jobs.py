@@ -290,15 +290,14 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
           **options: object) -> DataFrame:
     """Return one row for each queue, topic, or topic and hour or day (UTC, of the store time): the columns in docs/spark.md.
 
-    It counts at once, in the workers. `options` are those of reading: with `topics` it counts what consumers see, otherwise every
-    record; `verifyCRC=True` checks every body.
+    It counts at once, in the workers; `verifyCRC=True` checks every body.
     """
     return spark.createDataFrame(count_messages(spark, store, topics, by, options))
 
 
 def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *,
                   by: By = "queue", progress: Callable[[int, int], None] | None = None, **options: object) -> list[StatsRow]:
-    """Return the rows of `stats` as a sorted list. `progress` gets (bytes done, all bytes)."""
+    """Return the rows of `stats` as a sorted list."""
     table = with_milliseconds(count_messages(spark, store, topics, by, options, progress))
     second = _SECOND_KEY[by]
     found = [StatsRow(

@@ -44,9 +44,9 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Return the running session, or a new one on this host: `cores` (default: all), loopback only, no web page, UTC.
+    """Return the running session, or a new one on this host: loopback only, no web page, UTC.
 
-    PYENGINE_SPARK_MASTER names another master; `settings` replace defaults. UsageError without Java 17 or later.
+    PYENGINE_SPARK_MASTER names another master. UsageError without Java 17 or later.
     """
     from pyspark.sql import SparkSession
 
@@ -133,7 +133,7 @@ def _environment_of_user() -> dict[str, str]:
 def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view: str = "log", **options: object) -> DataFrame:
     """Run a query over the temporary view `log` (or `view`), reading only the columns that it uses; rows as of `spark.sql(query)`.
 
-    `options` choose the log (docs/spark.md). UsageError with Spark Connect, which shows no plan.
+    UsageError with Spark Connect, which shows no plan.
     """
     if not hasattr(spark, "_jsparkSession"):
         raise UsageError("a session of Spark Connect does not show the plan of a query: name the columns by the option columns, and "

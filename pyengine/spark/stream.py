@@ -210,8 +210,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class SourceMetrics:
     """What one micro-batch has read of a store, and its lag when it was planned; None is unknown.
 
-    Unknown: `bytes` of a new query's first batch; lags with Spark 4.0 and 4.1, or while an engine restarts; `lag_messages` of a whole
-    log.
+    Lags are unknown with Spark 4.0 and 4.1, or while an engine restarts; `lag_messages` of a whole log.
     """
 
     batch_id: int
@@ -228,8 +227,7 @@ def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, sour
                    ) -> list[SourceMetrics]:
     """Return rows, bytes and lag of the query's recent micro-batches, oldest first.
 
-    `source` is the number of the query's source that reads `store`, `file_system` its option. Bytes of queues do not count deleted
-    messages.
+    `source` is the number of the query's source that reads `store`.
     """
     found = []
     with open_for_reading(read_options({"path": os.fspath(store), "fileSystem": file_system})) as reader:

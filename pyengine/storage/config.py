@@ -247,7 +247,7 @@ def load_config(
 ) -> EngineConfig:
     """Return the settings of the store at `root`, which need not exist (None: of a new store).
 
-    `overrides` are `--set` values, as text or typed; `environ` is the process environment by default. ConfigError.
+    `overrides` are `--set` values, as text or typed. ConfigError.
     """
     if root is not None:
         refuse_links(root, *SCANNED)

@@ -55,24 +55,24 @@ FETCH_BYTES_MAX = 4 << 20
 
 
 class ScanChoice(TypedDict, total=False):
-    """Which rows `scan` and `to_arrow` give: those that meet all of these conditions."""
+    """Which rows `scan` and `to_arrow` give: those that meet all of these."""
 
     queues: Sequence[int] | None
     """Queue ids of the chosen topics."""
     tags: str | None
     """`a || b`."""
     sql: str | None
-    """A condition on properties in SQL92 (docs/consumers.md)."""
+    """A condition (docs/consumers.md)."""
     since: datetime | int | None
     """Stored at this time or later: a datetime with a zone, or ms since 1970."""
     until: datetime | int | None
     """Stored before this time."""
     from_offsets: Mapping[str, Mapping[int, int]] | None
-    """Where queues start: `{"orders": {0: 23}}`; others at their earliest message."""
+    """Where queues start: `{"orders": {0: 23}}`."""
     decompress: bool
-    """Give bodies, of 12 MiB at most, as their producers had them; zlib, LZ4 and ZSTD."""
+    """Bodies, of 12 MiB at most, as their producers had them."""
     allow_missing: bool
-    """A topic or queue that the store has not is no error."""
+    """An unknown topic or queue is no error."""
 
 
 class _Chosen(NamedTuple):
@@ -249,8 +249,8 @@ class StoreReader:
     ) -> GetResult:
         """Return messages of one queue from `offset` on. RocketMQ: getMessage.
 
-        `tags` is `a || b`, `sql` a condition in SQL92 (docs/consumers.md). A call returns up to `max_messages` within the transfer limits
-        (32, or 256 KiB), of one queue file. Continue at `next_begin_offset`, whatever the status.
+        A call returns up to `max_messages` of one queue file, within the transfer limits (32, or 256 KiB). Continue at
+        `next_begin_offset`, whatever the status.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -348,8 +348,8 @@ class StoreReader:
     ) -> Iterator[pyarrow.RecordBatch]:
         """Return the log as Arrow record batches in the order of its bytes; needs pyarrow.
 
-        Without `topics` all records; with them what consumers see. `columns` (docs/arrow.md) and `choice` choose columns and rows.
-        UsageError for unknown columns and topics; CorruptionError.
+        Without `topics` all records; with them what consumers see (docs/arrow.md). UsageError for unknown columns and topics;
+        CorruptionError.
         """
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice)
 
@@ -365,7 +365,7 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         **choice: Unpack[ScanChoice],
     ) -> pyarrow.RecordBatchReader:
-        """Return the batches of `scan` as one Arrow stream, for Polars, DuckDB and pandas, read once while the reader is open."""
+        """Return the batches of `scan` as one Arrow stream, read once while the reader is open."""
         names = _names(columns, "columns")
         batches = self._rows("to_arrow", _names(topics, "topics"), names, level, choice)
         from pyengine.storage.arrow import stream
