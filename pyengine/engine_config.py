@@ -152,11 +152,11 @@ class EngineConfig:
     ha_listen_host: str = setting(
         "127.0.0.1", "Address that a master listens at.", group="replication")
     ha_secret_file: str = setting(
-        "", "File with the secret of a master and its slaves, mode 0600, relative to the store. Both prove that they have it, and seal "
-        "what they send. Without it and ha_allow_plain a master refuses every slave.", group="replication")
+        "", "File with the secret of a master and its slaves, mode 0600, relative to the store. Without it and ha_allow_plain a master "
+        "refuses every slave.", group="replication")
     ha_peers: str = setting(
-        "", "On a master: HA ports (host:port, separated by `,`) of stores that may become master instead. The older of two masters "
-        "refuses puts. Needs ha_secret_file; `pyengine promote` sets it.", group="replication")
+        "", "On a master: HA ports (host:port, separated by `,`) of stores that may become master instead. Needs ha_secret_file; "
+        "`pyengine promote` sets it.", group="replication")
     ha_allow_plain: str = setting(
         "", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret.", group="replication")
     ha_master_address: str = setting(
@@ -184,8 +184,7 @@ class EngineConfig:
         1 << 20, "How much of its log's end a slave compares when it connects.", unit="bytes",
         low=0, high=INT32_MAX, group="replication")
     ha_cut: str = setting(
-        "unconfirmed", "What a slave may move to quarantine where its log differs from its master's. any: a SYNC_MASTER also "
-        "starts without what its "
+        "unconfirmed", "What a slave may move to quarantine where its log differs. any: a SYNC_MASTER also starts without what its "
         "slaves have.",
         choices=("unconfirmed", "any"), group="replication")
     ha_connections_max: int = setting(
@@ -204,7 +203,7 @@ class EngineConfig:
     gateway_enable: bool = setting(
         False, "Run the gateway for RocketMQ clients.", group="gateway")
     gateway_listen_host: str = setting(
-        "127.0.0.1", "Address that the gateway listens at. Without acl_enable it asks for no key.",
+        "127.0.0.1", "Address that the gateway listens at.",
         group="gateway")
     gateway_namesrv_port: int = setting(
         9876, "Port of the gateway's name server; 0: any.", low=0, high=65_535, group="gateway")
@@ -244,8 +243,8 @@ class EngineConfig:
     gateway_frame_max_bytes: int = setting(
         16 << 20, "Longest request; a longer one closes its connection.", unit="bytes", low=65_536, high=1 << 30, group="gateway")
     gateway_connection_max_bytes: int = setting(
-        32 << 20, "Most bytes that wait for one connection; then the gateway stops to read from it, and closes it if the client "
-        "does not read.", unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
+        32 << 20, "Most bytes that wait for one connection; then the gateway reads no more from it, and closes it if the "
+        "client does not read.", unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
     gateway_memory_max_bytes: int = setting(
         256 << 20, "Most bytes that wait for all; above it connections that hold much are closed.", unit="bytes",
         low=1 << 20, high=1 << 40, group="gateway")
@@ -254,19 +253,18 @@ class EngineConfig:
         False, "Requests need an access key and a signature.", key="aclEnable",
         group="gateway")
     gateway_acl_file: str = setting(
-        "config/plain_acl.yml", "The access list, as RocketMQ's plain_acl.yml, mode 600, relative to the store; read again "
-        "within seconds.", group="gateway")
+        "config/plain_acl.yml", "The access list, mode 600, relative to the store.", group="gateway")
     gateway_tls_mode: str = setting(
-        "disabled", "Whether the gateway's ports take TLS: no, beside plain connections, or only (RocketMQ: tls.server.mode).",
+        "disabled", "Whether the gateway's ports take TLS: no, beside plain connections, or only.",
         choices=("disabled", "permissive", "enforcing"), group="gateway")
     gateway_tls_cert_file: str = setting(
-        "", "The gateway's certificate with those up to its CA, as PEM, relative to the store; read again within seconds.", group="gateway")
+        "", "The gateway's certificate with those up to its CA, as PEM, relative to the store.", group="gateway")
     gateway_tls_key_file: str = setting(
         "", "Its private key, as PEM without a password, with mode 600.", group="gateway")
     gateway_tls_client_ca_file: str = setting(
         "", "Certificates of the CAs of clients, as PEM.", group="gateway")
     gateway_tls_client_auth: str = setting(
-        "none", "Whether a client needs such a certificate: no, only a valid one if any, or yes.",
+        "none", "Whether a client needs one: no, only a valid one if any, or yes.",
         choices=("none", "optional", "require"), group="gateway")
 
     # -- queues, index, recovery
@@ -356,8 +354,7 @@ class EngineConfig:
         4 << 20, "Ring of one producer, unless it asks for another size; a power of two.", unit="bytes",
         low=65_536, high=1 << 30, live=PRODUCERS, group="processes")
     spin: int = setting(
-        -1, "How long writer and producers poll before they sleep. auto measures it at start; on fewer than four CPUs it is 0 for a "
-        "SYNC_MASTER or SLAVE and with the gateway.",
+        -1, "How long writer and producers poll before they sleep. auto measures it at start.",
         unit="us", low=0, high=100_000, words=(("auto", -1),), group="processes")
     warm_mapped_file_enable: bool = setting(
         False, "Fill and lock all of a new segment's pages.", key="warmMapedFileEnable", group="processes")

@@ -59,7 +59,7 @@ class Event(Enum):
                           "Raise the limit of processes (`TasksMax=`, `ulimit -u`), or free memory.")
     WORKER_RENEWED = (INFO, "A worker of another build is restarted, as part of an upgrade.", NOTHING)
     NAMES_REMOVED = (WARNING, "The engine's files in shared memory are gone, and no supervisor runs: the workers end.",
-                     "Start the engine. Find out what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
+                     "Start the engine. Find out what removes them, as for ENGINE_RESTARTS.")
     MEMORY_NOT_LOCKED = (WARNING, "Memory could not be locked: a put may wait until a page is loaded.",
                          "Raise the memlock limit to what the line says (`LimitMEMLOCK=`, `ulimit -l`).")
     POOL_SMALLER = (WARNING, "The pool has fewer buffers than the setting asks for.",

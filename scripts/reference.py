@@ -93,7 +93,8 @@ def commands_page() -> str:
         for row in COMMANDS:
             if row.section == section:
                 for path, command in _commands(row.name, root.command_of(row)):
-                    lines += [f"### `pyengine {path}{_usage(command)}`", "", *_text(command.help)]
+                    usage = f"pyengine {path}{_usage(command)}"
+                    lines += [f"### `{usage}`", "", *_text(command.help, without=usage)]
                     lines += _options(command, shared)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -128,13 +129,14 @@ def _word(argument: click.Argument) -> str:
     return f"{word}..." if argument.nargs == -1 else word
 
 
-def _text(text: str | None) -> list[str]:
-    """Convert a help text to Markdown: what click prints unchanged (after its \\b mark) becomes a code block."""
+def _text(text: str | None, without: str = "") -> list[str]:
+    """Convert a help text to Markdown: what click prints unchanged (after its \\b mark) becomes a code block, without such an example."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         rows = paragraph.strip("\n").splitlines()
         if rows and rows[0] == "\b":
-            lines += ["```", *(row for row in rows[1:] if row not in ("Example:", "Examples:")), "```", ""]
+            shown = [row for row in rows[1:] if row.strip() not in ("Example:", "Examples:", without)]
+            lines += ["```", *shown, "```", ""] if shown else []
         elif rows:
             lines += [*rows, ""]
     return lines

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read_back: bool) -> int:
     """Back up a running or stopped store into DEST. DEST is a folder or a URI (s3://bucket/path).
 
-    It has every message that was flushed before it began, and consistent offsets. A second backup into the same
-    DEST copies what is new; after an interruption run it again. Meanwhile the cleaner deletes nothing of the log.
+    It has every message that was flushed before it began. A second backup into the same DEST copies what is new;
+    after an interruption run it again.
 
     Exit codes: 0 complete, 3 complete, but the store's own log is damaged; 5 in use.
 
     \b
-    Examples:
-      pyengine backup STORE /backups/orders
+    Example:
       pyengine backup STORE s3://bucket/orders --check --json
     """
     from pyengine.client.backup import backup_store
@@ -63,14 +62,12 @@ def _print_backup(report: BackupReport) -> None:
 def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> int:
     """Restore the backup in DEST to STORE. STORE is absent or empty, and gets a new identity.
 
-    The command verifies each file, rebuilds queues and index, and checks the store before it is there. After an
-    interruption run it again.
+    It verifies each file, rebuilds queues and index, and checks the store. After an interruption run it again.
 
     Exit codes: 0 restored, 3 the backup is damaged (nothing is restored), or the log was when it was backed up.
 
     \b
-    Examples:
-      pyengine restore /backups/orders STORE
+    Example:
       pyengine restore s3://bucket/orders STORE --json
     """
     from pyengine.client.backup import restore_store
@@ -117,13 +114,12 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
            interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool, json_schema: Path | None) -> int:
     """Copy the log into tables in DEST. Each topic has one, partitioned by day, with each message once.
 
-    The next run continues where the tables end; until then a hold keeps the log. docs/tables.md describes columns.
+    The next run continues where the tables end; until then a hold keeps the log (docs/tables.md).
 
-    Exit code 1: the tables of some topics could not be written; the answer names them.
+    Exit code 1: the tables of some topics could not be written.
 
     \b
     Examples:
-      pyengine tables STORE --to delta /lake/orders
       pyengine tables STORE --to iceberg /lake/orders --follow --topic 'orders.*'
       pyengine tables STORE --to delta /lake/orders --json-schema orders.json
     """

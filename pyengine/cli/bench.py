@@ -72,11 +72,10 @@ class Measured:
 def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str], as_json: bool) -> int:
     """Measure puts, syncs, visibility and reads on your own disk.
 
-    FOLDER is a directory on that disk (default: the current one); the stores there are removed afterwards.
+    The stores in FOLDER (default: the current one) are removed afterwards.
 
     \b
-    Examples:
-      pyengine bench /var/lib
+    Example:
       pyengine bench --size 128 --seconds 10
     """
     require_room(parent, FREE_BYTES_MIN, "measure")

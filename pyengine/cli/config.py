@@ -66,13 +66,10 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
             changed: bool) -> None:
     """Show every setting, or those named, with value, default, source, and when a change takes effect.
 
-    Without STORE it shows a new store's settings; of a running engine its values, `live` where
-    `pyengine config set` changed them. --broker-conf lists each key of that file, and what becomes of it.
+    Without STORE it shows a new store's settings. --broker-conf lists each key of that file, and what becomes of it.
 
     \b
     Examples:
-      pyengine config explain STORE --changed
-      pyengine config explain ha_peers flushDiskType
       pyengine config explain STORE --changed --broker-conf conf/broker.conf
       PYENGINE_FLUSH_DISK_TYPE=SYNC_FLUSH pyengine config explain --set syncFlushTimeout=2s
     """
@@ -141,12 +138,11 @@ def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Seq
     """Change settings of a store, durably in STORE/config/engine.toml, and of its running engine.
 
     A wrong name or value changes nothing. The command waits until workers use live settings, and names those
-    that need a restart. At the next start the command line overrides the file again.
+    that need a restart.
 
     \b
-    Examples:
+    Example:
       pyengine config set STORE file_reserved_time_hours=24 log_retention_bytes=200G
-      pyengine config set STORE flushIntervalCommitLog=100ms
     """
     values = settings_to_set([*pairs, *(f"{key}={value}" for key, value in settings.items())])
     if not values:

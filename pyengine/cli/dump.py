@@ -98,7 +98,6 @@ def dump(
 
     \b
     Examples:
-      pyengine dump checkpoint STORE
       pyengine dump queue STORE --topic orders --queue-id 0 --offset 10 --max 5
       pyengine dump index STORE --entries --json
     """
@@ -326,12 +325,10 @@ def _with_kind(path: str) -> str:
 def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
     """Show positions, records, queues and queries. It reads them as they are, also beside an engine or broker.
 
-    Queues are read through the consume queues, queries through the index: damage there shows. --json prints
-    every record, entry, message and query.
+    Queues are read through the consume queues, queries through the index: damage there shows.
 
     \b
-    Examples:
-      pyengine inspect STORE
+    Example:
       pyengine inspect STORE --json --set mappedFileSizeConsumeQueue=1000 > store.json
     """
     from pyengine.storage.inspect import inspect as inspect_store

@@ -38,16 +38,14 @@ def start(
 ) -> int:
     """Start the engine of a store, and return when it is ready.
 
-    It creates a STORE that does not exist, with file sizes that are then fixed, and recovers one that was not
-    stopped in order. If only the supervisor was killed, a new one adopts the living workers. A new store
-    takes about 85 MB; choose smaller files as below. The log of the engine is STORE/engine.log.
+    It creates a STORE that does not exist (about 85 MB; file sizes are then fixed), and recovers one that was not
+    stopped in order. The log of the engine is STORE/engine.log.
 
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
     5 already running, running with other settings, or open in a broker.
 
     \b
     Examples:
-      pyengine start STORE
       pyengine start STORE --set flush_disk_type=SYNC_FLUSH
       pyengine start STORE --broker-conf conf/broker.conf
       pyengine start STORE --take-over
@@ -98,9 +96,8 @@ def wait(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
     Exit code 1: not in time, or it cannot (degraded, another user's).
 
     \b
-    Examples:
+    Example:
       pyengine wait STORE && exec python my_service.py
-      pyengine wait STORE --timeout 300
     """
     from pyengine.ipc.session_client import open_session, until_ready
 
@@ -115,14 +112,13 @@ def wait(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Longest wait, in seconds.")
 def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
-    """Stop the engine of a store. It refuses puts, flushes everything, removes `abort`; it succeeds also if none runs.
+    """Stop the engine of a store. It refuses puts and flushes everything; the command succeeds also if none runs.
 
     The next start needs no recovery, and a RocketMQ broker may open the store.
 
     \b
-    Examples:
+    Example:
       pyengine stop STORE
-      pyengine stop STORE --timeout 300
     """
     from pyengine.engine.embedded import stop_engine
 
@@ -154,12 +150,11 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
           timeout_s: float) -> None:
     """Delete old segments of the log. Queue and index files that only they needed go too.
 
-    The cleaner does it at the hours of delete_when and when the disk fills; this command at once, of a running or
-    stopped store. The last segment and messages that are not yet durable and in their queues remain.
+    The cleaner does it by itself (docs/cleaning.md). The last segment and messages that are not yet durable and in
+    their queues remain.
 
     \b
     Examples:
-      pyengine clean STORE
       pyengine clean STORE --older-than 12
       pyengine clean STORE --until-used 60 --json
     """

@@ -82,11 +82,8 @@ def get(
 ) -> None:
     """Read messages of one queue from an offset on. The answer has RocketMQ's status and the next offset.
 
-    A call stops at the end of a queue file.
-
     \b
-    Examples:
-      pyengine get STORE --topic orders --queue-id 0 --offset 0
+    Example:
       pyengine get STORE --topic orders --queue-id 0 --offset 100 --max-messages 8 --tags "paid || sent" --json
     """
     with reading(store, settings) as reader:
@@ -116,9 +113,7 @@ def query(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, key: str, begin_ms: int, end_ms: int | None,
     max_messages: int, raw: bool,
 ) -> None:
-    """Find the messages with a key, without false hits.
-
-    A TIME may also be milliseconds since 1970.
+    """Find the messages with a key, without false hits. A TIME may also be milliseconds since 1970.
 
     \b
     Example:
@@ -142,14 +137,13 @@ def query(
 def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, topic: str | None, raw: bool) -> int:
     """Show one message in full.
 
-    MSG_ID is the id in a put's answer (32 or 56 hexadecimal characters), a RocketMQ client's id (UNIQ_KEY; the oldest
-    in an ordinary topic), or the position in the log. Exit code 1 if there is no message.
+    MSG_ID is the id in a put's answer, a RocketMQ client's id (UNIQ_KEY), or the position in the log. Exit code 1
+    if there is no message.
 
     \b
     Examples:
       pyengine message STORE 7F00000100002A9F0000000000000000
       pyengine message STORE AC11000100002A9F5C7A2D3B00010000 --topic orders
-      pyengine message STORE 0
     """
     with reading(store, settings) as reader:
         found, others = _find_message(reader, msg_id, topic)
@@ -197,9 +191,8 @@ def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, 
     """Find the queue offset nearest to a store time. Of two equally near ones it is the older.
 
     \b
-    Examples:
+    Example:
       pyengine offset-at STORE --topic orders --queue-id 0 --timestamp 2026-01-31T12:00:00Z
-      pyengine offset-at STORE --topic orders --queue-id 0 --timestamp 1700000000000
     """
     with reading(store, settings) as reader:
         offset = reader.offset_by_time(topic, queue_id, timestamp_ms)
@@ -249,14 +242,11 @@ def put(
     sharding_key: str | None, tags: str | None, keys: str | None, properties: dict[str, str] | None, flag: int, delay_level: int,
     deliver_at: datetime | None, no_wait: bool, timeout_s: float | None, body: str,
 ) -> int:
-    """Put one message. BODY is its text; - reads it from standard input as it is.
-
-    It waits for an engine that is being started. Exit code 0 only for PUT_OK.
+    """Put one message. BODY is its text; - reads it from standard input as it is. Exit code 0 only for PUT_OK.
 
     \b
     Examples:
       pyengine put STORE --topic orders --tags paid --keys "order-17 customer-4" "17 paid"
-      pyengine put STORE --topic orders --sharding-key customer-4 "17 sent"
       pyengine put STORE --topic photos - < photo.jpg
       pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
     """
@@ -350,14 +340,11 @@ def tail(
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
-    Without --group it changes nothing. With it, it is one member of the group: a message may come twice after a
-    crash, none is left out. --queue-id reads only that queue, outside of the sharing (docs/consumers.md).
+    With --group it is a member (docs/consumers.md), unless --queue-id names queues.
 
     \b
     Examples:
-      pyengine tail STORE --topic orders
       pyengine tail STORE --topic orders --from first --no-follow --json
-      pyengine tail STORE --topic orders --from 2026-01-31T12:00:00Z
       pyengine tail STORE --topic orders --group billing
     """
     if place is None:

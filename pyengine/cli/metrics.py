@@ -83,12 +83,10 @@ def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], 
 def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[str, int], once: bool) -> None:
     """Export an engine's metrics to Prometheus, over HTTP or once.
 
-    /metrics, /healthz (200 while the engine is alive) and /readyz (while it takes puts). It answers only this machine
-    unless --listen has another address: clients can read names of topics and groups.
+    It answers /metrics, /healthz and /readyz (docs/statistics.md), without a password.
 
     \b
     Examples:
-      pyengine metrics STORE
       pyengine metrics STORE --listen 127.0.0.1:0
       pyengine metrics STORE --once > /var/lib/node_exporter/pyengine.prom
     """

@@ -191,15 +191,12 @@ def plan(
     rate: float, size: int, retention: float | None, queues: int, keys: float, properties_bytes: int, topic_bytes: int,
     producers: int, lag: float, settings: dict[str, str], as_json: bool,
 ) -> None:
-    """Compute the disk and memory of a store. Also open files and recovery time: upper bounds (docs/capacity.md).
-
-    Settings are those of a new store. The command measures how fast this machine reads a log from memory.
+    """Compute the disk and memory of a new store. Also open files and recovery time: upper bounds (docs/capacity.md).
 
     \b
     Examples:
       pyengine plan --rate 5000 --size 1KiB --retention 72h
       pyengine plan --rate 200 --size 10KiB --keys 1 --properties 80 --queues 64
-      pyengine plan --rate 5000 --size 1KiB --set log_retention_bytes=500G
     """
     if retention is not None:
         settings = settings | {"file_reserved_time_hours": str(math.ceil(retention / HOUR_S))}

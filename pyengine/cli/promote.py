@@ -98,16 +98,15 @@ class SlaveProgress:
 def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
     """Turn a slave into a master, which takes puts.
 
-    It changes config/engine.toml, and restarts a running slave. The slave must have all that it knows of its
-    master's log. Without ha_secret_file make sure that the old master takes no puts (docs/replication.md).
+    It changes config/engine.toml, and restarts a running slave. Without ha_secret_file make sure that the old
+    master takes no puts (docs/replication.md).
 
     Exit codes: 0 it is a master now; 1 refused, or not started again; 5 it runs under systemd, in the
     foreground or embedded: the sentence says what to do; 6 a master, but damage keeps it from taking puts.
 
     \b
-    Examples:
+    Example:
       pyengine promote STORE
-      pyengine promote STORE --role SYNC_MASTER
     """
     root = existing_store(store)
     notes: list[str] = []

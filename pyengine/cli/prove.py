@@ -83,14 +83,13 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
           as_json: bool) -> int:
     """Test durability on your own disk. It kills under load, then looks for every acknowledged message.
 
-    STORE_PARENT is a directory on the disk; the stores there are removed afterwards. A power cut is not tested.
+    The stores in STORE_PARENT are removed afterwards. A power cut is not tested.
 
     Exit codes: 0 passed, 1 failed.
 
     \b
-    Examples:
+    Example:
       pyengine prove /var/lib --minutes 10
-      pyengine prove . --minutes 1 --mode sync
     """
     require_room(parent, FREE_BYTES_MIN, "test")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed

@@ -49,11 +49,10 @@ def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | No
 
     Beside an engine it checks what is dispatched; beside a broker what its checkpoint calls flushed. Each finding
     has a remedy. An error (exit code 3) breaks a promise of the store; a warning is repairable; an info
-    needs no action. --spark reads in Spark's workers (docs/spark.md).
+    needs no action.
 
     \b
     Examples:
-      pyengine check STORE
       pyengine check STORE --acked acks.jsonl --json
       pyengine check STORE --spark --master 'local[4]'
     """
@@ -99,12 +98,12 @@ def _print_report(report: CheckReport) -> None:
 def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path) -> int:
     """Compare a store with its slave or its copy. It compares each record and the ends of the queues.
 
-    A log that ends earlier or begins later is reported, not different. Engines may run on both.
+    Engines may run on both.
 
     Exit codes: 0 equal in the range that both have, 3 different, 1 no part of the log is in both.
 
     \b
-    Examples:
+    Example:
       pyengine diff STORE OTHER
     """
     existing_store(store)
@@ -158,15 +157,13 @@ def _difference_text(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...
 def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
     """Recover a store that was not stopped in order. `start` does it first.
 
-    Torn records are truncated; bytes that are removed go to STORE/quarantine. Damaged durable bytes are refused
-    without --accept-loss. After an interruption run it again.
+    Bytes that are removed go to STORE/quarantine. Damaged durable bytes are refused without --accept-loss.
 
     Exit codes: 0 recovered, 4 something went to quarantine, 3 refused, 5 in use.
 
     \b
     Examples:
       pyengine recover STORE --dry-run
-      pyengine recover STORE
       pyengine recover STORE --accept-loss
     """
     from pyengine.ipc.crashed_engine_memory import preview_offline, recover_offline
@@ -221,15 +218,13 @@ def rebuild(
 ) -> int:
     """Rebuild queues and index from the commit log. Options select some.
 
-    Old files go to STORE/quarantine. The store must be stopped. After an interruption run it again; the next start
-    also finishes it.
+    Old files go to STORE/quarantine. The store must be stopped. The next run or start finishes an interrupted one.
 
     Exit codes: 0 rebuilt, 3 refused (durable bytes are damaged; nothing was changed),
     4 rebuilt, and part of the log went to quarantine, 5 in use.
 
     \b
     Examples:
-      pyengine rebuild STORE
       pyengine rebuild STORE --topic orders --queue-id 0
       pyengine rebuild STORE --index
     """
@@ -265,14 +260,12 @@ def _print_rebuild(report: RebuildReport) -> None:
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
     """Make a new store of every whole record of a damaged one. The damaged one, also a broker's, stays as it is.
 
-    Records keep their order, those in STORE/quarantine last. STORE/quarantine in the place of STORE gives these
-    alone (docs/recovery.md). DEST must not exist or be empty.
+    Records keep their order, those in STORE/quarantine last (docs/recovery.md). DEST must not exist or be empty.
 
     Exit codes: 0 nothing is known to be missing, 4 something was left out.
 
     \b
     Examples:
-      pyengine salvage STORE DEST
       pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB
       pyengine salvage STORE/quarantine DEST
     """
@@ -322,12 +315,11 @@ def quarantine(
 ) -> int:
     """List or show what recovery cut. The pieces are in STORE/quarantine.
 
-    A piece NAME is a part of the log (commitlog-..., pool-...), or replaced files of queues and index, which `rebuild`
-    makes again. `pyengine salvage STORE/quarantine DEST` makes a store of all messages in them.
+    A piece NAME is a part of the log (commitlog-..., pool-...), or replaced files of queues and index.
+    `pyengine salvage STORE/quarantine DEST` makes a store of all messages in them.
 
     \b
-    Examples:
-      pyengine quarantine STORE
+    Example:
       pyengine quarantine show STORE commitlog-00000000000000047869-512
     """
     from pyengine.storage.recovery.quarantine import list_quarantine

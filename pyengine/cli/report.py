@@ -463,7 +463,7 @@ def report(
     It uses Spark (extra `spark`, Java 17 or later).
 
     \b
-    Examples:
+    Example:
       pyengine report STORE --html report.html
     """
     root = existing_store(store)

@@ -51,14 +51,11 @@ def serve(
 ) -> int:
     """Run an engine with its gateway in the foreground. It is a container's main process.
 
-    It logs on stderr and reaps processes. SIGTERM and Ctrl-C stop the engine in order, SIGHUP reloads the settings
-    (docs/containers.md). The gateway serves RocketMQ clients at 127.0.0.1:9876, unless gateway_enable=false.
-
-    Exit codes: that of the engine; 1 if the supervisor was killed too often or cannot start.
+    It logs on stderr (docs/containers.md). The gateway serves RocketMQ clients at 127.0.0.1:9876, unless
+    gateway_enable=false.
 
     \b
     Examples:
-      pyengine serve /data
       pyengine serve /data --metrics 0.0.0.0:9464 --set flush_disk_type=SYNC_FLUSH
       pyengine serve /data --set gateway_listen_host=0.0.0.0 --set gateway_advertised_host=log.example.com
     """

@@ -45,11 +45,10 @@ def stats(
 ) -> None:
     """Count messages and bytes in the log. It uses Spark (extra `spark`, Java 17 or later).
 
-    `topics` is faster for counts by queue. STORE may be a URI (s3://bucket/store).
+    STORE may be a URI (s3://bucket/store).
 
     \b
-    Examples:
-      pyengine stats STORE
+    Example:
       pyengine stats STORE --by hour --topic orders --json
     """
     source, sizes = spark_source(store, settings)
@@ -113,14 +112,11 @@ def export(
 ) -> None:
     """Write the log into DEST as Parquet files. It uses Spark (extra `spark`, Java 17 or later).
 
-    DEST and STORE are folders or URIs (s3://bucket/path). DEST/_SUCCESS comes last: without it the export is
-    incomplete.
+    DEST and STORE are folders or URIs. DEST/_SUCCESS comes last: without it the export is incomplete.
 
     \b
     Examples:
-      pyengine export STORE orders.parquet --topic orders
       pyengine export STORE all.parquet --columns "*" --compression zstd
-      pyengine export STORE lake --partitioned --incremental
       pyengine export STORE s3://bucket/lake --partitioned --incremental
     """
     source, sizes = spark_source(store, settings)

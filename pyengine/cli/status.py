@@ -36,11 +36,10 @@ SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
     """Show a verdict, state, positions and processes. The store may be stopped.
 
-    The verdict is one sentence and one word: ok, warning, stopping, stopped, recovering (exit code 0), or stuck,
-    read-only, degraded (exit code 6).
+    The verdict is a word and a sentence (docs/operations.md). Exit code 6: stuck, read-only or degraded.
 
     \b
-    Examples:
+    Example:
       pyengine status STORE
     """
     document = engine_status(existing_store(store), settings)
@@ -178,8 +177,7 @@ def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float,
     """Watch rates, latencies, positions and topics. Ctrl-C ends it.
 
     \b
-    Examples:
-      pyengine top STORE
+    Example:
       pyengine top STORE --interval 0.5 --count 10 --json
     """
     watcher = Watcher(existing_store(store), settings)

@@ -40,13 +40,11 @@ def topics(
 ) -> None:
     """List topics; create, update or delete one. They are in config/topics.json, or have messages.
 
-    The first message of a topic makes its entry. It needs no engine, but refuses changes while a broker has
-    the store open. `delete` removes the entry, not the messages.
+    It needs no engine, but refuses changes while a broker has the store open. `delete` removes the entry, not the
+    messages.
 
     \b
     Examples:
-      pyengine topics STORE
-      pyengine topics STORE --sizes
       pyengine topics create STORE orders --queues 4
       pyengine topics update STORE orders --write-queues 8 --perm r
     """
@@ -135,14 +133,12 @@ def groups(
 ) -> None:
     """List consumer groups, show their lag, or move offsets. It needs no engine.
 
-    `lag` shows each queue, and the process that owns it. `reset` moves the offset, also under living members:
-    they follow within a second. `forget` removes a group's offsets of a topic, without living members.
+    `lag` shows each queue, and the process that owns it. `reset` moves the offset, also under living members.
+    `forget` removes a group's offsets of a topic, without living members.
 
     \b
     Examples:
-      pyengine groups STORE
       pyengine groups lag STORE --group billing --json
-      pyengine groups reset STORE --group billing --topic orders --to first
       pyengine groups reset STORE --group billing --topic orders --to 2026-01-31T12:00:00Z
     """
     found = ConsumerGroups(existing_store(store), **settings)
@@ -231,14 +227,12 @@ def dlq(
 ) -> None:
     """List or show dead letters, or put them back. A group has returned each 16 times.
 
-    In the list `waiting` counts those that were not put back yet. `requeue` puts back all, or those at the given
-    offsets, for this group only; it needs an engine.
+    `waiting` counts those that were not put back yet. `requeue` puts back all, or those at the offsets, for this
+    group only; it needs an engine.
 
     \b
     Examples:
-      pyengine dlq STORE
       pyengine dlq show STORE --group billing
-      pyengine dlq requeue STORE --group billing
       pyengine dlq requeue STORE --group billing --offset 17 --offset 18
     """
     from pyengine.client.retries import DeadLetters
