@@ -362,8 +362,8 @@ OPTIONS = (
            'As startingTimestamp, for single queues: `{"orders": {"0": 1700000000000}}`.'),
     Option("endingOffsetsByTimestamp", "ending_timestamps", _queue_times, "", "As endingTimestamp, for single queues."),
     Option("startingOffsetsByTimestampStrategy", "starting_timestamp_strategy", _word("latest", "error"), "latest",
-           "A queue without a message of the starting time or later gives nothing, or begins with the next (`latest`), or is "
-           "an error (`error`, as Kafka's)."),
+           "A queue without a message of the starting time or later gives nothing, or begins with the next (`latest`), or is an error "
+           "(`error`)."),
     Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest",
            "Only records that begin at this byte of the log or later."),
     Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest", "Only records that begin before this byte."),
@@ -381,8 +381,7 @@ OPTIONS = (
     Option("readColumns", "read_columns", _names, "*", "Columns that are read; the others are null. `pyengine.spark.sql` finds them."),
     Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1", "At least this many partitions, if there are enough bytes."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m",
-           "Bytes of the log in one partition, at most; reads without bodies up to 512m, `stats` and `export_parquet` up to "
-           "1g."),
+           "Bytes of the log in one partition, at most; more without bodies and in jobs."),
     Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
            "Data that no longer exists (deleted segments, offsets out of range, the log's end) fails the query; false reads "
            "what exists."),
@@ -396,12 +395,12 @@ OPTIONS = (
            "How chosen topics are found: by their consume queues (`queue`), or every record's header (`scan`); `auto` takes "
            "queues below a third of a large log."),
     Option("fileSystem", "file_system", _file_system, "auto",
-           "`auto` maps a path and reads a URI by ranges, see [Remote file systems](#remote-file-systems); `arrow` always "
-           "reads by ranges; `module:name` is one of pyarrow or fsspec."),
+           "`auto` maps a path and reads a URI by ranges, `arrow` always reads by ranges; `module:name`: [another "
+           "one](#remote-file-systems)."),
     Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "",
-           "Streams: messages in one micro-batch, at most, divided by what waits in each queue; at least one of each."),
+           "Streams: messages in one micro-batch, at most; at least one of each queue."),
     Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _number(1), "",
-           "Streams: no micro-batch before so many wait, or maxTriggerDelay is over; `availableNow` does not wait."),
+           "Streams: no micro-batch before so many wait, or maxTriggerDelay is over."),
     Option("maxTriggerDelay", "max_trigger_delay_ms", _span_ms, "15m", "Streams: how long minOffsetsPerTrigger may delay messages."),
     Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "",
            "Streams: about so many bytes of the log in one micro-batch; at least one message."),
