@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+from collections.abc import Callable
 
 from pyengine.client.producer import connect_with
 from pyengine.engine import worker
@@ -32,10 +33,14 @@ def serve(attached: worker.Worker) -> None:
         gateway = Gateway(reader, attached.config,
                           lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report,
                           memory=attached.memory)
+
+        def wake_by(wake: Callable[[], None]) -> None:
+            attached.on_signal = wake
+
         try:
             asyncio.run(serve_clients(
                 gateway, must_listen=attached.incarnation == 1, must_stop=lambda: attached.stopping, heartbeat=attached.heartbeat,
-                ready=attached.ready, blocked=attached.set_blocked_reason))
+                ready=attached.ready, blocked=attached.set_blocked_reason, wake_by=wake_by))
         except OSError as error:
             raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error
 

@@ -85,6 +85,7 @@ class Worker:
         self.incarnation = self.control_line.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
         self._stop_requested = False
+        self.on_signal: Callable[[], None] = lambda: None  # called by the handler of a signal to stop, to wake a loop that sleeps
         self._blocked_reason = native.read_blocked_reason(memory.blocked_reasons, kind)
         self._blocked_ns = 0   # when it was blocked first, 0: not blocked, or unknown
         self._blocked_errno = 0
@@ -98,6 +99,7 @@ class Worker:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop_requested = True
+        self.on_signal()
 
     @property
     def stopping(self) -> bool:

@@ -284,10 +284,18 @@ HEARTBEAT_INTERVAL_S = 0.25
 
 
 async def serve(gateway: Gateway, *, must_listen: bool, must_stop: Callable[[], bool], heartbeat: Callable[[], None],
-                ready: Callable[[], None], blocked: Callable[[str], None]) -> None:
+                ready: Callable[[], None], blocked: Callable[[str], None], wake_by: Callable[[Callable[[], None]], None]) -> None:
     """Run a gateway until `must_stop`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
-    second and passes the reason to `blocked`. It calls `ready` once at the beginning, `heartbeat` several times a second."""
-    waiting = asyncio.get_running_loop().create_task(_listen(gateway, must_listen, blocked))
+    second and passes the reason to `blocked`. It calls `ready` once at the beginning, `heartbeat` several times a second.
+    `wake_by` takes a function for signal handlers, with which a stop need not wait for the next heartbeat."""
+    loop, is_woken = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(is_woken.set)
+
+    wake_by(wake)
+    waiting = loop.create_task(_listen(gateway, must_listen, blocked))
     try:
         if must_listen:
             await waiting
@@ -296,7 +304,8 @@ async def serve(gateway: Gateway, *, must_listen: bool, must_stop: Callable[[], 
             heartbeat()
             if waiting.done():
                 waiting.result()
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_woken.wait(), HEARTBEAT_INTERVAL_S)
     finally:
         if not waiting.done():
             waiting.cancel()

@@ -7,6 +7,7 @@ import re
 import resource
 import socket
 import struct
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,16 +16,39 @@ from crash.replicas import free_port
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
+from pyengine.gateway import gateway as gateway_module
 from pyengine.gateway.gateway import repeat
 from pyengine.gateway.wire import Frame, encode_frame
 from reported import Reported
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 def test_it_listens_for_this_machine_alone_by_default(served):
     process = psutil.Process(served.engine.pid("gateway"))
     listening = {connection.laddr for connection in process.net_connections() if connection.status == psutil.CONN_LISTEN}
     assert {address.ip for address in listening} == {"127.0.0.1"} and set(served.ports) <= {address.port for address in listening}
+
+
+def test_a_stop_does_not_wait_for_the_next_heartbeat(monkeypatch):
+    monkeypatch.setattr(gateway_module, "HEARTBEAT_INTERVAL_S", 3600.0)
+    did, waking = [], []
+
+    async def do(name: str) -> None:
+        did.append(name)
+
+    async def work() -> None:
+        ready = asyncio.Event()
+        serving = asyncio.create_task(gateway_module.serve(
+            SimpleNamespace(start=lambda: do("start"), close=lambda: do("close")), must_listen=True, must_stop=lambda: "stop" in did,
+            heartbeat=lambda: None, ready=ready.set, blocked=lambda text: None, wake_by=waking.append))
+        await ready.wait()
+        did.append("stop")
+        waking[0]()
+        await asyncio.wait_for(serving, scaled_timeout_s(60))
+
+    asyncio.run(work())
+    waking[0]()  # a second signal, when the loop has ended
+    assert did == ["start", "stop", "close"]
 
 
 def test_an_engine_without_the_setting_has_none(make_engine):
