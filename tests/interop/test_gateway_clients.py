@@ -80,6 +80,22 @@ def test_a_client_of_rocketmq_5_gets_messages_at_their_time_and_by_lite_pulls(se
     assert told.stdout.strip().splitlines()[-1:] == [f"got 28 early 0 refused {codes.MESSAGE_ILLEGAL}"], told.stdout + told.stderr
 
 
+@pytest.mark.ci
+def test_namespaces_of_clients_share_neither_topics_nor_groups_nor_retries(served, clients):
+    try:
+        for name in ("east", "west"):
+            clients.ask("namespace", name=name)
+            clients.ask("send", group=f"{name}_senders", how="sync", topic="spaced", tags="t", bodies=[name])
+            clients.ask("subscribe", name=name, group="spaced_readers", topic="spaced", failures=1, delay=1)
+        assert [consumed(clients, name, 2) for name in ("east", "west")] == [["east"] * 2, ["west"] * 2], "each fails once, and has it again"
+    finally:
+        clients.ask("namespace", name=None)
+    topics, groups = TopicConfigs(served.root).read().rows, SubscriptionGroups(served.root).read().rows
+    for name in ("east", "west"):
+        assert {f"{name}%spaced", f"%RETRY%{name}%spaced_readers"} <= topics.keys() and f"{name}%spaced_readers" in groups
+    assert "spaced" not in topics and "spaced_readers" not in groups
+
+
 def test_a_group_continues_where_it_stopped(served, clients):
     def send(*bodies):
         clients.ask("send", group="senders", how="sync", topic="resumed", tags="t", bodies=list(bodies))

@@ -48,6 +48,7 @@ public class Clients {
     private static final Map<String, DefaultLitePullConsumer> PULLERS = new HashMap<>();
     private static String address;
     private static RPCHook signs;  // null without an access key
+    private static String namespace;  // of the clients that are made from now on
     private static int instances;
     private static volatile boolean decides = true;  // whether producers know the ends of their transactions when they are asked
 
@@ -73,6 +74,7 @@ public class Clients {
 
     private static Object run(JSONObject told) throws Exception {
         switch (told.getString("do")) {
+            case "namespace": namespace = told.getString("name"); return true;
             case "send": return send(told);
             case "transact": return transact(told);
             case "subscribe": return subscribe(told);
@@ -108,6 +110,9 @@ public class Clients {
     private static void start(DefaultMQProducer producer) throws Exception {
         producer.setNamesrvAddr(address);
         producer.setInstanceName("producer-" + ++instances);
+        if (namespace != null) {
+            producer.setNamespace(namespace);
+        }
         producer.setSendMsgTimeout(10000);
         producer.start();
         PRODUCERS.put(producer.getProducerGroup(), producer);
@@ -320,6 +325,9 @@ public class Clients {
             consumer = new DefaultMQPushConsumer(told.getString("group"), signs, new AllocateMessageQueueAveragely());
             consumer.setNamesrvAddr(address);
             consumer.setInstanceName("consumer-" + ++instances);
+            if (namespace != null) {
+                consumer.setNamespace(namespace);
+            }
             consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
             if (told.containsKey("most")) {
                 consumer.setMaxReconsumeTimes(told.getIntValue("most"));
