@@ -54,7 +54,7 @@ def test_messages_spread_over_both_and_a_slave_serves_and_follows_its_dead_maste
         port = free_port()
         master = start_served(tmp_path / "b", **ours, ha_listen_port=port)
         stack.callback(master.close)
-        slave = start_served(tmp_path / "s", **ours, broker_role="SLAVE", ha_master_address=f"127.0.0.1:{port}")
+        slave = start_served(tmp_path / "s", **ours, broker_role="SLAVE")  # it learns its master from the real name server
         stack.callback(slave.close)
         listed = eventually(lambda: (told := admin(clients, "clusterList")).count("broker-b") == 2 and told, "both are in the cluster", 60)
         assert str(master.ports[1]) in listed and str(slave.ports[1]) in listed and broker.address in listed
@@ -97,8 +97,7 @@ def test_a_real_broker_registers_with_our_name_server_and_our_slave_takes_its_pl
         broker.start()
         clients = stack.enter_context(Clients(java, address, tmp_path))
         eventually(lambda: broker.address in admin(clients, "clusterList"), "the real broker is in our routes", 60)
-        slave = start_served(tmp_path / "s", namesrvAddr=address, broker_role="SLAVE", sync_from="first",
-                             ha_master_address=f"127.0.0.1:{broker_port + 1}")  # a broker's slaves connect at its port and one
+        slave = start_served(tmp_path / "s", namesrvAddr=address, broker_role="SLAVE", sync_from="first")  # it learns its real master
         stack.callback(slave.close)
         admin(clients, "updateTopic", "-c", "DefaultCluster", "-t", "Both", "-r", "4", "-w", "4")
         both = {"broker-a": f'0:"{broker.address}",1:"127.0.0.1:{slave.ports[1]}"', "broker-h": f'0:"127.0.0.1:{host.ports[1]}"'}
