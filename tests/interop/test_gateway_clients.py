@@ -87,7 +87,7 @@ def test_namespaces_of_clients_share_neither_topics_nor_groups_nor_retries(serve
             clients.ask("namespace", name=name)
             clients.ask("send", group=f"{name}_senders", how="sync", topic="spaced", tags="t", bodies=[name])
             clients.ask("subscribe", name=name, group="spaced_readers", topic="spaced", failures=1, delay=1)
-        assert [consumed(clients, name, 2) for name in ("east", "west")] == [["east"] * 2, ["west"] * 2], "each fails once, and has it again"
+        assert [consumed(clients, name, 2) for name in ("east", "west")] == [["east"] * 2, ["west"] * 2], "each fails once"
     finally:
         clients.ask("namespace", name=None)
     topics, groups = TopicConfigs(served.root).read().rows, SubscriptionGroups(served.root).read().rows
