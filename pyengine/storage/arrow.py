@@ -9,7 +9,7 @@ bytes; a value is null only if the property is absent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import compute
@@ -18,8 +18,6 @@ from pyengine.errors import CorruptionError, FormatError, UsageError
 from pyengine.formats.constants import SYS_FLAG_COMPRESSED, Readable
 from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.native.scan import (
-    BATCH_BYTES,
-    BATCH_ROWS,
     COLUMNS,
     ColumnBuffer,
     ColumnData,
@@ -28,14 +26,12 @@ from pyengine.native.scan import (
     RowFilter,
     column_kind,
 )
-from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, refuse_damage, runs_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pyengine.formats.sql_filter import SqlFilter
 
-OnCorrupt = Literal["fail", "skip"]
 # A read needs several times the memory of a batch of decompressed bodies; these limits keep it below 256 MiB.
 DECOMPRESSED_BATCH_BYTES = 8 << 20
 DECOMPRESSED_BODY_BYTES_MAX = 12 << 20  # three times the largest body that RocketMQ's clients send by default
@@ -66,70 +62,36 @@ class LogScanner:
     """Reads ranges of segments into record batches of one schema.
 
     `condition` is met by the properties of each row, and with `decompress` bodies are as their producers had them (see Refiner).
-    `on_corrupt` is the action at damage below the limit: `fail` raises a
-    CorruptionError with the offset; `skip` continues at the next valid record and
-    adds (offset, reason, bytes) to `skipped`. With `verify_crc` a body that does not match
-    its CRC is damage too.
     """
 
-    def __init__(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        row_filter: RowFilter | None = None,
-        batch_rows: int = BATCH_ROWS,
-        batch_bytes: int = BATCH_BYTES,
-        verify_crc: bool = False,
-        on_corrupt: OnCorrupt = "fail",
-        condition: SqlFilter | None = None,
-        decompress: bool = False,
-    ) -> None:
-        if on_corrupt not in ("fail", "skip"):
-            raise UsageError(f"on_corrupt is 'fail' or 'skip', not {on_corrupt!r}")
+    def __init__(self, columns: Sequence[str] | None = None, *, row_filter: RowFilter | None = None, condition: SqlFilter | None = None,
+                 decompress: bool = False) -> None:
         self.schema = schema(columns)
-        self.skipped: list[tuple[int, str, int]] = []
-        self._on_corrupt = on_corrupt
         bodies = [at for at, name in enumerate(self.schema.names) if name == "body" and decompress]
-        self._refiner = Refiner(condition, bodies, self._note_body)
-        self._scanner = ColumnScanner(
-            tuple(dict.fromkeys([*self.schema.names, *self._refiner.needs])),
-            row_filter=row_filter,
-            batch_rows=batch_rows,
-            batch_bytes=batch_bytes,
-            verify_crc=verify_crc,
-            allocate=allocate,
-        )
+        self._refiner = Refiner(condition, bodies, _refuse_body)
+        self._scanner = ColumnScanner(tuple(dict.fromkeys([*self.schema.names, *self._refiner.needs])), row_filter=row_filter,
+                                      allocate=allocate)
 
     def scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the records that begin in [start, end), a range of the segment in `view`.
+        """Yield the rows of the records that begin in [start, end), a range of the segment in `view`, up to its blank.
 
-        A record must begin at `start`. Bytes at or above `limit` (default: `end`) are not read.
-        The scan ends at the segment's blank. Raises CorruptionError as `on_corrupt` says, UsageError
-        when the range is not in the view.
+        A record must begin at `start`. Bytes at or above `limit` (default: `end`) are not read. CorruptionError at
+        damage, UsageError when the range is not in the view.
         """
-        limit = end if limit is None else limit
-        length = memoryview(view).nbytes
-        if not base_offset <= start <= end <= limit <= base_offset + length:
-            raise UsageError(
-                f"[{start}, {end}) with limit {limit} does not lie in the segment at {base_offset} of {length} bytes"
-            )
-        return self._scan(view, base_offset, start, end, limit)
-
-    def _scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
-        on_damage = next_record if self._on_corrupt == "skip" else refuse_damage
-        for piece in runs_of(SegmentBytes(view, base_offset), start, end, limit, on_damage):
-            if isinstance(piece, LogRun):
-                for batch in piece.scan(self._scanner):
-                    yield from self._refined(batch)
-            else:
-                self.skipped.append((piece.start, piece.reason, piece.end - piece.start))
+        if start != end:
+            for batch in self._scanner.scan(view, base_offset, start, end, limit):
+                yield from self._refined(batch)
+            self._require_end("range_end", "blank")
 
     def gather(self, view: Readable, base_offset: int, entries: Buffer, limit: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the records that these entries of consume queues name, all in the segment in `view`; CorruptionError for an
         entry that does not name a record below `limit`."""
         for batch in self._scanner.gather(view, base_offset, entries, limit):
             yield from self._refined(batch)
-        if self._scanner.reason != "range_end":
+        self._require_end("range_end")
+
+    def _require_end(self, *reasons: str) -> None:
+        if self._scanner.reason not in reasons:
             raise CorruptionError(f"the log is damaged at {self._scanner.position}: {self._scanner.reason.replace('_', ' ')}")
 
     def _refined(self, batch: RawBatch) -> Iterator[pa.RecordBatch]:
@@ -137,10 +99,9 @@ class LogScanner:
         chosen = pa.RecordBatch.from_arrays(arrays[: len(self.schema)], schema=self.schema)
         yield from filter(len, self._refiner.refine(chosen, dict(zip(self._scanner.columns, arrays))))
 
-    def _note_body(self, offset: int, size_bytes: int, error: FormatError) -> None:
-        if self._on_corrupt == "fail":
-            raise CorruptionError(f"the body of the message at {offset} cannot be decompressed: {error} with decompress=False")
-        self.skipped.append((offset, WRONG_BODY, size_bytes))
+
+def _refuse_body(offset: int, size_bytes: int, error: FormatError) -> None:
+    raise CorruptionError(f"the body of the message at {offset} cannot be decompressed: {error} with decompress=False")
 
 
 def allocate(length: int) -> ColumnBuffer:

@@ -22,6 +22,14 @@ from record_bytes import encode_record, iter_records
 pa = pytest.importorskip("pyarrow")
 from pyengine.native.scan import COLUMNS, RowFilter, choose_topics  # noqa: E402
 from pyengine.storage.arrow import LogScanner, allocate, schema, to_array  # noqa: E402
+from pyengine.storage.commit_log import (  # noqa: E402
+    LogDamage,
+    LogRun,
+    SegmentBytes,
+    next_record,
+    refuse_damage,
+    runs_of,
+)
 
 SEGMENT = 16384
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -76,11 +84,25 @@ def scan_segments(paths, limit: int, start: int = 0, row_filter: RowFilter | Non
             yield from scanner.scan(view, base, first, end)
 
 
+def in_arrow(scanner: ColumnScanner, batches):
+    return (pa.RecordBatch.from_arrays([to_array(column, raw.rows) for column in raw.columns], schema=schema(scanner.columns))
+            for raw in batches)
+
+
 def gathered(scanner: ColumnScanner, data: bytes, entries: bytes, limit: int | None = None):
     """The rows that entries name, up to the first that names no record; `scanner.reason` says why it is none."""
-    batches = (pa.RecordBatch.from_arrays([to_array(column, raw.rows) for column in raw.columns], schema=schema(scanner.columns))
-               for raw in scanner.gather(data, 0, entries, limit))
-    return rows(batches)
+    return rows(in_arrow(scanner, scanner.gather(data, 0, entries, limit)))
+
+
+def scanned(data: bytes, end: int, columns=COLUMNS, *, passed: list[LogDamage] | None = None, **settings):
+    """The rows of a whole segment; damage is put into `passed`, or refused without it."""
+    scanner, found = ColumnScanner(columns, allocate=allocate, **settings), []
+    for piece in runs_of(SegmentBytes(data, 0), 0, end, end, refuse_damage if passed is None else next_record):
+        if isinstance(piece, LogRun):
+            found += rows(in_arrow(scanner, piece.scan(scanner)))
+        else:
+            passed.append(piece)
+    return found
 
 
 def one_segment(rng: random.Random, count: int = 60) -> tuple[LogBuilder, bytes]:
@@ -109,7 +131,7 @@ def test_hosts_that_repeat_and_change_within_a_batch(rng):
         record = encode_record(topic="T", body=b"b", physical_offset=len(data), born_host=born, store_host=store)
         messages.append(decode_record(record))
         data += record
-    found = rows(LogScanner(["bornHost", "storeHost", "msgId"], batch_rows=64).scan(bytes(data), 0, 0, len(data)))
+    found = scanned(bytes(data), len(data), ["bornHost", "storeHost", "msgId"], batch_rows=64)
     assert [tuple(row.values()) for row in found] == [(one.born_host, one.store_host, one.msg_id) for one in messages]
 
 
@@ -144,17 +166,16 @@ def test_golden_logs_read_as_formats_reads_them(name, golden):
     log = Log(store.root, size)
     for base, view in log.views.items():
         expected = [item for item in iter_records(view, base, base, base + size) if isinstance(item, Message)]
-        scanner = LogScanner(on_corrupt="skip", batch_rows=7)
         end = expected[-1].physical_offset + expected[-1].size_bytes if expected else base
-        assert rows(scanner.scan(view, base, base, end)) == [row_of(message) for message in expected]
+        assert rows(LogScanner().scan(view, base, base, end)) == [row_of(message) for message in expected]
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 7, 60, 61, 10_000])
 @pytest.mark.parametrize("batch_bytes", [1, 500, 5000, 4 << 20])
 def test_any_batch_size_gives_the_same_rows(batch_rows, batch_bytes, rng):
     builder, data = one_segment(rng)
-    scanner = LogScanner(batch_rows=batch_rows, batch_bytes=batch_bytes)
-    batches = list(scanner.scan(data, 0, 0, builder.end))
+    scanner = ColumnScanner(COLUMNS, batch_rows=batch_rows, batch_bytes=batch_bytes, allocate=allocate)
+    batches = list(in_arrow(scanner, scanner.scan(data, 0, 0, builder.end)))
     assert rows(batches) == [row_of(message) for message in builder.messages]
     for batch in batches:
         assert batch.num_rows <= batch_rows
@@ -269,7 +290,8 @@ def test_filters_choose_rows(rng):
          and message.transaction_type in (0, 8)),
     ]
     for row_filter, wanted in cases:
-        assert rows(LogScanner(row_filter=row_filter, batch_rows=5).scan(data, 0, 0, builder.end)) == chosen(wanted), row_filter
+        assert scanned(data, builder.end, row_filter=row_filter, batch_rows=5) == chosen(wanted), row_filter
+        assert rows(LogScanner(row_filter=row_filter).scan(data, 0, 0, builder.end)) == chosen(wanted), row_filter
 
 
 def test_the_filter_is_asked_once_for_each_queue():
@@ -311,11 +333,14 @@ def test_damage_fails_or_is_passed_and_reported(reason, spoil, last):
     broken = builder.messages[5 if last else 2]
     spoil(data, broken.physical_offset, broken.size_bytes)
     with pytest.raises(CorruptionError, match=f"damaged at {broken.physical_offset}: {reason.replace('_', ' ')}"):
-        rows(LogScanner(verify_crc=True).scan(data, 0, 0, builder.end))
-    scanner = LogScanner(verify_crc=True, on_corrupt="skip")
+        scanned(data, builder.end, verify_crc=True)
+    if reason != "bad_crc":
+        with pytest.raises(CorruptionError, match=f"damaged at {broken.physical_offset}: {reason.replace('_', ' ')}"):
+            rows(LogScanner().scan(data, 0, 0, builder.end))
+    passed = []
     expected = [row_of(message) for message in builder.messages if message is not broken]
-    assert rows(scanner.scan(data, 0, 0, builder.end)) == expected
-    assert scanner.skipped == [(broken.physical_offset, reason, broken.size_bytes)]
+    assert scanned(data, builder.end, passed=passed, verify_crc=True) == expected
+    assert passed == [(broken.physical_offset, broken.physical_offset + broken.size_bytes, reason)]
 
 
 def test_without_verify_crc_a_changed_body_is_read():
@@ -370,10 +395,9 @@ def test_wrong_arguments_are_refused():
     for columns in (["topik"], ["property."], ["property.a\x01b"], ["topic", "topic"]):
         with pytest.raises(UsageError):
             LogScanner(columns)
-    for settings in ({"batch_rows": 0}, {"batch_bytes": 0}, {"batch_rows": 1 << 21}, {"batch_bytes": 1 << 30},
-                     {"on_corrupt": "x"}):
+    for settings in ({"batch_rows": 0}, {"batch_bytes": 0}, {"batch_rows": 1 << 21}, {"batch_bytes": 1 << 30}):
         with pytest.raises(UsageError):
-            LogScanner(**settings)
+            ColumnScanner(COLUMNS, **settings)
     for start, end, limit in ((-1, 5, 5), (6, 5, 5), (0, 5, 4), (0, 5, 101)):
         with pytest.raises(UsageError):
             rows(LogScanner().scan(bytes(100), 0, start, end, limit))
