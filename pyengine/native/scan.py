@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
 
 from pyengine._native import ffi, lib
 from pyengine.arguments import EVERY_OFFSET, INT64_MAX, INT64_MIN
@@ -44,28 +44,27 @@ REASONS = (
 _BLANK = lib.MS_CASE_BLANK
 
 
-def walk(
-    view: Buffer,
-    base_offset: int,
-    start: int,
-    end: int,
-    *,
-    check_crc: bool = True,
-    strict: bool = False,
-    check_offset: bool = True,
-    limit: int | None = None,
-) -> WalkResult:
+class Checks(TypedDict, total=False):
+    """What is checked of a record in addition to its lengths."""
+
+    check_crc: bool
+    """Whether the body fits its CRC; True unless said otherwise."""
+    check_offset: bool
+    """Whether the record names its own offset; True unless said otherwise."""
+    strict: bool
+    """Whether topic and properties are UTF-8 without NUL, for bytes of which a power cut may have lost pages."""
+
+
+def walk(view: Buffer, base_offset: int, start: int, end: int, *, limit: int | None = None, **checks: Unpack[Checks]) -> WalkResult:
     """Walk the records that begin in [start, end), in the segment that `view` holds.
 
     The walk reads nothing at or above `limit` (default: `end`); a record that extends beyond it is an `overrun`. If a
-    blank ends the walk, `end_offset` is the blank's start. `strict` also checks topic and properties (UTF-8 without NUL),
-    for bytes of which a power cut may have lost pages. `check_offset`: a record that names another offset than its own is
-    an `offset_mismatch`. UsageError if the range does not lie inside the view.
+    blank ends the walk, `end_offset` is the blank's start. UsageError if the range does not lie inside the view.
     """
     limit = end if limit is None else limit
     data = bounded(view, base_offset, start, end, limit)
     result = ffi.new("struct ms_walk *")
-    lib.ms_scan_walk(data, base_offset, start, end, limit, _checks(check_crc, strict, check_offset), result)
+    lib.ms_scan_walk(data, base_offset, start, end, limit, _checks(**checks), result)
     blanks = 1 if result.reason == _BLANK else 0
     return WalkResult(
         result.end_offset,
@@ -108,12 +107,12 @@ def classify(
     data = ffi.from_buffer("uint8_t[]", view)
     if at < 0 or room < 0 or at + room > len(data):
         raise UsageError(f"[{at}, {at + room}) does not lie in {len(data)} bytes")
-    checks = _checks(check_crc, strict, physical_offset is not None)
+    checks = _checks(check_crc, physical_offset is not None, strict)
     return REASONS[lib.ms_record_classify(data + at, room, physical_offset or 0, checks)]
 
 
-def _checks(crc: bool, text: bool, offset: bool) -> int:
-    return crc * lib.MS_CHECK_CRC | text * lib.MS_CHECK_TEXT | offset * lib.MS_CHECK_OFFSET
+def _checks(check_crc: bool = True, check_offset: bool = True, strict: bool = False) -> int:
+    return check_crc * lib.MS_CHECK_CRC | strict * lib.MS_CHECK_TEXT | check_offset * lib.MS_CHECK_OFFSET
 
 
 def body_crc(body: Buffer) -> int:

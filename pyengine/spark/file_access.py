@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
     from pyarrow.fs import FileSystem
 
-    from pyengine.native.scan import ColumnScanner, RawBatch
+    from pyengine.native.scan import Checks, ColumnScanner, RawBatch
 
 LOG, QUEUES = "commitlog", "consumequeue"
 REACH_TIMEOUT_S = 10.0
@@ -271,7 +271,7 @@ class FetchedSegment(SegmentBytes):
         self.fill(keep, at + size_bytes, limit)
         return super().label(at, at + size_bytes)
 
-    def walk(self, at: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
+    def walk(self, at: int, stop: int, *, limit: int, **checks: Unpack[Checks]) -> WalkResult:
         upto: int | None = min(limit, at + RECORD_PROBE_BYTES)
         records = messages = 0
         first_ms = last_ms = -1

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Unpack
 
 from pyengine.errors import CorruptionError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
@@ -34,7 +34,7 @@ from pyengine.formats.paths import Root, log_folders, segment_name
 from pyengine.formats.record import BEGIN, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.flush import FOLIO_BYTES_MAX
-from pyengine.native.scan import ColumnScanner, RawBatch, classify, sync, walk
+from pyengine.native.scan import Checks, ColumnScanner, RawBatch, classify, sync, walk
 from pyengine.storage.checkpoint import (
     DurableWatermark,
     RecoveryMarker,
@@ -273,7 +273,7 @@ class SegmentBytes:
         end = min(end, limit)
         return sync(self.view, self.base, first, end, limit=limit) if first < end else None
 
-    def walk(self, at: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
+    def walk(self, at: int, stop: int, *, limit: int, **checks: Unpack[Checks]) -> WalkResult:
         """Walk [at, stop) with `checks`, as native.scan.walk."""
         return walk(self.view, self.base, at, stop, limit=limit, **checks)
 
@@ -308,7 +308,7 @@ class LogRun:
         yield from self.segment.scan(scanner, self.start, self.end, self.limit)
         self.stopped(scanner.position, scanner.reason)
 
-    def walk(self, **checks: bool) -> WalkResult:
+    def walk(self, **checks: Unpack[Checks]) -> WalkResult:
         """Walk the run, as native.scan.walk."""
         found = self.segment.walk(self.start, self.end, limit=self.limit, **checks)
         self.stopped(found.end_offset, found.reason)
@@ -805,7 +805,7 @@ class LogEnd:
 
 
 def walk_pieces(
-    segment: SegmentBytes, start: int, pieces: Sequence[Piece], *, limit: int, processors: int | None = None, **checks: bool,
+    segment: SegmentBytes, start: int, pieces: Sequence[Piece], *, limit: int, processors: int | None = None, **checks: Unpack[Checks],
 ) -> Generator[WalkResult, None, None]:
     """Walk from the record at `start` through consecutive `pieces`; yield one result for each piece.
 
@@ -817,7 +817,7 @@ def walk_pieces(
         processors = 1 if segment.is_partial else len(os.sched_getaffinity(0))
 
     def walked(at: int, piece: Piece) -> WalkResult:
-        return segment.walk(at, piece[0], limit=limit, strict=piece[1], **checks)
+        return segment.walk(at, piece[0], limit=limit, **(checks | {"strict": piece[1]}))
 
     def walk_ahead(boundary: int, piece: Piece) -> threading.Thread | None:
         """Walk a piece in a thread, from its first record after `boundary` as guessed; None without a thread."""
