@@ -30,25 +30,14 @@ if TYPE_CHECKING:
 
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.storage.recovery.report import Findings
 
 WIDTH_WITHOUT_TERMINAL = 10_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BODY_COLUMN_MOST = 60
 
 
-class Report(Protocol):
-    """The report of a command that repairs."""
-
-    @property
-    def exit_code(self) -> ExitCode: ...
-
-    @property
-    def sentence(self) -> str: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-ReportT = TypeVar("ReportT", bound=Report)
+FindingsT = TypeVar("FindingsT", bound="Findings")
 Place = Literal["first", "last"] | int | datetime
 
 
@@ -91,7 +80,7 @@ def print_answer(document: Any, as_json: bool, show: Callable[[], None]) -> None
             show()
 
 
-def print_report(report: ReportT, as_json: bool, show: Callable[[ReportT], None]) -> ExitCode:
+def print_report(report: FindingsT, as_json: bool, show: Callable[[FindingsT], None]) -> ExitCode:
     """Print the report of a command that repairs, a refusal on stderr too; return its exit code."""
     print_answer(report.to_dict(), as_json, lambda: show(report))
     if report.exit_code is ExitCode.CORRUPTION:

@@ -76,7 +76,7 @@ from pyengine.storage.file_system import (
     sync_open_folder,
 )
 from pyengine.storage.log_holds import RenewedHold, held_log
-from pyengine.storage.recovery.report import RecoveryState
+from pyengine.storage.recovery.report import Findings, RecoveryState
 
 if TYPE_CHECKING:
     from pyengine.storage.check.report import CheckReport
@@ -94,7 +94,7 @@ Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class BackupReport:
+class BackupReport(Findings):
     """What the backup contains, and what this run has added. `damage`: where the store's own log is damaged."""
 
     store: str
@@ -117,16 +117,11 @@ class BackupReport:
 
     @property
     def sentence(self) -> str:
-        """As TablesReport.sentence."""
         if self.damage:
             places = ", ".join(map(str, self.damage))
             return (f"the backup has the log as it is, and the log of {self.store} is damaged at {places}: "
                     f"{command('check', self.store)} says what to do")
         return f"backup {self.number} of {self.store} is complete in {self.dest}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As TablesReport.to_dict."""
-        return {**asdict(self), "exit_code": int(self.exit_code), "sentence": self.sentence}
 
 
 def backup_store(store: str | os.PathLike[str], dest: str | os.PathLike[str] | Destination, *, read_back: bool = False,
@@ -451,7 +446,7 @@ def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreReport:
+class RestoreReport(Findings):
     """The outcome of a restore; `refused`: why queues and index could not be rebuilt.
 
     `rebuilt` and `check` are None if an earlier restore had completed the store: `found` is its result.
@@ -476,7 +471,6 @@ class RestoreReport:
 
     @property
     def sentence(self) -> str:
-        """As TablesReport.sentence."""
         if self.refused:
             return f"{self.store} has the log of {self.dest}, but not its queues and index: {self.refused}"
         if self.check is None:

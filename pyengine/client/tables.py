@@ -49,6 +49,7 @@ from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
 from pyengine.storage.durable_writes import make_folders, write_config
 from pyengine.storage.file_system import refuse_path_of_others
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
+from pyengine.storage.recovery.report import Findings
 from pyengine.storage.store_reader import find_topics
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class TablesState:
 
 
 @dataclass(frozen=True, slots=True)
-class TablesReport:
+class TablesReport(Findings):
     """What a run added; `failed`: topics whose tables lack messages, and why."""
 
     store: str
@@ -141,7 +142,6 @@ class TablesReport:
 
     @property
     def sentence(self) -> str:
-        """The outcome."""
         total = sum(self.messages.values())
         done = f"{total:,} messages of {len(self.messages)} topics are in {self.dest}, in {self.commits} commits"
         if not self.failed:
@@ -149,10 +149,6 @@ class TablesReport:
         topic, why = min(self.failed.items())
         others = f", and {len(self.failed) - 1} more" if len(self.failed) > 1 else ""
         return f"{done}; the tables of {len(self.failed)} topics could not be written: {topic!r} ({why}){others}; the next run tries again"
-
-    def to_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {**asdict(self), "exit_code": int(self.exit_code), "sentence": self.sentence}
 
 
 def write_tables(

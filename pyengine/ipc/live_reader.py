@@ -54,8 +54,9 @@ from pyengine.storage.store_reader import StoreReader
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_position
     from pyengine.storage.check.diff import DiffReport, QueueEnds
-    from pyengine.storage.check.report import CheckProgress, CheckReport
-    from pyengine.storage.check.work import CheckWork
+    from pyengine.storage.check.parts import CheckWork
+    from pyengine.storage.check.report import CheckReport
+    from pyengine.storage.recovery.report import Progress
 
 ENGINE_CHECK_INTERVAL_S = 1.0   # interval at which a reader looks for a running engine
 WAIT_S_MAX = 1.0                   # longest wait: a process that is killed before it wakes the others loses their wake-up
@@ -540,7 +541,7 @@ def flushed_end(store: LiveStoreReader) -> int:
 # ---- the check beside an engine --------------------------------------------------
 
 
-def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progress: CheckProgress | None = None,
+def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progress: Progress | None = None,
               work: CheckWork | None = None) -> CheckReport:
     """Check the store as it is; start again when the program that runs on it deletes a file before it is checked.
 
@@ -597,7 +598,7 @@ def _flushed_by_broker(store: MessageStore) -> int:
 
 
 def diff_now(root: Path, other: Path, *, settings: Mapping[str, Any] | None = None,
-             progress: CheckProgress | None = None) -> DiffReport:
+             progress: Progress | None = None) -> DiffReport:
     """Compare two stores as they are now: with a running engine up to the committed offset, else to the end of the log.
 
     Records that an engine appends meanwhile are not compared, and engines are kept from deleting segments. `settings` apply to
@@ -605,7 +606,7 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, Any] | None = No
     segments meanwhile.
     """
     from pyengine.storage.check.diff import ComparedStore, DiffReport, Logs, compare_logs, end_beyond_damage
-    from pyengine.storage.check.work import LogSegments
+    from pyengine.storage.check.parts import LogSegments
 
     began_s = time.monotonic()
     with contextlib.ExitStack() as stack:

@@ -25,9 +25,7 @@ from pyengine.formats.record import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import broken_chain, count_keys, sync, walk
 from pyengine.spark.jobs import Unit, run_units
-from pyengine.storage.check.parts import queue_files
-from pyengine.storage.check.report import CheckReport
-from pyengine.storage.check.work import (
+from pyengine.storage.check.parts import (
     CheckWork,
     EntriesFound,
     IndexPart,
@@ -38,11 +36,13 @@ from pyengine.storage.check.work import (
     check_index_part,
     check_queue_file,
     guess_after,
+    queue_files,
 )
+from pyengine.storage.check.report import CheckReport
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.index_file import is_plausible, read_index_header
 from pyengine.storage.mapped_file import MappedFile, mapped
-from pyengine.storage.recovery.queues import QueueState
+from pyengine.storage.recovery.derived import QueueState
 from pyengine.storage.recovery.report import GrowingProgress
 
 if TYPE_CHECKING:

@@ -146,7 +146,7 @@ class ConsumerOffsets:
                 require_known_format(self._root)
             return self._change(change)
 
-    def lower(self, queue_ends: QueueEnds, before_change: Callable[[], object]) -> list[str]:
+    def lower(self, queue_ends: QueueEnds) -> list[str]:
         """Lower the groups' offsets that are beyond the ends of their queues; return a sentence for each, and for damage.
 
         For the store's owner. A failed write is also reported as a sentence: a store starts even if
@@ -173,7 +173,6 @@ class ConsumerOffsets:
 
         notes = [*found.notes, *(f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
                                  for key, queue_id, end in beyond)]
-        before_change()
         try:
             self.update(change, is_owner=True)
         except (EngineError, OSError) as error:
@@ -301,7 +300,7 @@ class DelayOffsets:
         """Replace the file, durably; the old one is kept as `.bak`. Raises DiskFullError, DiskError or FlushError."""
         self._file.write(encode_config({"offsetTable": dict(sorted(table.items()))}))
 
-    def lower(self, queue_ends: QueueEnds, before_change: Callable[[], object]) -> list[str]:
+    def lower(self, queue_ends: QueueEnds) -> list[str]:
         """Lower the offsets beyond the ends of their queues; return a sentence for each, and for a failed write.
 
         Level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX. A damaged file is left to the scheduler, which reports it and uses
@@ -314,7 +313,6 @@ class DelayOffsets:
             return []
         notes = [f"delay level {level} was said to be delivered up to {table[level]}, beyond the end of its queue: "
                  f"up to {end} now" for level, end in beyond.items()]
-        before_change()
         try:
             self.write(table | beyond)
         except EngineError as error:

@@ -69,7 +69,7 @@ from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import QuarantineEntry, is_quarantine, list_pieces, list_quarantine
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport
+from pyengine.storage.recovery.report import Findings, Progress, RecoveryOptions, RecoveryReport, with_queue_names
 
 # ---- the logs: runs of complete records of the old one, and the new one, in which every offset of a record is changed -------------
 
@@ -425,7 +425,7 @@ MISSING_LISTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class SalvageReport:
+class SalvageReport(Findings):
     """The records that were copied, and the ranges that were not."""
 
     records: int
@@ -443,27 +443,17 @@ class SalvageReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """OK if no loss is known, REPAIRED if bytes had to be left out."""
         is_all = not (self.skipped or self.missing_segments or self.end_offset < self.written_end)
         return ExitCode.OK if is_all else ExitCode.REPAIRED
 
+    @property
+    def sentence(self) -> str:
+        return f"{self.records:,} records, {self.kept_bytes:,} bytes, were copied"
+
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
-        return {
-            "records": self.records,
-            "kept_bytes": self.kept_bytes,
-            "skipped": [{"start": piece.start, "end": piece.end, "reason": piece.reason} for piece in self.skipped],
-            "missing_segments": list(self.missing_segments),
-            "quarantined": self.quarantined,
-            "lost_beyond_end": self.lost_beyond_end,
-            "moved_queues": [
-                {"topic": topic, "queueId": queue_id, "by": by} for (topic, queue_id), by in sorted(self.moved_queues.items())
-            ],
-            "end_offset": self.end_offset,
-            "notes": list(self.notes),
-            "seconds": self.seconds,
-            "exit_code": int(self.exit_code),
-        }
+        fields = Findings.to_dict(self) | {"moved_queues": with_queue_names(self.moved_queues, "by")}
+        return {name: value for name, value in fields.items() if name not in ("recovery", "written_end", "sentence")}
 
 
 def salvage(

@@ -10,11 +10,12 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from fix_cli import run
+from fix_failpoints import Interrupted, at_failpoints
 from pyengine.ipc import live_reader
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.storage.check import check as check_module
-from pyengine.storage.check import work as check_work
+from pyengine.storage.check import parts as check_work
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.ofd_lock import try_lock
@@ -85,15 +86,12 @@ def test_a_rebuild_that_was_cut_short_keeps_its_log(engine):
     """Its queues are in the quarantine, and could not be rebuilt from messages that are deleted now."""
     engine.stop()
 
-    class Cut(Exception):
-        pass
-
     def cut(step: str) -> None:
-        if step == "dispatch":
-            raise Cut
+        if step == "recovery_log_done":
+            raise Interrupted
 
-    with pytest.raises(Cut):
-        rebuild(MessageStore(engine.root, load_config(engine.root).geometry), on_step=cut)
+    with pytest.raises(Interrupted), at_failpoints(cut):
+        rebuild(MessageStore(engine.root, load_config(engine.root).geometry))
     assert not (engine.root / "consumequeue" / "T").exists()
     ran = run("clean", engine.root, "--older-than", 0)
     assert ran.code == 1 and "`pyengine recover" in ran.stderr and first_segment(engine) == 0

@@ -44,8 +44,8 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("function", [
     "pyengine.storage.commit_log:walk_pieces", "pyengine.storage.recovery.recover:write_marker",
-    "pyengine.storage.recovery.log:sync_file", "pyengine.storage.recovery.recover:delete_index_files",
-    "pyengine.storage.recovery.dispatch:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
+    "pyengine.storage.recovery.log:sync_file", "pyengine.storage.recovery.derived:delete_index_files",
+    "pyengine.storage.recovery.derived:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
     "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.recovery.recover:remove_marker",
 ])
 def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
@@ -65,7 +65,7 @@ def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
 
 
 @pytest.mark.parametrize(("command", "function"), [
-    ("check", "pyengine.storage.check.work:walk_pieces"), ("check", "pyengine.storage.check.check:check_queues"),
+    ("check", "pyengine.storage.check.parts:walk_pieces"), ("check", "pyengine.storage.check.check:check_queues"),
     ("check", "pyengine.storage.check.check:check_index"), ("inspect", "pyengine.storage.inspect:StoreReader"),
 ])
 def test_an_interrupted_look_changes_nothing(golden, command, function):

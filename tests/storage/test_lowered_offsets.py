@@ -59,7 +59,7 @@ def test_a_damaged_file_never_keeps_a_store_from_coming_up_and_is_made_anew(buil
 def test_a_folder_in_the_place_of_the_file_is_a_note(builder):
     builder.put("orders", b"x")
     os.mkdir(builder.root / "config" / "consumerOffset.json")
-    notes = ConsumerOffsets(builder.root).lower({("orders", 0): 1}, lambda: None)
+    notes = ConsumerOffsets(builder.root).lower({("orders", 0): 1})
     assert any("config/consumerOffset.json cannot be used" in note for note in notes)
     assert (builder.root / "config" / "consumerOffset.json.damaged").is_dir() and ConsumerOffsets(builder.root).table().notes == []
 

@@ -30,19 +30,28 @@ from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.native.scan import classify
 from pyengine.storage import config_table
-from pyengine.storage.check.parts import LogFacts, check_extensions, check_index, check_log, check_queues, queue_rules
-from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, FileFinding, Findings, Severity
-from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
+from pyengine.storage.check.parts import (
+    CheckWork,
+    LogFacts,
+    LogSegments,
+    StoreUnderCheck,
+    check_extensions,
+    check_index,
+    check_log,
+    check_queues,
+    queue_rules,
+)
+from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckReport, FileFinding, Severity
 from pyengine.storage.checkpoint import read_checkpoint, read_marker, read_rebuild_marker, read_sync_failure
 from pyengine.storage.commit_log import Log, LogScan, find_end, own_watermark
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery.derived import QueueState, list_queues
 from pyengine.storage.recovery.log import read_cut
-from pyengine.storage.recovery.queues import QueueState, list_queues
 from pyengine.storage.recovery.recover import copied_note, lost_messages, refuse_no_store, would_refuse
-from pyengine.storage.recovery.report import RecoveryOptions
+from pyengine.storage.recovery.report import Progress, RecoveryOptions
 
 
 def check(
@@ -51,7 +60,7 @@ def check(
     acked: Path | str | None = None,
     limit: int | None = None,
     options: RecoveryOptions | None = None,
-    progress: CheckProgress | None = None,
+    progress: Progress | None = None,
     work: CheckWork | None = None,
     beside: str = "",
 ) -> CheckReport:
@@ -66,37 +75,37 @@ def check(
     refuse_no_store(store)
     started_s = time.monotonic()
     report, reading, is_running = CheckReport(), store.read_watermark(), limit is not None
-    findings, was_stopped = Findings(report), is_running or not store.abort_exists()
+    was_stopped = is_running or not store.abort_exists()
     try:
         log, queues = LogSegments(store.list_log(), store.segment_bytes), list_queues(store)
         index_files = list_index_files(store)
     except StoreRefusedError as error:
         _, inside, rest = str(error).partition(f"{store.root}/")  # the root may have spaces; names below it have none
-        _add_refusal(store.root, findings, rest.split()[0].rstrip(":") if inside else "", error)
+        _add_refusal(store.root, report, rest.split()[0].rstrip(":") if inside else "", error)
         if not is_running:
-            _check_notes(store.root, findings, reading.damage, was_stopped)
+            _check_notes(store.root, report, reading.damage, was_stopped)
         report.seconds = time.monotonic() - started_s
         return report
     view = Log.of(log.segments, store.segment_bytes, own_watermark(reading, log.min_offset))
     end = LogScan(limit, limit, "range_end") if limit is not None else find_end(store.root, view)
     log.end = end.end_offset
     if beside:
-        findings.info("broker", "lock", None, f"{beside} has the store open: this check covers the log up to {log.end:,}, with its "
+        report.info("broker", "lock", None, f"{beside} has the store open: this check covers the log up to {log.end:,}, with its "
                                               "queues and keys, that its checkpoint has flushed; later records are not checked")
     copied, is_refused = copied_note(store, reading, options)
     if is_refused:
-        findings.error("copy", "config/watermark", None, copied)
+        report.error("copy", "config/watermark", None, copied)
     elif copied:
-        findings.info("copy", "config/watermark", None, copied)
+        report.info("copy", "config/watermark", None, copied)
     checked = StoreUnderCheck(
-        store, log, work or CheckWork(), findings, report, own_watermark(reading, 0), was_stopped, is_running)
+        store, log, work or CheckWork(), report, own_watermark(reading, 0), was_stopped, is_running)
     facts = _check_files(checked, end, queues, index_files, options or RecoveryOptions(), progress or (lambda done, total: None))
     if acked is not None:
         _check_acked(checked, Path(acked))
-    _check_config(store.root, findings, is_broker_running=bool(beside))
+    _check_config(store.root, report, is_broker_running=bool(beside))
     if not is_running:
-        _check_notes(store.root, findings, reading.damage, was_stopped)
-        _check_checkpoint(store.root, facts, findings, was_stopped)
+        _check_notes(store.root, report, reading.damage, was_stopped)
+        _check_checkpoint(store.root, facts, report, was_stopped)
     log.close()
     if not is_running:
         report.findings = _with_limits(store, report.findings, checked.is_ours)
@@ -107,10 +116,10 @@ def check(
 
 def _check_files(
     checked: StoreUnderCheck, end: LogScan, queues: list[QueueState], index_files: list[Path], options: RecoveryOptions,
-    progress: CheckProgress,
+    progress: Progress,
 ) -> LogFacts:
     """Check the log up to `end`, and compare queues and index with it."""
-    store, log, findings, work = checked.store, checked.log, checked.findings, checked.work
+    store, log, report, work = checked.store, checked.log, checked.report, checked.work
     if not options.message_index_enable:
         index_files = []
     if checked.is_running:
@@ -122,11 +131,11 @@ def _check_files(
         was_emptied = checked.was_stopped and not facts.is_cut_short
         known = lost_messages(store, view, queues, log.end, was_emptied=was_emptied)
         if known:
-            findings.error("lost messages", "commitlog", log.end, known)
+            report.error("lost messages", "commitlog", log.end, known)
     rules = queue_rules(checked, facts)
     work.log_is_known(log, queues, rules, store.root)
     for one in find_later_features(store.root):
-        findings.warning("later format", one.path, None, one.what)
+        report.warning("later format", one.path, None, one.what)
     if not queues_are_elsewhere(store.root):
         check_queues(checked, facts, rules, queues, expects_light_queues=options.enable_multi_dispatch)
         check_extensions(checked, queues)
@@ -148,32 +157,32 @@ def _with_limits(store: MessageStore, findings: list[FileFinding], is_ours: bool
     ]
 
 
-def _add_refusal(root: Path, findings: Findings, file: str, error: EngineError) -> None:
-    findings.error("refused", file, None, f"{str(error).replace(f'{root}/', '')}; `recover` and `start` refuse the store as it is")
+def _add_refusal(root: Path, report: CheckReport, file: str, error: EngineError) -> None:
+    report.error("refused", file, None, f"{str(error).replace(f'{root}/', '')}; `recover` and `start` refuse the store as it is")
 
 
-def _check_notes(root: Path, findings: Findings, watermark_damage: str, was_stopped: bool) -> None:
+def _check_notes(root: Path, report: CheckReport, watermark_damage: str, was_stopped: bool) -> None:
     if watermark_damage:
-        findings.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
+        report.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
     if not was_stopped:
-        findings.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
+        report.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
     try:
         if read_cut(root) is not None:
-            findings.warning("marker", "config/cut", None, "a cut of the log was decided on and is not finished; run `recover`")
+            report.warning("marker", "config/cut", None, "a cut of the log was decided on and is not finished; run `recover`")
     except (CorruptionError, DiskError) as error:
-        _add_refusal(root, findings, "config/cut", error)
+        _add_refusal(root, report, "config/cut", error)
     failure = read_sync_failure(root)
     if failure is not None:
-        findings.warning("marker", "config/sync-failure", None,
+        report.warning("marker", "config/sync-failure", None,
                          f"a sync failed ({failure.file or 'the log'}: {failure.cause}), and what it was to sync was not written "
                          "again yet; run `recover`")
     if read_rebuild_marker(root) is not None:
-        findings.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
+        report.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
     elif read_marker(root) is not None:
-        findings.warning("marker", "config/recovery", None, "a recovery has begun and not finished; run `recover` again")
+        report.warning("marker", "config/recovery", None, "a recovery has begun and not finished; run `recover` again")
 
 
-def _check_checkpoint(root: Path, facts: LogFacts, findings: Findings, was_stopped: bool) -> None:
+def _check_checkpoint(root: Path, facts: LogFacts, report: CheckReport, was_stopped: bool) -> None:
     checkpoint = read_checkpoint(root)
     last_ms = max(facts.last_store_timestamp_ms, 0)
     for name, at, time_ms in (
@@ -183,10 +192,10 @@ def _check_checkpoint(root: Path, facts: LogFacts, findings: Findings, was_stopp
     ):
         if time_ms > last_ms and not facts.is_damaged:
             severity = Severity.WARNING if not was_stopped else Severity.ERROR
-            findings.add(severity, "checkpoint", "checkpoint", at,
+            report.add(severity, "checkpoint", "checkpoint", at,
                          f"{name} is {time_ms}, later than the newest message ({last_ms})")
     if checkpoint.index_msg_timestamp_ms and not list_index_files(root):
-        findings.warning("checkpoint", "checkpoint", 16, "it speaks of an index, but there is none")
+        report.warning("checkpoint", "checkpoint", 16, "it speaks of an index, but there is none")
 
 
 _FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset": int | None, "body_sha256": str}
@@ -206,7 +215,7 @@ def _check_acked(checked: StoreUnderCheck, acked: Path) -> None:
             kind = "acked entry"
         if wrong:
             checked.report.acked_missing += 1
-            checked.findings.error(
+            checked.report.error(
                 kind, "commitlog", offset,
                 f"acknowledged message {ack['queue_offset']} of queue {ack['queue_id']} of {ack['topic']} "
                 f"(line {number}): {wrong}",
@@ -272,7 +281,7 @@ BROKER_REPLACES_S = 1.0  # a broker has replaced a table long before
 REPLACED_POLL_INTERVAL_S = 0.01
 
 
-def _check_config(root: Path, findings: Findings, *, is_broker_running: bool) -> None:
+def _check_config(root: Path, report: CheckReport, *, is_broker_running: bool) -> None:
     """Check every .json of config/ except NOT_KEPT, and each `.bak` whose own file does not exist.
 
     A running broker replaces a table in steps: it writes `.bak`, deletes the table and renames the new one.
@@ -291,11 +300,11 @@ def _check_config(root: Path, findings: Findings, *, is_broker_running: bool) ->
             why = why_unusable(folder / name)
         if not why:
             if name + BACKUP in names and (old_why := why_unusable(folder / (name + BACKUP))):
-                findings.info("config backup", file + BACKUP, None, f"it {old_why}; the next change replaces it")
+                report.info("config backup", file + BACKUP, None, f"it {old_why}; the next change replaces it")
         elif why_unusable(folder / (name + BACKUP)):
-            findings.error("config lost", file, None, f"it {why}, and no {name}{BACKUP} can be used in its place")
+            report.error("config lost", file, None, f"it {why}, and no {name}{BACKUP} can be used in its place")
         else:
-            findings.error("config", file, None, f"it {why}: {name}{BACKUP}, its content before the last change, is used instead")
+            report.error("config", file, None, f"it {why}: {name}{BACKUP}, its content before the last change, is used instead")
 
 
 def why_unusable(path: Path) -> str:

@@ -22,8 +22,9 @@ from pyengine.errors import ExitCode
 from pyengine.formats.record import BEGIN, CaseLabel, Message, body_crc, decode_record, total_size
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
-from pyengine.storage.check.work import LogSegments
+from pyengine.storage.check.parts import LogSegments
 from pyengine.storage.mapped_file import mapped, used_end
+from pyengine.storage.recovery.report import Findings
 
 DIFFERENCES_MAX = 100   # most differences that are listed; all are counted
 PIECE_BYTES = 64 << 20
@@ -270,7 +271,7 @@ class QueueEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffReport:
+class DiffReport(Findings):
     """The differences between two stores in the part of the log that both have, [start, end)."""
 
     store: ComparedStore
@@ -309,7 +310,6 @@ class DiffReport:
 
     @property
     def sentence(self) -> str:
-        """The outcome in a sentence."""
         found, lag_bytes = self.found, self.lag_bytes
         unlike = []
         if found.differences:

@@ -16,13 +16,13 @@ Each finding also has a grade, which says what can be done:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any, NamedTuple
 
 from pyengine.errors import ExitCode
 from pyengine.formats.paths import parse_segment_name
+from pyengine.storage.recovery.report import Findings
 
 
 class Grade(enum.IntEnum):
@@ -143,8 +143,11 @@ class FileFinding:
 
 
 @dataclass
-class CheckReport:
-    """All findings, worst first, and the numbers of checked objects."""
+class CheckReport(Findings):
+    """All findings, worst first, and the numbers of checked objects; of each kind the first FINDINGS_PER_KIND_MAX, the others are counted.
+
+    A part of a check, which may run elsewhere, has a report of its own, and `take` adds its findings to the others.
+    """
 
     findings: list[FileFinding] = field(default_factory=list)
     min_offset: int = -1
@@ -160,6 +163,7 @@ class CheckReport:
     left_out: int = 0        # findings beyond FINDINGS_PER_KIND_MAX of their kind
     bytes: int = 0
     seconds: float = 0.0
+    by_kind: dict[str, int] = field(default_factory=dict)
 
     @property
     def grade(self) -> Grade:
@@ -189,7 +193,6 @@ class CheckReport:
 
     @property
     def sentence(self) -> str:
-        """The outcome for a person, one sentence."""
         if not self.findings:
             entries = _counted(self.queue_entries, "queue entry", "queue entries")
             return f"Nothing is wrong: {_counted(self.messages, 'message')}, {entries}, {_counted(self.index_keys, 'key')}."
@@ -198,7 +201,7 @@ class CheckReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
-        fields = {name: value for name, value in vars(self).items() if name != "findings"}
+        fields = {name: value for name, value in vars(self).items() if name not in ("findings", "by_kind")}
         return {
             **fields,
             "exit_code": int(self.exit_code),
@@ -212,34 +215,21 @@ class CheckReport:
             ],
         }
 
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-class Findings:
-    """Collects findings: of each kind the first FINDINGS_PER_KIND_MAX; the others are counted."""
-
-    def __init__(self, report: CheckReport | None = None) -> None:
-        """Without a report these are the findings of a part, which `take` adds to the others."""
-        self._report = report or CheckReport()
-        self._by_kind: dict[str, int] = {}
-
-    def take(self, part: Findings) -> None:
+    def take(self, part: CheckReport) -> None:
         """Append all findings of a part."""
-        for finding in part._report.findings:
+        for finding in part.findings:
             self.add(finding.severity, finding.kind, finding.file, finding.offset, finding.text)
-        for kind, number in part._by_kind.items():
+        for kind, number in part.by_kind.items():
             more = max(0, number - FINDINGS_PER_KIND_MAX)
-            self._by_kind[kind] += more
-            self._report.left_out += more
+            self.by_kind[kind] += more
+            self.left_out += more
 
     def add(self, severity: Severity, kind: str, file: str, offset: int | None, text: str) -> None:
-        number = self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
+        number = self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
         if number > FINDINGS_PER_KIND_MAX:
-            self._report.left_out += 1
+            self.left_out += 1
         else:
-            self._report.findings.append(FileFinding(severity, file, offset, text, kind))
+            self.findings.append(FileFinding(severity, file, offset, text, kind))
 
     def error(self, kind: str, file: str, offset: int | None, text: str) -> None:
         self.add(Severity.ERROR, kind, file, offset, text)
@@ -251,4 +241,5 @@ class Findings:
         self.add(Severity.INFO, kind, file, offset, text)
 
 
-CheckProgress = Callable[[int, int], None]
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

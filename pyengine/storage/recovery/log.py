@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from pyengine.storage.file_system import free_bytes
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.report import GrowingProgress, OnStep, Progress, RecoveryOptions, SharedState
+from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, SharedState
 
 
 class Tail(enum.StrEnum):
@@ -196,12 +195,11 @@ def judge_tail(segment: MappedFile, end_offset: int, reason: str, owner: Owner, 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The context of all steps of one recovery. `on_step` is called with a step's name before the step changes anything."""
+    """The context of all steps of one recovery."""
 
     store: MessageStore
     options: RecoveryOptions
     progress: GrowingProgress
-    on_step: OnStep
     quarantine: Quarantine
     notes: list[str]
 
@@ -224,7 +222,6 @@ class LogChange:
         """
         for segment, kind in reversed(self._plan.extra):
             if kind is Extra.SPARE:
-                self._work.on_step("delete spare segment")
                 self._log.forget(segment.path)
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
@@ -238,56 +235,27 @@ class LogChange:
         """Quarantine, truncate, drain, clear and sync, in an order in which a crash loses no message."""
         end = self._plan.end_offset
         holder = self._log.index_of(end)
-        self._quarantine_bytes()
+        _quarantine_bytes(self._log, self._plan, self._work.quarantine)
         for segment, kind in reversed(self._plan.extra):
             if kind is Extra.SPARE:
                 continue
-            self._work.on_step("quarantine segment" if kind is Extra.STRANDED else "delete segment")
             self._log.forget(segment.path)
             if kind is Extra.STRANDED:
-                self._quarantine_segment(segment)
+                _quarantine_segment(self._plan, segment, self._work.quarantine)
             else:
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
             failpoint("recovery_segment_gone")
         for start, content in self._plan.drains:
-            self._work.on_step("drain")
             base = start - start % self._log.size_bytes
             write_at(self._segment_path(base), content, start - base)
             failpoint("recovery_drained")
         if self._plan.tail is not Tail.NOTHING and holder is not None:
-            self._work.on_step("clear tail")
             segment = self._log.segments[holder]
             clear_file_from(segment.path, end - segment.start_offset)
         failpoint("recovery_tail_cleared")
         self.sync()
         failpoint("recovery_log_done")
-
-    def preview(self) -> None:
-        """List in a dry run's quarantine what `apply` would keep there, in its order; changes nothing."""
-        self._quarantine_bytes()
-        for segment, kind in reversed(self._plan.extra):
-            if kind is Extra.STRANDED:
-                self._quarantine_segment(segment)
-
-    def _quarantine_bytes(self) -> None:
-        """Copy the parts of files and of the pool that leave the log to quarantine."""
-        end = self._plan.end_offset
-        holder = self._log.index_of(end)
-        for start, content in self._plan.undrained:
-            self._work.on_step("quarantine pool")
-            self._work.quarantine.add_memory(start, content, "pool bytes that are no whole records")
-        if self._plan.tail.may_be_message and holder is not None:
-            self._work.on_step("quarantine tail")
-            segment = self._log.segments[holder]
-            self._work.quarantine.add_bytes(
-                segment.path, segment.start_offset, end, segment.start_offset + self._log.size_bytes,
-                f"after the end of the log at {end} ({self._plan.scan.reason})",
-            )
-
-    def _quarantine_segment(self, segment: MappedFile) -> None:
-        reason = f"{Extra.STRANDED}: the log ends at {self._plan.end_offset}"
-        self._work.quarantine.add_file(segment.path, segment.start_offset, reason)
 
     def sync(self) -> None:
         """Make the log durable from where the reading began to its end.
@@ -342,6 +310,30 @@ class LogChange:
         return path
 
 
+def quarantine_log(log: Log, plan: LogPlan, quarantine: Quarantine) -> None:
+    """Put what leaves the log into quarantine, in the order of LogChange.apply; for a dry run, which only lists it."""
+    _quarantine_bytes(log, plan, quarantine)
+    for segment, kind in reversed(plan.extra):
+        if kind is Extra.STRANDED:
+            _quarantine_segment(plan, segment, quarantine)
+
+
+def _quarantine_bytes(log: Log, plan: LogPlan, quarantine: Quarantine) -> None:
+    """Copy the parts of files and of the pool that leave the log to quarantine."""
+    end = plan.end_offset
+    holder = log.index_of(end)
+    for start, content in plan.undrained:
+        quarantine.add_memory(start, content, "pool bytes that are no whole records")
+    if plan.tail.may_be_message and holder is not None:
+        segment = log.segments[holder]
+        quarantine.add_bytes(segment.path, segment.start_offset, end, segment.start_offset + log.size_bytes,
+                             f"after the end of the log at {end} ({plan.scan.reason})")
+
+
+def _quarantine_segment(plan: LogPlan, segment: MappedFile, quarantine: Quarantine) -> None:
+    quarantine.add_file(segment.path, segment.start_offset, f"{Extra.STRANDED}: the log ends at {plan.end_offset}")
+
+
 def segments_between(store: MessageStore, start: int, end: int) -> list[MappedFile]:
     """Return the segments that contain [start, end), including those that the drain has created."""
     return [segment for segment in store.list_log()
@@ -380,28 +372,23 @@ def read_cut(root: Root) -> Cut | None:
     return cut
 
 
-def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine,
-                  on_step: Callable[[str], None] = lambda name: None) -> str:
+def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine) -> str:
     """Execute the cut, continuing an interrupted one; return a sentence about it."""
     watermark, size_bytes = store.read_watermark().watermark, store.segment_bytes
     if watermark is not None and watermark.flushed > cut.at:
-        on_step("cut: watermark")
         write_watermark(store, watermark.moved_to(cut.at))
         failpoint("cut_watermark_lowered")
     segments = store.list_log()
     holder = next((each for each in segments if each.start_offset < cut.at < each.start_offset + size_bytes), None)
     if holder is not None and not cut.kept:
-        on_step("cut: copy")
         quarantine.add_bytes(holder.path, holder.start_offset, cut.at, holder.start_offset + size_bytes, cut.reason)
         failpoint("cut_copied")
     if not cut.kept:
-        on_step("cut: kept")
         intend_cut(store, replace(cut, kept=True))
         failpoint("cut_kept")
     for segment in reversed(segments):
         if segment.start_offset < cut.at:
             break
-        on_step("cut: segment")
         if used_end(segment.path):
             quarantine.add_file(segment.path, segment.start_offset, cut.reason)
         else:
@@ -409,10 +396,8 @@ def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine,
             sync_folder(segment.path.parent)
         failpoint("cut_segment_gone")
     if holder is not None:
-        on_step("cut: clear")
         clear_file_from(holder.path, cut.at - holder.start_offset)
         failpoint("cut_cleared")
-    on_step("cut: note")
     path = cut_path(store)
     path.unlink()
     failpoint("cut_note_unlinked")

@@ -4,7 +4,7 @@ RocketMQ can rebuild only all queues at once, after they were deleted; it does n
 queue that is missing or wrong. Here any queue, or the index, is moved to
 `quarantine/rebuild-N/` and rebuilt.
 
-    survey     reads the log, and refuses damage below pyengine's watermark; changes nothing
+    look       reads the log, and refuses damage below pyengine's watermark; changes nothing
     markers    config/recovery: the whole log must be dispatched; config/rebuild: the pieces to
                move, and where to
     recovery   moves queues and index away by rename, then dispatches as usual: it writes missing
@@ -19,14 +19,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
-from pyengine.native.dispatch import (
-    touched_queues,
-)
-from pyengine.native.scan import sync
 from pyengine.storage.checkpoint import (
     RebuildMarker,
     RecoveryMarker,
@@ -36,13 +32,14 @@ from pyengine.storage.checkpoint import (
     write_marker,
     write_rebuild_marker,
 )
-from pyengine.storage.commit_log import Log, own_watermark, scan_log
-from pyengine.storage.mapped_file import list_segments, mapped, queue_folders, refuse_file
+from pyengine.storage.commit_log import Log, find_end, own_watermark, scan_log
+from pyengine.storage.mapped_file import list_segments, queue_folders, refuse_file
 from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery.derived import queues_between
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import (
+    Findings,
     GrowingProgress,
-    OnStep,
     Progress,
     RecoveryOptions,
     RecoveryReport,
@@ -50,7 +47,6 @@ from pyengine.storage.recovery.report import (
     SharedState,
 )
 
-_SURVEY_BYTES = 4 << 20
 Queue = tuple[str, int]
 
 
@@ -74,11 +70,10 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildReport:
+class RebuildReport(Findings):
     """The outcome of a rebuild. `state` degraded: the log is damaged below its durable end, and nothing was changed."""
 
     state: RecoveryState
-    exit_code: ExitCode
     queues: tuple[Queue, ...] = ()       # rebuilt from the log
     kept: tuple[Queue, ...] = ()         # selected, but without messages in the log: not changed
     index: bool = False
@@ -92,8 +87,11 @@ class RebuildReport:
     seconds: float = 0.0
 
     @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.CORRUPTION if self.recovery is None else self.recovery.exit_code
+
+    @property
     def sentence(self) -> str:
-        """The outcome for a person, one sentence."""
         if self.state is RecoveryState.DEGRADED:
             return (f"The log is damaged at offset {self.damage_offset}, in bytes that had been synced: queues rebuilt from it "
                     "would lack messages. Nothing was changed; restore the segment, `salvage`, or `recover --accept-loss`.")
@@ -105,20 +103,9 @@ class RebuildReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
-        fields = asdict(replace(self, recovery=None))
+        fields = Findings.to_dict(self)
         del fields["recovery"]
-        for name in ("queues", "kept"):
-            fields[name] = [{"topic": topic, "queueId": queue_id} for topic, queue_id in fields[name]]
-        return {**fields, "exit_code": int(self.exit_code), "sentence": self.sentence}
-
-
-@dataclass(slots=True)
-class Survey:
-    """The state of the store before the rebuild: its log, and the queues that have messages in it."""
-
-    log: Log
-    in_log: set[Queue] = field(default_factory=set)
-    damage_offset: int | None = None  # below the durable end
+        return fields | {name: [{"topic": topic, "queueId": queue_id} for topic, queue_id in fields[name]] for name in ("queues", "kept")}
 
 
 def rebuild(
@@ -128,7 +115,6 @@ def rebuild(
     options: RecoveryOptions | None = None,
     shared: SharedState | None = None,
     progress: Progress | None = None,
-    on_step: OnStep | None = None,
 ) -> RebuildReport:
     """Rebuild queues and index of the stopped store from its log; the caller owns the store.
 
@@ -137,7 +123,7 @@ def rebuild(
     wrong length), CorruptionError (a segment is missing), DiskFullError, DiskError.
     """
     started_s = time.monotonic()
-    selection, on_step = selection or Selection(), on_step or (lambda name: None)
+    selection = selection or Selection()
     # Records with light queue offsets got them from a store with multi-dispatch, even if the settings differ now.
     options = replace(options or RecoveryOptions(), enable_multi_dispatch=True)
     if store.consume_queue_ext.is_dir():
@@ -147,34 +133,33 @@ def rebuild(
     if not segments:
         raise NotAStoreError(f"{store} has no commit log: queues and index are rebuilt from it")
     log = Log.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
-    survey = _survey(log, steps, check_crc=options.check_crc_on_recover)
-    if survey.damage_offset is not None:
-        return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=survey.damage_offset,
-                             seconds=time.monotonic() - started_s)
+    if log.watermark is not None:
+        whole = scan_log(log, 0, check_crc=options.check_crc_on_recover, limit=log.watermark)
+        if whole.end_offset < log.watermark:
+            return RebuildReport(RecoveryState.DEGRADED, damage_offset=whole.end_offset,
+                                 seconds=time.monotonic() - started_s)
+    in_log = _queues_in(log, find_end(store.root, log).end_offset, steps)
     for folder in (store.consume_queue, store.consume_queue_ext, store.index):
         refuse_file(folder)
     index = selection.index and options.message_index_enable
     on_disk = {(topic, queue_id) for topic, queue_id, _ in queue_folders(store.consume_queue)}
-    asked = {queue for queue in survey.in_log | on_disk if selection.wants(queue)}
+    asked = {queue for queue in in_log | on_disk if selection.wants(queue)}
     if selection.topic is not None and not asked:
         where = selection.topic if selection.queue_id is None else f"{selection.topic}, queue {selection.queue_id}"
         raise UsageError(f"neither the log nor the store's folders know {where}")
-    made = asked & survey.in_log
+    made = asked & in_log
     pieces = _pieces(on_disk, made, index)
     unfinished = read_rebuild_marker(store)
     _refuse_broken_neighbours(store, {*pieces, *(unfinished.pieces if unfinished else ())})
     marker = _merged(store, unfinished, pieces)
-    on_step("rebuild")
     write_marker(store, _recovery_marker(store, log))
     write_rebuild_marker(store, marker)
-    report = recover(store, options=options, shared=shared, progress=lambda done, total: steps(total + done, 2 * total),
-                     on_step=on_step)
+    report = recover(store, options=options, shared=shared, progress=lambda done, total: steps(total + done, 2 * total))
     steps.finish()
     is_refused = report.state is RecoveryState.DEGRADED
     there = store.quarantine / marker.folder
     return RebuildReport(
-        state=report.state, exit_code=report.exit_code,
-        queues=tuple(sorted(made)), kept=tuple(sorted(asked - made)), index=index,
+        state=report.state, queues=tuple(sorted(made)), kept=tuple(sorted(asked - made)), index=index,
         replaced=tuple(piece for piece in marker.pieces if (there / piece).exists()),
         quarantine=str(there) if there.exists() else "",
         end_offset=report.end_offset, log_bytes=report.dispatched_bytes,
@@ -183,37 +168,14 @@ def rebuild(
     )
 
 
-def _survey(log: Log, progress: Progress, *, check_crc: bool) -> Survey:
-    """Read the log: find its queues and, in pyengine's own store, damage below its durable end."""
-    survey = Survey(log)
-    if log.watermark is not None:
-        scan = scan_log(log, 0, check_crc=check_crc, limit=log.watermark)
-        if scan.end_offset < log.watermark:
-            survey.damage_offset = scan.end_offset
-            return survey
-    _survey_queues(survey, progress)
-    return survey
-
-
-def _survey_queues(survey: Survey, progress: Progress) -> None:
-    segments, size_bytes = survey.log.segments, survey.log.size_bytes
-    total = len(segments) * size_bytes
-    for number, segment in enumerate(segments):
-        base, at = segment.start_offset, segment.start_offset
-        end = base + size_bytes
-        with mapped(segment.path) as view:
-            while at < end:
-                touched = touched_queues(view, base, at, min(end, at + _SURVEY_BYTES), multi_dispatch=True)
-                if touched.reached == at:  # the record is longer than the slice, or the end or damage is reached
-                    touched = touched_queues(view, base, at, end, multi_dispatch=True)
-                survey.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
-                following: int | None = touched.reached
-                if touched.reached == at:
-                    following = sync(view, base, at + 1, end) if touched.reason not in ("blank", "zeroes") else None
-                if following is None:
-                    break
-                at = following
-                progress(number * size_bytes + at - base, 2 * total)
+def _queues_in(log: Log, end: int, progress: Progress) -> set[Queue]:
+    """Return the queues that have messages in [.., end) of the log, damaged or not."""
+    found: set[Queue] = set()
+    for number, segment in enumerate(log.segments, 1):
+        start, stop = segment.start_offset, min(end, segment.start_offset + log.size_bytes)
+        found |= {(queue.topic, queue.queue_id) for queue in queues_between(log, start, stop, multi_dispatch=True)}
+        progress(number * log.size_bytes, 2 * len(log.segments) * log.size_bytes)
+    return found
 
 
 def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) -> list[str]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyengine.errors import ExitCode
 from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.storage.checkpoint import RecoveryPath
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from pyengine.engine_config import EngineConfig
     from pyengine.storage.recovery.quarantine import QuarantinedPiece
 
 # Bytes done, bytes to do; the second number may grow during the work.
 Progress = Callable[[int, int], None]
-# Called with a step's name before the step changes anything.
-OnStep = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,31 @@ class GrowingProgress:
         """Report that all work is done, even if it was less than expected."""
         if self._report is not None and self._total > self._done:
             self._report(self._total, self._total)
+
+
+class Findings:
+    """What a command that checks or repairs has found and done: an exit code, a sentence, and its fields for --json."""
+
+    __slots__ = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The command's."""
+        raise NotImplementedError
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for a person, one sentence."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        return {**asdict(cast("DataclassInstance", self)), "exit_code": int(self.exit_code), "sentence": self.sentence}
+
+
+def with_queue_names(numbers: Mapping[tuple[str, int], int], name: str) -> list[dict[str, Any]]:
+    """Return a number of each queue as --json shows it, by queue."""
+    return [{"topic": topic, "queueId": queue_id, name: number} for (topic, queue_id), number in sorted(numbers.items())]
 
 
 class RecoveryState(enum.StrEnum):
@@ -101,12 +126,11 @@ class CutQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryReport:
-    """What recovery has found and done, or would do in a dry run. Offsets are physical; `exit_code` is the command's."""
+class RecoveryReport(Findings):
+    """What recovery has found and done, or would do in a dry run. Offsets are physical."""
 
     path: RecoveryPath
     state: RecoveryState
-    exit_code: ExitCode
     min_offset: int                     # -1 without segments
     end_offset: int
     scan_from: int                      # where reading began
@@ -136,6 +160,11 @@ class RecoveryReport:
     seconds: float = 0.0
 
     @property
+    def exit_code(self) -> ExitCode:
+        """The command's: CORRUPTION for a degraded store, REPAIRED if something went to quarantine."""
+        return ExitCode.CORRUPTION if self.damage_offset is not None else ExitCode.REPAIRED if self.quarantined else ExitCode.OK
+
+    @property
     def gigabytes_per_second(self) -> float:
         """Log bytes read per second, drain and dispatch included in the time; 0 when nothing was read."""
         scanned = self.end_offset - self.scan_from
@@ -143,7 +172,6 @@ class RecoveryReport:
 
     @property
     def sentence(self) -> str:
-        """The outcome for a person, one sentence."""
         if self.state is RecoveryState.DEGRADED and self.is_copy:
             return f"{self.copy_note}. Nothing was changed."
         if self.state is RecoveryState.DEGRADED:
@@ -188,15 +216,6 @@ class RecoveryReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values; queue ends as a list of {topic, queueId, end}."""
-        fields = asdict(self)
-        fields["queue_ends"] = [
-            {"topic": topic, "queueId": queue_id, "end": end} for (topic, queue_id), end in sorted(self.queue_ends.items())
-        ]
-        fields["quarantined"] = [
-            {"path": str(piece.path), "physical_offset": piece.physical_offset, "size_bytes": piece.size_bytes,
-             "reason": piece.reason} for piece in self.quarantined
-        ]
-        fields["exit_code"] = int(self.exit_code)
-        fields["gigabytes_per_second"] = self.gigabytes_per_second
-        fields["sentence"] = self.sentence
-        return fields
+        pieces = [asdict(piece) | {"path": str(piece.path)} for piece in self.quarantined]
+        return Findings.to_dict(self) | {"queue_ends": with_queue_names(self.queue_ends, "end"), "quarantined": pieces,
+                                           "gigabytes_per_second": self.gigabytes_per_second}

@@ -19,8 +19,8 @@ from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.check import parts as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
+from pyengine.storage.check.parts import LogSegments
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity
-from pyengine.storage.check.work import LogSegments
 from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, write_checkpoint
 from pyengine.storage.index_file import read_index_header
 from pyengine.storage.mapped_file import used_end
@@ -462,7 +462,7 @@ def test_a_list_that_cannot_be_read_names_its_line(stopped, tmp_path, line):
 
 def test_every_kind_of_finding_in_the_sources_has_its_grade():
     sources = "".join(path.read_text() for path in Path(check_report.__file__).parent.glob("*.py"))
-    kinds = set(re.findall(r'findings?\.(?:error|warning|info)\(\s*"([a-z ]+)"', sources))
+    kinds = set(re.findall(r'report\.(?:error|warning|info)\(\s*"([a-z ]+)"', sources))
     kinds |= set(re.findall(r'\.(?:add|_add)\(\s*[\w.]+(?: if .*? else [\w.]+)?, "([a-z ]+)"', sources))
     assert kinds and kinds | {"acked", "acked entry"} == set(KINDS)
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from dying import run_and_die_at
+from fix_failpoints import Interrupted, at_failpoints, interrupted_at
 from fix_golden import usual
 from fix_log import SMALL
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
@@ -36,7 +37,7 @@ from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import log as recovery_log
 from pyengine.storage.recovery import recover as recovery
-from pyengine.storage.recovery.dispatch import LogDispatch
+from pyengine.storage.recovery.derived import LogDispatch
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryState
@@ -88,8 +89,9 @@ def test_walked_segments_stay_mapped_for_dispatch_and_deleted_ones_do_not(build_
     store = build_store(40, flushed=build_store(40, name="same").end)
     create_abort_file(store.root)
     seen = {}
-    recovered(store, on_step=lambda name: seen.update({name: mapped_segments(store)}))
-    assert seen["delete spare segment"] and seen["dispatch"]
+    with at_failpoints(lambda name: seen.update({name: mapped_segments(store)})):
+        recovered(store)
+    assert seen["recovery_marked"] and seen["recovery_dispatched"]
     assert not any("deleted" in name for names in seen.values() for name in names)
     assert mapped_segments(store) == []
 
@@ -531,22 +533,6 @@ def test_without_room_for_quarantine_the_log_stays_as_it_was(build_store, monkey
     assert recovered(store).exit_code is ExitCode.REPAIRED
 
 
-class Interrupted(Exception):
-    """Thrown in the middle of a recovery."""
-
-
-def stop_at(number):
-    """An on_step that throws at the step of this number, and the list of steps seen."""
-    seen = []
-
-    def on_step(name):
-        seen.append(name)
-        if len(seen) == number + 1:
-            raise Interrupted(name)
-
-    return on_step, seen
-
-
 def damage_hole(store):
     record = store.records[len(store.records) - 4]
     store.poke(record.start, bytes(len(record.data)))
@@ -588,12 +574,12 @@ def test_interrupted_at_any_step_it_comes_to_the_same_store(build_store, damage,
 
     straight = damaged("straight")
     expected = recovered(straight)
-    names = []
+    names: list[str] = []
     for number in range(100):
         store = damaged(f"interrupted-{number}")
-        on_step, names = stop_at(number)
         try:
-            recovered(store, on_step=on_step)
+            with interrupted_at(number) as names:
+                recovered(store)
         except Interrupted:
             report = recovered(store)
             assert report.end_offset == expected.end_offset, names
@@ -858,12 +844,12 @@ class Unreadable(io.FileIO):
         raise OSError(5, "Input/output error")
 
 
-@pytest.mark.parametrize("module", ["recovery.queues", "index_file", "recovery.quarantine"])
+@pytest.mark.parametrize("module", ["recovery.derived", "index_file", "recovery.quarantine"])
 def test_a_file_that_the_disk_cannot_read_is_named(build_store, monkeypatch, module):
     store = build_store(40)
     recovered(store)
     create_abort_file(store.root)
-    place = {"recovery.queues": "consumequeue", "index_file": "index", "recovery.quarantine": "commitlog"}[module]
+    place = {"recovery.derived": "consumequeue", "index_file": "index", "recovery.quarantine": "commitlog"}[module]
     if module == "recovery.quarantine":
         with open(store.segment(store.end), "r+b") as log:
             log.seek(store.end % 4096)

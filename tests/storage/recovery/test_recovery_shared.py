@@ -6,12 +6,13 @@ from unittest.mock import patch
 
 import pytest
 
+from fix_failpoints import Interrupted, at_failpoints, interrupted_at
 from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexEntry, IndexLayout, unpack_entry, unpack_header
 from pyengine.native.dispatch import progress_at
 from pyengine.storage.checkpoint import RecoveryPath, create_abort_file, note_sync_failure, read_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import dispatch
+from pyengine.storage.recovery import derived
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import SharedState
 
@@ -193,10 +194,6 @@ def test_files_that_end_before_committed_discard_the_pool_wholly(build_store):
     assert report.drained_bytes == 0
 
 
-class Interrupted(Exception):
-    """Thrown in the middle of a recovery."""
-
-
 def test_a_drain_that_is_interrupted_anywhere_comes_to_the_same_store(build_store):
     straight = build_store(40, name="straight")
     pool = Pool(straight, 5, 38)
@@ -204,20 +201,14 @@ def test_a_drain_that_is_interrupted_anywhere_comes_to_the_same_store(build_stor
     for number in range(100):
         store = build_store(40, name=f"interrupted-{number}")
         pool = Pool(store, 5, 38)
-        seen = []
-
-        def on_step(name, seen=seen, number=number):
-            seen.append(name)
-            if len(seen) == number + 1:
-                raise Interrupted(name)
-
         try:
-            recovered(store, pool.state(), on_step=on_step)
+            with interrupted_at(number) as seen:
+                recovered(store, pool.state())
         except Interrupted:
             recovered(store, pool.state())
             assert store.tree() == straight.tree(), seen
             continue
-        assert seen.count("drain") == len(pool.buffers)
+        assert seen.count("recovery_drained") == len(pool.buffers)
         return
     pytest.fail("recovery never ended")
 
@@ -244,8 +235,8 @@ def test_queue_entries_that_a_dead_reputter_wrote_are_synced(build_store, monkey
     recovered(store, None)
     create_abort_file(store.root)
     synced = []
-    sync = dispatch.sync_queue
-    monkeypatch.setattr(dispatch, "sync_queue", lambda queue, start, **named: (
+    sync = derived.sync_queue
+    monkeypatch.setattr(derived, "sync_queue", lambda queue, start, **named: (
         synced.append((queue.topic, queue.queue_id, start)), sync(queue, start, **named)))
     report = recovered(store, SharedState(store.end, store.end, reput_from=store.end, index_progress=bytes(256)))
     assert report.dispatched_bytes == 0
@@ -315,12 +306,12 @@ def test_after_an_interrupted_recovery_the_index_is_made_again(build_store):
     create_abort_file(store.root)
     shared = SharedState(store.end, store.end, reput_from=store.records[40].end, index_progress=bytes(256))
 
-    def on_step(name):
-        if name == "sync derived":
+    def stop(name):
+        if name == "recovery_dispatched":
             raise Interrupted(name)
 
-    with pytest.raises(Interrupted):
-        recovered(store, shared, on_step=on_step)
+    with pytest.raises(Interrupted), at_failpoints(stop):
+        recovered(store, shared)
     report = recovered(store, shared)
     assert report.index_files_removed > 0
     assert store.tree() == whole
