@@ -49,7 +49,7 @@ from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import EntryRun, broken_chain, count_keys, count_matching_entries, first_orphan_key, sync, walk
 from pyengine.storage.check.report import CheckReport, Severity
 from pyengine.storage.checkpoint import DurableWatermark
-from pyengine.storage.commit_log import SLICE_BYTES, LogScan, Owner, shown, walk_pieces
+from pyengine.storage.commit_log import SLICE_BYTES, LogScan, Owner, SegmentBytes, shown, walk_pieces
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.index_file import is_plausible, read_index_header
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, map_read_only, mapped, used_end
