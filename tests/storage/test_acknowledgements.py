@@ -307,12 +307,12 @@ def test_a_recovery_removes_what_the_queue_has_lost_and_keeps_the_rest(file, tmp
     groups = ConsumerOffsets(tmp_path)
     groups.commit("orders", "billing", {3: 10})
     file.append([STATE], {3: 10}, is_durable=True)
-    assert groups.lower({("orders", 3): 2000}, lambda: None) == [] and file.read() == {3: [STATE]}
-    groups.lower({("orders", 3): 35}, lambda: None)
+    assert groups.lower({("orders", 3): 2000}) == [] and file.read() == {3: [STATE]}
+    groups.lower({("orders", 3): 35})
     flight = resumed(file.read()[3], 10)
     assert offsets(flight.unacknowledged(messages(10, 40))) == [10, 11, *range(20, 30), 35, 36, 37, 38, 39]
     assert flight.last is None, "the message is lost, and the state was cut"
-    groups.lower({}, lambda: None)
+    groups.lower({})
     assert not file.read()[3][-1].acked and groups.read("orders", "billing") == {3: 0}
 
 
