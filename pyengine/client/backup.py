@@ -479,7 +479,7 @@ class RestoreReport(Findings):
         return f"{self.store} is restored from {self.dest}. {self.check.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As TablesReport.to_dict."""
+        """For --json."""
         return {
             "store": self.store, "dest": self.dest, "uuid": self.uuid, "taken_ms": self.taken_ms, "min_offset": self.min_offset,
             "end_offset": self.end_offset, "rebuilt": None if self.rebuilt is None else self.rebuilt.to_dict(),

@@ -71,7 +71,7 @@ class Findings:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json: plain values."""
+        """For --json."""
         return {**asdict(cast("DataclassInstance", self)), "exit_code": int(self.exit_code), "sentence": self.sentence}
 
 
