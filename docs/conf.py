@@ -26,7 +26,7 @@ PARTS = {
                           "docs/processes", "docs/recipes"],
     "How-to: data": ["docs/arrow", "docs/tables", "docs/spark"],
     "How-to: operations": ["docs/operations", "docs/systemd", "docs/containers", "docs/cleaning", "docs/backup", "docs/replication",
-                           "docs/drills", "docs/capacity", "docs/upgrades", "docs/gateway", "docs/queues"],
+                           "docs/hosts", "docs/drills", "docs/capacity", "docs/upgrades", "docs/gateway", "docs/queues"],
     "Reference": ["docs/api/README", "docs/commands", "docs/configuration", "docs/events", "docs/statistics", "docs/formats",
                   "docs/compatibility", "docs/glossary"],
     "Explanation": ["docs/promises", "ARCHITECTURE", "docs/recovery", "docs/performance", "docs/faults", "docs/proof", "docs/security",

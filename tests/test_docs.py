@@ -72,6 +72,12 @@ def test_the_index_has_every_page_of_docs():
             assert wanted in linked, f"docs/README.md has no link to {wanted}"
 
 
+def test_the_site_has_every_page_of_docs():
+    """docs/conf.py names each page of docs/, for the navigation of the site; pages in folders it finds."""
+    named = {"docs/README", *re.findall(r'"(docs/[\w-]+)"', text_of("docs/conf.py"))}
+    assert named == {str(page.with_suffix("")) for page in PAGES if page.parts[:-1] == ("docs",)}
+
+
 def test_the_newest_version_of_the_change_log_is_the_packages():
     """Its section is dated, or unreleased and the version ends with .dev0; `pyproject.toml` and `CITATION.cff` name the same one."""
     newest = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)[0]
