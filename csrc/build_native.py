@@ -24,6 +24,7 @@ CONCEPTS = (
     "control",
     "arrivals",
     "watch",
+    "pulse",
     "latch",
     "flush",
     "queue_table",

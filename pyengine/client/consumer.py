@@ -42,24 +42,25 @@ from pyengine.client.consumer_groups import (
     start_offset,
 )
 from pyengine.client.group_session import (
-    HEARTBEAT_INTERVAL_S,
     AssignedQueue,
     GroupSession,
     HistoryChangedError,
     SharedAssignment,
     SharedFlight,
     SharedSession,
+    unsaved,
 )
 from pyengine.client.outgoing import deliver_at_ms, seconds_ms
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, check_group, retry_topic
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC
+from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
-from pyengine.native.waiting import Sleeper
+from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Pulse, Sleeper
 from pyengine.results import GetStatus, PutError, PutResult, ReadLevel
 from pyengine.storage.acknowledgements import Identity, InFlight, suspicious_deliveries
 from pyengine.storage.config import check_keywords
@@ -73,11 +74,10 @@ if TYPE_CHECKING:
 
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.group_members import Claim
-    from pyengine.storage.acknowledgements import SavedQueue
+    from pyengine.native.waiting import Names
 
-POLL_INTERVAL_S = HEARTBEAT_INTERVAL_S       # interval at which a member checks for members that joined or left and for released queues
-PATTERN_INTERVAL_S = 1.0       # interval at which new topics are looked for that match the pattern of a consumer
-LISTING_INTERVAL_S = 5.0       # interval at which a member of a topic without new messages looks for queues that the cleaner has removed
+POLL_INTERVAL_S = BEAT_INTERVAL_S  # interval at which a member looks again that has something to wait for
+REST_S_MAX = 60.0              # longest time without a look at everything
 FETCH_MESSAGES = 32            # least number of messages of a fetch; if the program asks for fewer, within the store's transfer limits
 FETCH_MESSAGES_MAX = 1024
 READ_AHEAD_MESSAGES = 256      # most messages, and most bytes, that are read ahead of a queue whose fetches are full
@@ -94,12 +94,16 @@ _living: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
 
 class _Pulse:
-    """The thread of this process that sends the heartbeats of all its consumers, and wakes the thread of one that has more to do."""
+    """The thread of this process that sends the heartbeats of all its consumers, and wakes the thread of one that has more to do.
+
+    It sleeps and beats in C: nothing that it does needs the interpreter while nothing changes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler in a thread that has it may close a consumer
         self._consumers: tuple[Consumer, ...] = ()
         self._is_running = False
+        self.beats = Pulse()
 
     def add(self, consumer: Consumer) -> None:
         with self._lock:
@@ -114,12 +118,12 @@ class _Pulse:
 
     def _run(self) -> None:
         while self._has_consumers():
-            self._beat()
-            time.sleep(POLL_INTERVAL_S)
+            self.beats.wait(REST_S_MAX / 2)
+            self._look()
 
-    def _beat(self) -> None:  # a call of its own, so that no variable of the thread keeps a consumer
+    def _look(self) -> None:  # a call of its own, so that no variable of the thread keeps a consumer
         for consumer in self._consumers:
-            consumer._beat()
+            consumer._look()
 
     def _has_consumers(self) -> bool:
         with self._lock:
@@ -281,8 +285,8 @@ class _Options:
                 raise UsageError(f"{name} is {value}; give 1 or more")
         arguments.truth(self.auto_commit, "auto_commit")
         arguments.number(self.commit_interval_s, "commit_interval_s")
-        if arguments.number(self.session_timeout_s, "session_timeout_s") < 4 * HEARTBEAT_INTERVAL_S:
-            raise UsageError(f"session_timeout_s is {self.session_timeout_s:g}; give at least {4 * HEARTBEAT_INTERVAL_S:g}")
+        if arguments.number(self.session_timeout_s, "session_timeout_s") < 4 * BEAT_INTERVAL_S:
+            raise UsageError(f"session_timeout_s is {self.session_timeout_s:g}; give at least {4 * BEAT_INTERVAL_S:g}")
         if arguments.integer(self.max_reconsume_times, "max_reconsume_times") < 0:
             raise UsageError(f"max_reconsume_times is {self.max_reconsume_times}; give 0 or more")
 
@@ -316,30 +320,30 @@ class Consumer:
         self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
         self._retry_topic = None if group is None or outer is not None else retry_topic(group)
-        self._parts_due_s = 0.0
+        self._are_parts_due = self._is_first_find = True
         self._empty: dict[int, tuple[int, Look]] = {}  # by queue: the position at which a look found no message
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
         self._readiness: Readiness | None = None  # made once the program waits in an event loop
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
-        self._listed: list[int] = []  # the topic's queues
-        self._listed_at: tuple[EngineMemory, int] | None = None
-        self._listing_due_s = 0.0
         self._warned: set[str] = set()  # what it has warned of once
         self._background_error: BaseException | None = None
         self._commit_due_s = time.monotonic() + options.commit_interval_s
         self._is_settled = False  # each queue that is this member's is held, and no other
         self._kept_in: EngineMemory | None = None  # the engine at the last housekeeping
         self._is_due = threading.Event()  # that the thread does its housekeeping, or ends
+        self._looked_s = 0.0              # when that was
         self._closing = threading.Event()
         self._is_closed = False
         self._make_locks()
         self._pid = os.getpid()
+        self._is_made = False
         _living.add(self)
         self._reader: LiveStoreReader = open_store(path, **settings) if outer is None else outer._reader
         try:
             self.topic = self._first_topic()
+            self._beat: Beat = Beat(_pulse.beats) if outer is None else outer._beat
         except BaseException:
             self._reader.close()
             raise
@@ -347,11 +351,14 @@ class Consumer:
         self._retries = None if group is None or outer is not None else Retries(
             path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._session: GroupSession | None = None
+        if self._is_outer:
+            _pulse.add(self)  # before it joins, so that heartbeats follow
         try:
+            timeout_s, pulse = options.session_timeout_s, _pulse.beats
             if group is not None and options.sharing == "messages":
-                self._session = SharedSession(path, self.topic, group, session_timeout_s=options.session_timeout_s)
+                self._session = SharedSession(path, self.topic, group, session_timeout_s=timeout_s, pulse=pulse)
             elif group is not None:
-                self._session = GroupSession(path, self.topic, group, queue_ids=options.queues, session_timeout_s=options.session_timeout_s)
+                self._session = GroupSession(path, self.topic, group, queue_ids=options.queues, session_timeout_s=timeout_s, pulse=pulse)
             elif options.sharing == "messages":
                 raise UsageError("there is no group to share messages with: give consume() one")
             self._epoch = self._session.epoch if self._session else read_epoch(path)
@@ -362,12 +369,14 @@ class Consumer:
                 if session is not None:
                     session.close()
             if outer is None:
+                _pulse.remove(self)
+                self._beat.close()
                 self._reader.close()
             raise
         self._thread = threading.Thread(target=self._housekeeping_loop, name=f"pyengine-consumer-{self.topic}", daemon=True)
         if self._is_outer:
             self._thread.start()
-            _pulse.add(self)
+        self._is_made = True
 
     def _make_locks(self) -> None:
         self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
@@ -405,16 +414,20 @@ class Consumer:
 
     def _find_parts(self) -> None:
         """Read the further topics, and those that have come to match the pattern."""
-        if time.monotonic() < self._parts_due_s:
+        if not self._are_parts_due:
             return
-        is_first = self._parts_due_s == 0.0  # all messages of a topic that comes later are new
-        options = self._options if is_first else replace(self._options, start="first")
-        for topic in self._choice.found(self._reader):
-            if topic not in self.topics:
-                choice = _Choice({topic: self._choice.weights.get(topic, 1)})
-                self._parts = {**self._parts, topic: Consumer(self._reader.root, choice, self.group, options, {}, outer=self)}
-                self._stir()
-        self._parts_due_s = time.monotonic() + (PATTERN_INTERVAL_S if self._choice.pattern is not None else math.inf)
+        self._are_parts_due = False  # before the look
+        options = self._options if self._is_first_find else replace(self._options, start="first")  # all of one that comes later is new
+        try:
+            for topic in self._choice.found(self._reader):
+                if topic not in self.topics:
+                    choice = _Choice({topic: self._choice.weights.get(topic, 1)})
+                    self._parts = {**self._parts, topic: Consumer(self._reader.root, choice, self.group, options, {}, outer=self)}
+                    self._stir()
+        except BaseException:
+            self._are_parts_due = True
+            raise
+        self._is_first_find = False
 
     def _split(self, messages: Message | Iterable[Message]) -> list[tuple[Consumer, list[Message]]]:
         """Divide messages into those of each topic and of the retry topic."""
@@ -503,6 +516,8 @@ class Consumer:
         with self._state:
             self._require_open()  # with the reader that the looks are of
             readiness.arm(memory, looks)
+            if not readiness.is_armed_in(memory):
+                self._beat.rouse()
         if self._sleeper.stirs != stirs:  # before it was cleared
             readiness.raise_now()
 
@@ -623,6 +638,7 @@ class Consumer:
                     held = consumer._held.get(message.queue_id)
                     if held is not None:
                         held.flight.give_back(message)
+        self._beat.rouse()
         self._stir()
 
     async def retry_async(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
@@ -660,6 +676,7 @@ class Consumer:
             for each, offset in offsets.items():
                 self._held[each].seek(offset)
                 self._outstanding.discard(each)
+        self._beat.rouse()
         self._stir()
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
@@ -747,7 +764,6 @@ class Consumer:
         self._closing.set()
         self._is_due.set()
         self._stir()
-        _pulse.remove(self)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         with self._pulling, self._work:
@@ -775,6 +791,8 @@ class Consumer:
                 self._readiness.leave()
                 self._readiness.raise_now()
             if self._is_outer:
+                _pulse.remove(self)
+                self._beat.close()
                 self._reader.close()
 
     # -- fetch and deliver --------------------------------------------------------
@@ -881,6 +899,8 @@ class Consumer:
                     held.restore(*was)
                 raise
             self._has_suspects = self._has_suspects and any(held.flight.is_suspicious(self._options.max_deliveries) for held in queues)
+            if messages or has_moved:
+                self._beat.rouse()
             return messages, has_moved
 
     def _next_shared(self, session: SharedSession, max_messages: int) -> tuple[list[Message], bool]:
@@ -892,6 +912,7 @@ class Consumer:
         has_moved = False
         if not read and not any(flight.has_notes for flight in flights):
             return messages, has_moved
+        self._beat.rouse()
         try:
             with session.turn(flights):
                 for held in read:
@@ -968,6 +989,7 @@ class Consumer:
         """Add messages of one queue to `messages`, up to `max_messages`; return whether its position moved."""
         before, flight, most = held.position, held.flight, self._options.max_deliveries
         if flight.again:
+            self._beat.rouse()
             for message in flight.deliver_again(max_messages - len(messages), most):
                 self._group_session.note_delivery(held.grant, flight, message)
                 messages.append(message)
@@ -1050,11 +1072,14 @@ class Consumer:
     def _finish(self, messages: Iterable[Message] | None) -> None:
         """Note that these messages, and all before them, are done; None: all that were delivered."""
         if messages is None:
+            if self._outstanding:
+                self._beat.rouse()
             for queue_id in self._outstanding:
                 if queue_id in self._held:
                     self._held[queue_id].finish()
             self._outstanding.clear()
             return
+        self._beat.rouse()
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None:
@@ -1064,6 +1089,7 @@ class Consumer:
 
     def _acknowledge(self, messages: Iterable[Message]) -> None:
         """Note that each of these messages is done, whatever came before it."""
+        self._beat.rouse()
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None:
@@ -1104,18 +1130,33 @@ class Consumer:
 
     # -- the threads: members and their queues --------------------------------------
 
-    def _beat(self) -> None:
-        """In the process's thread: send a heartbeat, and wake this consumer's own thread if there is more to do, or may be."""
-        if not self._work.acquire(blocking=False):  # a call of the program has it: the other thread waits for its turn
-            self._is_due.set()
+    def _look(self) -> None:
+        """In the process's thread, after a beat: wake this consumer's own thread if there is something to do, or may be."""
+        if not self._is_made:
             return
-        try:
-            if not self._closing.is_set() and self._needs_housekeeping():
-                self._is_due.set()
-        except Exception:  # noqa: BLE001 - the other thread meets it again, and tells the program
+        found = self._beat.take()
+        has_changed = any([found & BEAT_CHANGED, *(one._session.has_changed() for one in self._consumers if one._session is not None),
+                           time.monotonic() >= self._looked_s + REST_S_MAX])
+        if not found and not has_changed or self._closing.is_set():
+            return
+        self._beat.rest()  # before the look at what rouses it
+        if has_changed:
+            self._reader._look_again()
+            self._are_parts_due = True
+        elif self._work.acquire(blocking=False):
+            try:
+                has_changed = self._needs_housekeeping()
+                if not has_changed and self._may_rest():
+                    return
+            except Exception:  # noqa: BLE001 - the other thread meets it again, and tells the program
+                has_changed = True
+            finally:
+                self._work.release()
+        else:  # a call of the program has it: the other thread waits for its turn
+            has_changed = True
+        self._beat.rouse()
+        if has_changed:
             self._is_due.set()
-        finally:
-            self._work.release()
 
     def _engine_now(self) -> EngineMemory | None:
         """Return the memory of the running engine; end the waits for messages of another one."""
@@ -1128,27 +1169,39 @@ class Consumer:
 
     def _needs_housekeeping(self) -> bool:
         memory = self._engine_now()
-        needs = [one._is_unsettled(memory) for one in self._consumers]  # all of them send heartbeats
-        if self._retried is None and self._retry_topic is not None:
-            needs.append(bool(self._reader.queue_ids(self._retry_topic)))
-        return any(needs) or time.monotonic() >= self._parts_due_s
+        return any(one._is_unsettled(memory) for one in self._consumers)
 
     def _is_unsettled(self, memory: EngineMemory | None) -> bool:
-        """Send a heartbeat, and return whether anything may have changed since the last housekeeping, or is to be stored."""
-        if self._session is not None and self._session.beat():
-            return True
-        listed = self._listed
-        if memory is None or memory is not self._kept_in or not self._is_settled or self._queue_ids() != listed:
+        """Whether the last housekeeping has left something to do, or the program has since then that is due."""
+        if memory is None or memory is not self._kept_in or not self._is_settled:
             return True
         with self._state:
-            if any(held.flight.dead for held in self._held.values()):
-                return True
-            if self._session is None or not self._is_commit_due():
-                return False
-            if _unsaved(self._held.values()) or any(held.done != held.committed for held in self._held.values()):
-                return True
-        self._commit_due_s = time.monotonic() + self._options.commit_interval_s
-        return False
+            return any(held.flight.dead for held in self._held.values()) or self._is_commit_due() and self._has_unstored()
+
+    def _may_rest(self) -> bool:
+        """Whether nothing is to be looked for until something changes."""
+        is_armed = self._readiness is None or self._readiness.is_armed_in(self._kept_in)
+        return is_armed and self._reader._is_in_place and not any(one._has_unstored() for one in self._consumers)
+
+    def _has_unstored(self) -> bool:
+        """Whether the thread is to store what is done, soon or now."""
+        if self._session is None or not (self._options.auto_commit or self._has_acks):
+            return False
+        with self._state:
+            return self._session.has_unstored(self._held.values())
+
+    def _watched_names(self) -> Names:
+        """Return what changes once there is something to do that neither a message nor the program tells."""
+        queues = StorePaths(self._reader.root).consume_queue
+        names = {} if self._kept_in is None else {**self._reader._names(self._kept_in)}
+        for one in self._consumers:
+            names[str(queues / one.topic)] = ITS_NAMES
+            names.update({} if one._session is None else one._session.names)
+        if self._retried is None and self._retry_topic is not None:
+            names[str(queues / self._retry_topic)] = ITS_NAMES
+        if self._choice.pattern is not None:
+            names[str(queues)] = ITS_NAMES
+        return names
 
     def _is_commit_due(self) -> bool:
         return (self._options.auto_commit or self._has_acks) and time.monotonic() >= self._commit_due_s
@@ -1170,14 +1223,12 @@ class Consumer:
             self._stir()
 
     def _housekeep(self) -> None:
-        """Send a heartbeat, check for a recovery of the store and for changes of the members, commit what is due."""
+        """Check for a recovery of the store and for changes of the members, commit what is due."""
         with self._work:
             self._is_settled, self._kept_in = False, self._engine_now()
-            if self._session is not None:
-                self._session.heartbeat()
-                if self._session.rejoin_if_removed():
-                    with self._state:
-                        self._held.clear()
+            if self._session is not None and self._session.rejoin_if_removed():
+                with self._state:
+                    self._held.clear()
             self._follow_history()
             is_settled = self._rebalance()
             if isinstance(self._session, SharedSession):
@@ -1194,6 +1245,9 @@ class Consumer:
                 options = replace(self._options, wanted=Wanted(), start="first", queues=None)
                 self._retried = Consumer(self._reader.root, _Choice({self._retry_topic: 1}), self.group, options, {}, outer=self)
                 self._stir()
+            if self._is_outer:
+                self._beat.watch(self._watched_names())
+                self._looked_s = time.monotonic()
             self._is_settled = is_settled
 
     def _tend(self, session: SharedSession) -> None:
@@ -1240,17 +1294,9 @@ class Consumer:
                 lambda: {queue_id: start_offset(self._reader, self.topic, queue_id, self._options.start) for queue_id in queue_ids}):
             self._note(note)
 
-    def _queue_ids(self) -> list[int]:
-        """Return the topic's queues: listed again once the topic has new messages, and each LISTING_INTERVAL_S."""
-        newest, now_s = self._reader._newest_of(self.topic), time.monotonic()
-        if newest is None or newest != self._listed_at or now_s >= self._listing_due_s:
-            self._listed = self._reader.queue_ids(self.topic)
-            self._listed_at, self._listing_due_s = newest, now_s + LISTING_INTERVAL_S
-        return self._listed
-
     def _rebalance(self) -> bool:
         """Claim and release what the members' shares say; return whether that was nothing, and nothing is to come."""
-        queue_ids = self._queue_ids()
+        queue_ids = self._reader.queue_ids(self.topic)
         if self._session is None:
             self._take_all(queue_ids if self._options.queues is None else self._options.queues)
             return True
@@ -1319,7 +1365,7 @@ class Consumer:
             return
         with self._state:
             offsets = {held.grant: held.done for held in queues}
-            states = _unsaved(queues)
+            states = unsaved(queues)
         try:
             offsets = self._require_in_log(offsets)
             self._group_session.give_back(offsets, states)
@@ -1352,7 +1398,7 @@ class Consumer:
         for _ in range(2):
             with self._state:
                 offsets = {held.grant: held.done for held in self._held.values() if held.done != held.committed}
-                states = _unsaved(self._held.values())
+                states = unsaved(self._held.values())
             if not offsets and not states:
                 return
             try:
@@ -1473,9 +1519,3 @@ async def _readable(loop: asyncio.AbstractEventLoop, readiness: Readiness, timeo
                 timer.cancel()
     finally:
         os.close(copy)
-
-
-def _unsaved(queues: Iterable[AssignedQueue]) -> dict[Claim, SavedQueue]:
-    """Return the states that must be in the file before the offsets of these queues are stored."""
-    states = {held.grant: held.flight.saved(held.queue_id, held.done) for held in queues}
-    return {claim: state for claim, state in states.items() if state is not None}

@@ -1,6 +1,6 @@
 """One member of a consumer group: its share of the queues, its claims on them, their offsets.
 
-    session.beat()                      # often, so that other members know that this process lives: is the rest to be done again?
+    session.has_changed()               # after a heartbeat, which the process's pulse sends: is the rest to be done again?
     session.share(queue_ids)            # the queues that are this member's now
     session.take(queues without claim)  # claims the free ones, and returns the offsets to start from
     session.commit(...)                 # stores the offsets and acknowledgements of the queues that it still holds
@@ -18,7 +18,7 @@ If the members share messages (`sharing="messages"`), each takes the next messag
 
 They keep one table of the messages that are open, in the acknowledgements' file (SharedLog): a turn reads what others have
 appended, and appends what this member has taken, ended and given back, before the program gets a message. So a member that is
-killed at any moment costs the others its open messages only, which are theirs within HEARTBEAT_INTERVAL_S. The first member that
+killed at any moment costs the others its open messages only, which are theirs within two heartbeats. The first member that
 joins begins with what earlier ones have stored beside the group's offset, like the holder of a queue (InFlight.resume).
 """
 
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.errors import StoreBusyError
 from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers
+from pyengine.native.waiting import ITS_LENGTH, THIS_FILE
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage.acknowledgements import AckFile, Identity, InFlight, SavedQueue, SharedLog, SharedQueue, new_tenure
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
@@ -44,11 +45,8 @@ from pyengine.storage.engine_id import read_epoch
 
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
+    from pyengine.native.waiting import Names, Pulse
     from pyengine.storage.store_reader import StoreReader
-
-HEARTBEAT_INTERVAL_S = 0.5
-FEW_MEMBERS = 8
-SCAN_INTERVAL_S = 0.9
 
 
 class HistoryChangedError(Exception):
@@ -64,22 +62,18 @@ class GroupSession:
 
     def __init__(
         self, root: str | os.PathLike[str], topic: str, group: str, *, queue_ids: Sequence[int] | None = None,
-        session_timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic,
+        session_timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic, pulse: Pulse | None = None,
     ) -> None:
         self._root = Path(root)
         self._topic = topic
         self._group = group
         self._key = group_key(topic, group)
         self._only = None if queue_ids is None else sorted(set(queue_ids))
-        self._clock = clock
-        self._heartbeat_s = float("-inf")
+        self._pulse = pulse
         self._liveness = LivenessTracker(session_timeout_s, clock)
         self.members = 1  # those that shared the queues in the last share()
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
-        self._seen: object = None       # what beat() has found last
-        self._scan_due_s = float("-inf")
-        self._living_slots: list[int] = []
-        self._offsets = ConsumerOffsets(root, while_waiting=self.heartbeat)
+        self._offsets = ConsumerOffsets(root)
         self._acks = AckFile(root, self._key)
         self.epoch = read_epoch(root)  # before any offset is read
         self._members, self._slot = self._joined()
@@ -103,10 +97,8 @@ class GroupSession:
         return self._offsets.update(change).notes
 
     def heartbeat(self) -> None:
-        """Send a heartbeat if the last one is HEARTBEAT_INTERVAL_S old."""
-        if self._clock() - self._heartbeat_s >= HEARTBEAT_INTERVAL_S:
-            self._heartbeat_s = self._clock()
-            self._members.heartbeat()
+        """Send a heartbeat, in a process without a pulse that does."""
+        self._members.heartbeat()
 
     def rejoin_if_removed(self) -> bool:
         """Join again if the members' file was removed, which ends all claims; return whether it was."""
@@ -125,21 +117,18 @@ class GroupSession:
         self.members = len(living)
         return allocate_averagely(sorted(queue_ids), living, self._slot)
 
-    def beat(self) -> bool:
-        """Send a heartbeat, and return whether members, claims or their file may have changed since the last call.
+    def has_changed(self) -> bool:
+        """Whether members, claims or their file may have changed since the last call, or a member seems stopped."""
+        return self._members.has_changed()
 
-        What takes most system calls, the names of the file and, with many members, a scan of their locks, it does once a second.
-        """
-        self._heartbeat_s = float("-inf")
-        self.heartbeat()
-        is_scan_due = self._clock() >= self._scan_due_s
-        if is_scan_due:
-            self._scan_due_s = self._clock() + SCAN_INTERVAL_S
-        if self._only is None and (is_scan_due or len(self._living_slots) <= FEW_MEMBERS):
-            self._living()
-        now = self._living_slots, self._members.records_content()
-        has_changed, self._seen = now != self._seen or is_scan_due and not self._members.is_current, now
-        return has_changed
+    @property
+    def names(self) -> Names:
+        """What to watch beside the members."""
+        return {str(self._members.path): THIS_FILE}
+
+    def has_unstored(self, queues: Iterable[AssignedQueue]) -> bool:
+        """Whether a commit of these queues would store something."""
+        return any(held.done != held.committed for held in queues) or bool(unsaved(queues))
 
     def _living(self) -> list[int]:
         """Return the slots of the members that get a share: that live, and send heartbeats."""
@@ -147,8 +136,7 @@ class GroupSession:
         states = self._members.slot_states(slots[-1] + 1) if len(slots) > 1 else []
         silent = [slot for slot in slots if slot != self._slot and self._liveness.is_expired(("member", slot), states[slot])]
         self._silent = {self._members.record_of(slot).incarnation for slot in silent}
-        self._living_slots = [slot for slot in slots if slot not in silent]
-        return self._living_slots
+        return [slot for slot in slots if slot not in silent]
 
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
         """Claim those of these queues that are free or whose holder has sent no heartbeat for session_timeout_s.
@@ -255,7 +243,7 @@ class GroupSession:
         self._members.close()
 
     def _joined(self) -> tuple[GroupMembers, int]:
-        members = GroupMembers(self._root, self._topic, self._group)
+        members = GroupMembers(self._root, self._topic, self._group, pulse=self._pulse)
         try:
             return members, members.join(MEMBERS if self._only is None else GUESTS)
         except BaseException:  # otherwise the lock would remain, and with it a member that reads nothing
@@ -410,6 +398,12 @@ class AssignedQueue:
         self.last = None
         self.position = offset
         self.flight.seek(offset)
+
+
+def unsaved(queues: Iterable[AssignedQueue]) -> dict[Claim, SavedQueue]:
+    """Return the states that must be in the file before the offsets of these queues are stored."""
+    states = {held.grant: held.flight.saved(held.queue_id, held.done) for held in queues}
+    return {claim: state for claim, state in states.items() if state is not None}
 
 
 # ---- members that share messages ---------------------------------------------------
@@ -611,9 +605,9 @@ class SharedSession(GroupSession):
     _slot = -1
 
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, session_timeout_s: float = 30.0,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, pulse: Pulse | None = None) -> None:
         self._turn = threading.RLock()  # the kernel's lock excludes other members only
-        super().__init__(root, topic, group, session_timeout_s=session_timeout_s, clock=clock)
+        super().__init__(root, topic, group, session_timeout_s=session_timeout_s, clock=clock, pulse=pulse)
         self.log = SharedLog(root, self._key)
         self._stored_size = -1
 
@@ -636,14 +630,15 @@ class SharedSession(GroupSession):
 
         return self._offsets.update(change).notes
 
-    def heartbeat(self) -> None:
-        """Send a heartbeat if the last one is HEARTBEAT_INTERVAL_S old."""
-        if self._slot >= 0:
-            super().heartbeat()
+    @property
+    def names(self) -> Names:
+        """What to watch beside the members."""
+        return {**super().names, str(self.log.path): ITS_LENGTH}
 
-    def beat(self) -> bool:
-        """Return that the rest, with the heartbeat, is to be done: only tend() sees what other members have done."""
-        return True
+    def has_unstored(self, queues: Iterable[AssignedQueue]) -> bool:
+        """Whether a commit of these queues would store something."""
+        return (self.log.size_bytes != self._stored_size or self.log.has_news
+                or any(held.shared.has_notes for held in queues if isinstance(held, SharedAssignment)))
 
     def rejoin_if_removed(self) -> bool:
         """Join again if the members' file was removed, which ends what this member has; return whether it was."""
@@ -745,7 +740,7 @@ class SharedSession(GroupSession):
             self.log.close()
 
     def _joined(self) -> tuple[GroupMembers, int]:
-        return GroupMembers(self._root, self._topic, self._group), -1
+        return GroupMembers(self._root, self._topic, self._group, pulse=self._pulse), -1
 
     def _others(self) -> set[int]:
         """Return the other members that have messages."""

@@ -38,15 +38,17 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyengine.errors import EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
+from pyengine.native.waiting import BEAT_CHANGED, MEMBER_SLOTS_MAX, Beat, Pulse
 from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.durable_file import wait_until_held
 from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.ofd_lock import find_lock, try_lock, unlock
 
-SLOTS_MAX = 1024
+SLOTS_MAX = MEMBER_SLOTS_MAX
 MEMBERS = 1 << 40
 GUESTS = 1 << 41
 SHARERS = 1 << 42
@@ -109,8 +111,12 @@ class GroupMembers:
     join() makes this process a member; reading needs no join().
     """
 
-    def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True) -> None:
-        """Open the file; create it if `may_create`, else raise FileNotFoundError if it does not exist."""
+    def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True,
+                 pulse: Pulse | None = None) -> None:
+        """Open the file; create it if `may_create`, else raise FileNotFoundError if it does not exist.
+
+        `pulse` sends the heartbeats from join() on.
+        """
         self._path = StorePaths(root).config / "consumers" / group_key(topic, group)
         try:
             self._descriptor = open_shared_file(self._path) if may_create else os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -118,6 +124,8 @@ class GroupMembers:
             raise
         except OSError as error:
             raise disk_error(error, "open", self._path) from error
+        self._pulse = pulse
+        self._beat: Beat | None = None
         self._slot = -1
         self._base = MEMBERS
         self._heartbeats = 0
@@ -143,11 +151,23 @@ class GroupMembers:
                                      + ": give all of them the same `sharing`, or stop those")
                 self._slot = slot
                 self.heartbeat()
+                if self._pulse is not None:
+                    self._beat = Beat(self._pulse, {
+                        "fd": self._descriptor, "slot": slot, "incarnation": self.incarnation, "heartbeats": self._heartbeats,
+                        "pid": os.getpid(), "slots": 0 if kind == GUESTS else SLOTS_MAX, "slots_at": self._slot_at(kind, 0),
+                        "locks_at": kind, "records_at": RECORDS_AT})
                 return slot
         raise EngineError(f"{self._path.name} has {SLOTS_MAX} members already")
 
+    def has_changed(self) -> bool:
+        """Whether, at a heartbeat since the last call, the members or the claims on queues had changed, or a member seemed stopped.
+
+        Members are those of the same kind; a member that chose its queues itself needs to know of none.
+        """
+        return self._beat is not None and bool(self._beat.take() & BEAT_CHANGED)
+
     def heartbeat(self) -> None:
-        """Raise this member's heartbeat: it lives and is not stopped."""
+        """Raise this member's heartbeat, which `pulse` does otherwise: it lives and is not stopped."""
         self._heartbeats += 1
         self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._heartbeats, os.getpid(), 0))
 
@@ -174,6 +194,11 @@ class GroupMembers:
         return [content[at : at + _SLOT_STRIDE] for at in range(0, _SLOT_STRIDE * count, _SLOT_STRIDE)]
 
     @property
+    def path(self) -> Path:
+        """The file's name."""
+        return self._path
+
+    @property
     def is_current(self) -> bool:
         """Whether the open file still has its name, so that other members open the same one."""
         try:
@@ -189,7 +214,7 @@ class GroupMembers:
 
         A thread of this process that already has it must not ask for it.
         """
-        wait_until_held(lambda: self._try_lock(TABLE), self._path, self._path.name, self.heartbeat)
+        wait_until_held(lambda: self._try_lock(TABLE), self._path, self._path.name)
         try:
             yield
         finally:
@@ -203,10 +228,6 @@ class GroupMembers:
         fields = self._get(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD)
         return QueueRecord() if fields is None else QueueRecord(*fields)
 
-    def records_content(self) -> bytes:
-        """Return the bytes of all queue records up to the last one that this process has claimed: while they last, its claims hold."""
-        return self._read(RECORDS_AT, _RECORD_STRIDE * self._records)
-
     def is_claimed(self, queue_id: int) -> bool:
         """Whether another living process has the current claim on the queue."""
         at = _queue_byte(queue_id, self.record(queue_id).fence)
@@ -219,6 +240,8 @@ class GroupMembers:
             return None
         self._put_record(queue_id, QueueRecord(fence, self.incarnation))
         self._records = max(self._records, queue_id + 1)
+        if self._beat is not None:
+            self._beat.set_records(self._records)
         self._claimed[queue_id] = _with_crc(_RECORD.pack(fence, self.incarnation))
         return Claim(queue_id, fence)
 
@@ -262,6 +285,8 @@ class GroupMembers:
 
     def close(self) -> None:
         """Leave the group: drop every lock of this process on it, even if a forked child has the file open."""
+        if self._beat is not None:
+            self._beat.close()
         if self._descriptor >= 0:
             try:
                 unlock(self._descriptor)

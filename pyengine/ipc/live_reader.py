@@ -33,6 +33,7 @@ from pyengine.errors import (
     passing,
 )
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
+from pyengine.formats.paths import LOCK_NAME
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.sessions import ended_sessions, is_drained
@@ -378,11 +379,6 @@ class LiveStoreReader(StoreReader):
         """Whether the queue may have something to read that it had not at the look."""
         return self._engine_memory() is not look.memory or waiting.has_arrived(look.memory.control, look.queue)
 
-    def _newest_of(self, topic: str) -> tuple[EngineMemory, int] | None:
-        """Return a mark that differs once messages were dispatched to the topic, or another engine runs; None without an engine."""
-        memory = self._engine_memory()
-        return None if memory is None else (memory, waiting.newest_end(memory.control, topic))
-
     def _wait_for_queues(self, looks: Sequence[Look | None], timeout_s: float, sleeper: Sleeper | None = None, stirs: int = 0) -> None:
         """Sleep until one of these queues may have something to read, or until the timeout.
 
@@ -487,6 +483,21 @@ class LiveStoreReader(StoreReader):
         if loss := self._store.loss():
             raise EngineUnavailableError(f"{loss.sentence}: open the store again where it is")
         self._loss_check_due_s = time.monotonic() + ENGINE_CHECK_INTERVAL_S
+
+    def _names(self, memory: EngineMemory) -> waiting.Names:
+        """Return what differs once this engine has ended, or the store is not at its place: then _look_again()."""
+        control = os.path.join(memory.folder.path, memory.control_object.name)
+        return {**dict.fromkeys(self._store.names(), waiting.THIS_FILE), control: waiting.THIS_FILE,
+                os.path.join(self.root, LOCK_NAME): waiting.ITS_LOCK}
+
+    def _look_again(self) -> None:
+        """Let the next call look for the running engine, and whether the store is at its place."""
+        self._engine_check_due_s = self._loss_check_due_s = 0.0
+
+    @property
+    def _is_in_place(self) -> bool:
+        """Whether all files were at their places at the last look; a `lock` may be away for a while."""
+        return not self._store.is_lock_away
 
     def _engine_memory(self) -> EngineMemory | None:
         """Return the running engine's memory, None if none runs; it looks for an engine at most every ENGINE_CHECK_INTERVAL_S."""

@@ -15,17 +15,19 @@ sleep on until it moves:
         wait_for_sequence(sequence, seen, timeout_s)
 
 A Sleeper is a thread that waits for messages of some queues, each of which it has looked at (csrc/arrivals.cdef.h). A Watch is one
-thread, without the interpreter, that does so for many, and raises the descriptor of each (csrc/watch.cdef.h).
+thread, without the interpreter, that does so for many, and raises the descriptor of each (csrc/watch.cdef.h). A Pulse is what a
+process does for its consumers twice a second though nothing happens, without the interpreter too (csrc/pulse.cdef.h).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
@@ -111,12 +113,6 @@ def arrival_slot(topic: str, queue_id: int) -> int:
     """Return the number under which the control block notes messages of this queue."""
     name = topic.encode()
     return lib.ms_arrivals_slot(name, len(name), queue_id)
-
-
-def newest_end(control: ms_control, topic: str) -> int:
-    """Return where the newest message ends that was dispatched to the topic, or to one that shares its bit."""
-    first = arrival_slot(topic, 0) // 32 * 32
-    return max(control.arrivals.end[first : first + 32])
 
 
 def queue_limit(control: ms_control, level: ms_position) -> int:
@@ -225,6 +221,87 @@ class Watch:
         pointer, self._pointer = self._pointer, ffi.NULL
         if pointer:
             lib.ms_watch_stop(pointer)
+
+
+BEAT_INTERVAL_S = 0.5
+BEAT_CHANGED, BEAT_ROUSED = lib.MS_BEAT_CHANGED, lib.MS_BEAT_ROUSED
+THIS_FILE, ITS_LENGTH, ITS_NAMES, ITS_LOCK = lib.MS_NAME_FILE, lib.MS_NAME_LENGTH, lib.MS_NAME_FOLDER, lib.MS_NAME_LOCK
+MEMBER_SLOTS_MAX = lib.MS_MEMBER_SLOTS_MAX
+Names = Mapping[str, int]  # path -> what of it is compared, one of these
+
+
+class Pulse:
+    """What this process does for its consumers each BEAT_INTERVAL_S. Not for a forked child."""
+
+    def __init__(self) -> None:
+        self._pointer = _required(lib.ms_pulse_new())
+
+    def wait(self, timeout_s: float) -> None:
+        """Beat, in the one thread that does so, until a Beat has something to take or none is left, or until the timeout."""
+        lib.ms_pulse_wait(self._pointer, int(BEAT_INTERVAL_S * 1e9), int(timeout_s * 1e9))
+
+
+class Beat:
+    """What one consumer, or one member of a group, is watched by: it tells whether anything has changed. Threads may share it.
+
+    With `member`, fields of ms_member, it writes that member's heartbeats until close().
+    """
+
+    def __init__(self, pulse: Pulse, member: Mapping[str, int] | None = None) -> None:
+        self._pulse, self._pid = pulse, os.getpid()
+        self._lock = threading.RLock()  # a signal handler in a thread that has it may close a consumer
+        given = ffi.NULL if member is None else ffi.new("struct ms_member *", member)
+        self._pointer = _required(lib.ms_beat_add(pulse._pointer, given))
+        self._names: Names = {}
+        self._rests = False
+
+    def watch(self, names: Names) -> None:
+        """Compare these from now on; the next look finds a change if they are others than before."""
+        with self._lock:
+            if names == self._names or not self._pointer:
+                return
+            self._names = names
+            lib.ms_beat_forget(self._pulse._pointer, self._pointer)
+            for path, what in names.items():
+                raise_os_error(lib.ms_beat_watch(self._pulse._pointer, self._pointer, os.fsencode(path), what))
+
+    def set_records(self, count: int) -> None:
+        """Compare the records of the first `count` queues."""
+        with self._lock:
+            if self._pointer:
+                lib.ms_beat_set_records(self._pointer, count)
+
+    def rest(self) -> None:
+        """Have nothing to take until something changes, or until rouse(): before a look that finds nothing to do."""
+        self._rests = True
+
+    def rouse(self) -> None:
+        """End a rest: there may be something to do."""
+        if self._rests:
+            with self._lock:
+                self._rests = False
+                if self._pointer:
+                    lib.ms_beat_rouse(self._pointer)
+
+    def take(self) -> int:
+        """Return whether anything has changed since the last call, BEAT_CHANGED, or the rest has ended, BEAT_ROUSED."""
+        with self._lock:
+            return lib.ms_beat_take(self._pointer) if self._pointer else 0
+
+    def close(self) -> None:
+        """End it; the member's descriptor is not used any more then."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            pointer, self._pointer = self._pointer, ffi.NULL
+            if pointer:
+                lib.ms_beat_remove(self._pulse._pointer, pointer)
+
+
+def _required(pointer: Any) -> Any:
+    if pointer == ffi.NULL:
+        raise MemoryError
+    return pointer
 
 
 class Stream(NamedTuple):

@@ -414,6 +414,11 @@ class SharedLog:
         self._is_name_durable = False
 
     @property
+    def path(self) -> Path:
+        """The file's name."""
+        return self._file.path
+
+    @property
     def size_bytes(self) -> int:
         """The bytes of the file that were read and written."""
         return self._read_to

@@ -78,11 +78,9 @@ class OffsetTable:
 class ConsumerOffsets:
     """The groups' offsets of one store. It keeps no file open between calls; threads and processes may share it."""
 
-    def __init__(self, root: str | os.PathLike[str], *, while_waiting: Callable[[], object] = lambda: None) -> None:
-        """`while_waiting` is called while another process writes, for a process that must send heartbeats."""
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root)
         self._path = self.path = StorePaths(root).config / FILE_NAME
-        self._while_waiting = while_waiting
 
     def stamp(self) -> Stamp:
         """Return numbers that differ once the file has changed; zeros without a file."""
@@ -138,7 +136,7 @@ class ConsumerOffsets:
         in `change` ends the update without a write. StoreBusyError while another program has the store open, or if another process
         that writes makes no progress; `is_owner`: this process has locked the store exclusively (recovery).
         """
-        with exclusive(self._path, self._while_waiting):
+        with exclusive(self._path):
             use = None if is_owner else store_use(self._root)
             if use is StoreUse.OTHER:
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps the groups' offsets itself")

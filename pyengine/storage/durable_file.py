@@ -190,18 +190,17 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, while_waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Allow one process at a time to change this file of config/, by a lock on `<name>.lock` that ends with the process.
 
     StoreBusyError if another process holds the lock for LOCK_WAIT_S: a stopped process must not block the others for ever.
-    `while_waiting` is called at each poll, for a process that must send heartbeats. Only the folder's user, and root, may open the
-    lock file.
+    Only the folder's user, and root, may open the lock file.
     """
     lock = path.with_name(path.name + ".lock")
     descriptor, pid = open_shared_file(lock), os.getpid()
     _locked.add(descriptor)
     try:
-        wait_until_held(lambda: _try_flock(descriptor, lock), lock, path.name, while_waiting)
+        wait_until_held(lambda: _try_flock(descriptor, lock), lock, path.name)
         yield
     finally:
         if pid == os.getpid():  # a child that was forked by a change has no descriptor
@@ -211,13 +210,12 @@ def exclusive(path: Path, while_waiting: Callable[[], object] = lambda: None) ->
             os.close(descriptor)
 
 
-def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str, while_waiting: Callable[[], object]) -> None:
+def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str) -> None:
     """Call `try_lock` until it is true; StoreBusyError after LOCK_WAIT_S, because a stopped process must not block the others for ever."""
     until_s, interval_s = time.monotonic() + LOCK_WAIT_S, _POLL_INTERVAL_FIRST_S
     while not try_lock():
         if time.monotonic() >= until_s:
             raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
-        while_waiting()
         time.sleep(interval_s)
         interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
 

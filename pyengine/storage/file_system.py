@@ -528,6 +528,15 @@ class HeldStore:
                             "moved, or another one is at that path now", True, False)
         return None
 
+    def names(self) -> list[str]:
+        """Return the paths and names of what watch() has noted: while each leads to the same file, loss() finds none."""
+        return [str(each) for path, name, _ in self._watched for each in (path, name)]
+
+    @property
+    def is_lock_away(self) -> bool:
+        """Whether the last loss() has not found `lock`, and waits for it."""
+        return self._lock_lost_s != 0.0
+
     def broken(self) -> str:
         """Return which of the watched files, except `lock` alone, is gone from the held folder, or was replaced there; "" if none."""
         missing = self._missing()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,10 @@ from functools import partial
 import pytest
 
 import pyengine
+from pyengine.client import consumer as consumer_module
 from pyengine.ipc import live_reader
+from pyengine.ipc.group_members import GroupMembers
+from pyengine.native import waiting as waiting_module
 from pyengine.storage import mapped_file
 from pyengine.storage.commit_log import LogEnd
 from waiting import eventually, scaled_timeout_s
@@ -366,25 +370,6 @@ def test_one_thread_waits_for_all_consumers(store):
     assert len(os.listdir("/proc/self/fd")) <= open_before
 
 
-def test_a_member_lists_the_queues_of_a_topic_again_only_after_new_messages(store, monkeypatch):
-    engine, producer = store
-    with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as consumer:
-        read_all(consumer)
-        monkeypatch.setattr("pyengine.client.consumer.LISTING_INTERVAL_S", 3600.0)
-        consumer._housekeep_once()
-        listed, queue_ids = [], consumer._reader.queue_ids
-        monkeypatch.setattr(consumer._reader, "queue_ids", lambda topic: listed.append(topic) or queue_ids(topic))
-        consumer._queue_ids()
-        consumer._listing_due_s = float("inf")
-        del listed[:]
-        assert consumer._queue_ids() == [0, 1, 2, 3] and "quiet" not in listed
-        producer.put("quiet", b"new", queue_id=7)
-        eventually(lambda: consumer._queue_ids() == [0, 1, 2, 3, 7], "the new queue")
-        got: list[pyengine.Message] = []
-        eventually(lambda: got.extend(consumer.pull(1, timeout_s=0.2)) or got, "its message")
-        assert got[0].queue_id == 7
-
-
 def test_a_signal_handler_may_use_the_consumer_that_it_interrupts(store, monkeypatch):
     engine, _ = store
     consumer = pyengine.consume(engine.root, "quiet", group="g")
@@ -438,18 +423,25 @@ def test_a_signal_handler_may_read_the_files_that_it_interrupts(store, monkeypat
     reader.close()
 
 
-
 def beats(consumer) -> bool:
-    """One beat of the process's thread: whether the consumer's own thread is to do something."""
+    """One beat of the process: whether the consumer's own thread is to do something."""
     consumer._is_due.clear()
-    consumer._beat()
+    consumer_module._pulse.beats.wait(0.01)
+    consumer._look()
     return consumer._is_due.is_set()
+
+
+def rests(consumer) -> bool:
+    """Whether nothing of this consumer needs the interpreter."""
+    return not beats(consumer) and consumer._beat._rests
 
 
 @pytest.fixture
 def unkept(monkeypatch):
     """No thread beats or does housekeeping: the test does."""
-    monkeypatch.setattr("pyengine.client.consumer._Pulse.add", lambda *_: None)
+    monkeypatch.setattr(consumer_module._Pulse, "add", lambda *_: None)
+    monkeypatch.setattr(consumer_module, "_pulse", consumer_module._Pulse())
+    monkeypatch.setattr(waiting_module, "BEAT_INTERVAL_S", 0.0)
     monkeypatch.setattr(pyengine.Consumer, "_housekeeping_loop", lambda _: None)
 
 
@@ -457,50 +449,96 @@ def settle(*consumers) -> None:
     def is_settled() -> bool:
         for consumer in consumers:
             consumer._housekeep_once()
-        return sum(beats(consumer) for consumer in consumers) == 0  # each of them beats
+            for folder in (consumer._reader.root / "consumequeue").iterdir():
+                os.utime(folder, (1, 1))  # as if its last queue was made long ago
+        return all(rests(consumer) for consumer in consumers)
 
     eventually(is_settled, "nothing more to do")
 
 
-def test_an_idle_member_only_beats_until_something_changes(store, unkept):
+def keep_while_it_beats(consumer, is_so, what: str) -> None:
+    """Do the housekeeping that beats ask for until something is so: a queue's file may come after its folder."""
+    eventually(lambda: beats(consumer) and (consumer._housekeep_once() or is_so()), what)
+
+
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_an_idle_member_only_beats_until_something_changes(store, unkept, sharing):
     engine, producer = store
-    with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as consumer:
+    options = {"group": "g", "session_timeout_s": 60, "sharing": sharing}
+    with pyengine.consume(engine.root, "quiet", **options) as consumer:
         eventually(lambda: consumer._housekeep_once() or len(consumer.assignment) == 4, "the queues are made")
         read_all(consumer)
         consumer._commit_due_s = 0.0
         settle(consumer)
         slot = consumer._session._members
         before = slot.members()
-        assert not beats(consumer) and slot.members() != before, "others see that it lives"
-        consumer._commit_due_s = 0.0
-        assert not beats(consumer), "all is stored"
+        assert rests(consumer) and slot.members() != before, "others see that it lives"
         producer.put("quiet", b"more", queue_id=1)
         got: list[pyengine.Message] = []
         eventually(lambda: got.extend(consumer.pull(1, timeout_s=0.2)) or got, "the message")
         consumer.pull(1, timeout_s=0)
+        consumer._commit_due_s = float("inf")
+        assert not rests(consumer), "an offset is to be stored soon"
         consumer._commit_due_s = 0.0
-        assert beats(consumer), "an offset is to be stored"
+        assert beats(consumer), "it is to be stored now"
         settle(consumer)
-        with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as other:
+        with pyengine.consume(engine.root, "quiet", **options) as other:
             assert beats(consumer), "a member has joined"
             settle(consumer, other)
-            assert len(consumer.assignment) == len(other.assignment) == 2
+            assert len(consumer.assignment) == len(other.assignment) == (2 if sharing == "queues" else 4)
         assert beats(consumer), "it has left"
         settle(consumer)
         pyengine.ConsumerGroups(engine.root).reset("quiet", "g", "first")
         assert beats(consumer), "the group was reset"
         settle(consumer)
         producer.put("quiet", b"in a new queue", queue_id=4)
-        eventually(lambda: beats(consumer), "a queue was made")
+        keep_while_it_beats(consumer, lambda: len(consumer.assignment) == 5, "a queue was made")
         settle(consumer)
-        assert len(consumer.assignment) == 5
         consumer._session._members._path.unlink()
-        consumer._session._scan_due_s = 0.0
         assert beats(consumer), "the members' file is gone"
         settle(consumer)
         assert engine.stop()
         eventually(lambda: beats(consumer), "the engine has ended")
         engine.start()
+
+
+def test_an_idle_consumer_wakes_for_a_retry_topic_a_matching_topic_and_a_store_that_is_gone(store, unkept):
+    engine, producer = store
+    with pyengine.consume(engine.root, re.compile("qui.*"), group="g", auto_commit=False) as consumer:
+        messages: list[pyengine.Message] = []
+        eventually(lambda: messages.extend(consumer.pull(32, timeout_s=0.2)) or messages, "the messages")
+        settle(consumer)
+        producer.put("quince", b"of another topic")
+        keep_while_it_beats(consumer, lambda: consumer.topics == ["quiet", "quince"], "a topic was made")
+        settle(consumer)
+        consumer.retry(messages[0], delay_level=1)
+        keep_while_it_beats(consumer, lambda: consumer._retried is not None, "its retry topic was made")
+        settle(consumer)
+        engine.root.rename(engine.root.with_name("elsewhere"))
+        try:
+            assert beats(consumer), "the store was moved"
+            consumer._housekeep_once()
+            with pytest.raises(pyengine.EngineUnavailableError, match="moved"):
+                consumer.pull(1, timeout_s=0)
+        finally:
+            engine.root.with_name("elsewhere").rename(engine.root)
+
+
+def test_a_member_that_seems_stopped_is_looked_at_until_it_beats_again(store, unkept):
+    engine, _ = store
+    with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as consumer:
+        settle(consumer)
+        stopped = GroupMembers(engine.root, "quiet", "g")
+        stopped.join()
+        try:
+            assert beats(consumer), "it has joined"
+            eventually(lambda: beats(consumer), "it seems stopped")
+            for _ in range(3):
+                assert beats(consumer)
+            stopped.heartbeat()
+            assert beats(consumer), "it is back"
+        finally:
+            stopped.close()
 
 
 def test_a_member_that_is_busy_does_not_keep_the_others_from_beating(store):
