@@ -34,8 +34,8 @@ int ms_arrivals_has(const struct ms_control *control, const struct ms_position *
 
 void ms_arrivals_sleep_for(struct ms_sleeper *sleeper, const struct ms_control *control, uint32_t bits, uint32_t seen)
 {
-    sleeper->control = control;
-    sleeper->bits = bits != 0 ? bits : 1; /* without a queue only a stir ends it */
+    ms_store_relaxed(&sleeper->control, control); /* a thread that ends the sleep before may read what is of this one */
+    ms_store_relaxed(&sleeper->bits, bits != 0 ? bits : 1); /* without a queue only a stir ends it */
     ms_store_release(&sleeper->seen, seen);
 }
 
@@ -79,7 +79,7 @@ void ms_arrivals_stir(struct ms_sleeper *sleeper)
     /* A wake-up between the thread's look at `stirs` and its sleep is lost: wake it until it has noticed. */
     for (int i = 0; i < STIR_TRIES && ms_load_acquire(&sleeper->is_asleep) && (int32_t)(wanted - ms_load_acquire(&sleeper->seen)) > 0; i++) {
         /* The kernel refuses the address if the thread has ended its sleep and unmapped the block meanwhile. */
-        ms_futex_wake(&sleeper->control->arrival_seq.value, sleeper->bits);
+        ms_futex_wake(&ms_load_relaxed(&sleeper->control)->arrival_seq.value, ms_load_relaxed(&sleeper->bits));
         nanosleep(&nap, NULL);
     }
 }
