@@ -1,6 +1,9 @@
-"""What idle consumers cost: the CPU time of a process with many of them, beside messages of other topics, and a wake-up's latency.
+"""What idle consumers cost: the CPU time of many of them, beside messages of other topics, and a wake-up's latency.
 
-    python bench/idle_consumers.py [--mode ASYNC_FLUSH|SYNC_FLUSH] [--asyncio] [--count 1 --count 50] [--rate 1000] [--seconds 5]
+    python bench/idle_consumers.py [--mode ASYNC_FLUSH|SYNC_FLUSH] [--asyncio] [--processes] [--sharing queues|messages]
+                                   [--count 1 --count 50] [--rate 1000] [--seconds 5]
+
+They are in one process, or with --processes each in its own.
 
 Compare two versions in turns, with the same line for each.
 """
@@ -8,6 +11,7 @@ Compare two versions in turns, with the same line for each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import subprocess
 import sys
@@ -17,18 +21,19 @@ import time
 from pathlib import Path
 
 import click
-import psutil
 
 import pyengine
+from pyengine.client.consumer import Sharing
 
 QUEUES = 8
+SETTLE_S = 8  # they have read what there is, and found that no queue is new any more
 WAKE_UPS = 300
 PAUSE_S = 0.004  # between two messages whose wake-ups are measured
 
 
-def hold(store: str, count: int, waits_in_asyncio: bool) -> None:
-    """Wait in `count` consumers until standard input ends."""
-    consumers = [pyengine.consume(store, f"idle{number}", group="g") for number in range(count)]
+def hold(store: str, numbers: range, waits_in_asyncio: bool, sharing: Sharing) -> None:
+    """Wait in the consumers of these numbers until standard input ends."""
+    consumers = [pyengine.consume(store, f"idle{number}", group="g", sharing=sharing) for number in numbers]
 
     async def wait_in_asyncio() -> None:
         async def drain(consumer: pyengine.Consumer) -> None:
@@ -61,19 +66,29 @@ def put_for(producer: pyengine.Producer, seconds: float, rate: int) -> float:
     return count / passed_s
 
 
-def cpu_percent(store: str, producer: pyengine.Producer, count: int, waits_in_asyncio: bool, rate: int, seconds: float) -> str:
-    words = [sys.executable, __file__, "--hold", store, "--count", str(count), *(["--asyncio"] if waits_in_asyncio else [])]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None and child.stdout is not None
-        child.stdout.readline()
-        time.sleep(2)  # they have read what there is
-        process = psutil.Process(child.pid)
-        before = process.cpu_times()
+def cpu_percent(store: str, producer: pyengine.Producer, holders: list[range], options: list[str], rate: int, seconds: float) -> str:
+    with contextlib.ExitStack() as stack:
+        children = []
+        for numbers in holders:
+            words = [sys.executable, __file__, "--hold", store, "--first", str(numbers.start), "--count", str(len(numbers)), *options]
+            child = stack.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            stack.callback(child.kill)
+            children.append(child)
+        for child in children:
+            assert child.stdout is not None
+            child.stdout.readline()
+        time.sleep(SETTLE_S)
+        before_s = sum(cpu_s(child.pid) for child in children)
         came = put_for(producer, seconds, rate)
-        after = process.cpu_times()
-        child.kill()
-    used_s = after.user + after.system - before.user - before.system
-    return f"{count:4} idle consumers, {came:6.0f} messages/s elsewhere: {used_s / seconds * 100:5.1f} % of a processor"
+        used_s = sum(cpu_s(child.pid) for child in children) - before_s
+    count = sum(map(len, holders))
+    return (f"{count:4} idle consumers in {len(holders):2} processes, {came:6.0f} messages/s elsewhere: "
+            f"{used_s / seconds * 100:5.2f} % of a processor")
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, by the scheduler's clock: short runs between two ticks count too."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def wake_up_ms(store: str, producer: pyengine.Producer) -> float:
@@ -95,15 +110,20 @@ def wake_up_ms(store: str, producer: pyengine.Producer) -> float:
 @click.command()
 @click.option("--mode", default="ASYNC_FLUSH")
 @click.option("--asyncio", "waits_in_asyncio", is_flag=True)
+@click.option("--processes", "are_processes", is_flag=True)
+@click.option("--sharing", type=click.Choice(["queues", "messages"]), default="queues")
 @click.option("--count", "counts", type=int, multiple=True, default=(1, 10, 50))
 @click.option("--rate", type=int, default=1000)
 @click.option("--seconds", type=float, default=5.0)
 @click.option("--hold", "held", hidden=True)
-def main(mode: str, waits_in_asyncio: bool, counts: tuple[int, ...], rate: int, seconds: float, held: str | None) -> None:
+@click.option("--first", type=int, default=0, hidden=True)
+def main(mode: str, waits_in_asyncio: bool, are_processes: bool, sharing: Sharing, counts: tuple[int, ...], rate: int, seconds: float,
+         held: str | None, first: int) -> None:
     """Measure idle consumers."""
     if held is not None:
-        hold(held, counts[0], waits_in_asyncio)
+        hold(held, range(first, first + counts[0]), waits_in_asyncio, sharing)
         return
+    options = ["--sharing", sharing, *["--asyncio"] * waits_in_asyncio]
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         with pyengine.Engine(store, flush_disk_type=mode) as engine, engine.connect() as producer:
@@ -114,8 +134,9 @@ def main(mode: str, waits_in_asyncio: bool, counts: tuple[int, ...], rate: int, 
             with pyengine.open_store(store) as reader:
                 reader.wait_for_message("woken", 0, 0, timeout_s=30)
             for count in counts:
+                holders = [range(number, number + 1) for number in range(count)] if are_processes else [range(count)]
                 for each in (0, rate):
-                    print(cpu_percent(store, producer, count, waits_in_asyncio, each, seconds), flush=True)
+                    print(cpu_percent(store, producer, holders, options, each, seconds), flush=True)
             print(f"a wake-up takes {wake_up_ms(store, producer):.2f} ms (median of {WAKE_UPS})")
 
 
