@@ -226,12 +226,12 @@ class Admin:
         return Answer(body=self._names.of_topics("rows", lambda topics, version: write_json(topics_document(topics, version))))
 
     def topic_config(self, request: Request) -> Answer:
-        """Return one topic as RocketMQ 5 does; without a type of messages its proxy lets nobody send."""
+        """Return one topic as RocketMQ 5 does. Its proxy sends only messages of the topic's type, which is any here."""
         name = request.text("topic")
         topic = self._names.topic(name)
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        return Answer(body=write_json(topic_fields(topic) | {"attributes": topic.more.get("attributes") or {"message.type": "NORMAL"}}))
+        return Answer(body=write_json(topic_fields(topic) | {"attributes": topic.more.get("attributes") or {"message.type": "MIXED"}}))
 
     def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""

@@ -37,6 +37,7 @@ from pyengine.formats.constants import (
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_COMMIT,
@@ -460,7 +461,14 @@ class Sends:
         except FormatError as error:
             return Answer(codes.MESSAGE_ILLEGAL, f"{TIMER_ILLEGAL} ({error})", REGION)
         message = half_of(message) if sent.is_half else message
-        self._puts.submit(message, lambda result: request.reply(self._answer(result, sent.queue_id)), members)
+        # RocketMQ 5's proxy needs the number of a transaction, which is its message's unique key.
+        more = {"transactionId": sent.properties.get(PROPERTY_UNIQ_KEY, "")} if sent.is_half else {}
+
+        def answer(result: PutResult) -> None:
+            found = self._answer(result, sent.queue_id)
+            request.reply(replace(found, fields={**found.fields, **more}) if more and result.stored else found)
+
+        self._puts.submit(message, answer, members)
         return None
 
     def _timed(self, sent: _Sent, members: Sequence[BatchMember], message: RawMessage) -> RawMessage:

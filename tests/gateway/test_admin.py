@@ -53,7 +53,7 @@ def test_a_tool_of_rocketmq_5_asks_for_one_topic_or_group(served, topic):
     client = served.broker()
     told = json.loads(client.ask(codes.GET_TOPIC_CONFIG, {"topic": topic}).body)
     rows = json.loads(client.ask(codes.GET_ALL_TOPIC_CONFIG).body)["topicConfigTable"]
-    assert told == rows[topic] | {"attributes": {"message.type": "NORMAL"}}
+    assert told == rows[topic] | {"attributes": {"message.type": "MIXED"}}
     assert client.ask(codes.GET_TOPIC_CONFIG, {"topic": "gone"}).code == codes.TOPIC_NOT_EXIST
     told = json.loads(client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "TOOLS_CONSUMER"}).body)
     assert told["groupName"] == "TOOLS_CONSUMER" and told["retryMaxTimes"] == 16

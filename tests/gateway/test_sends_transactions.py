@@ -32,7 +32,7 @@ def prepare(client, topic, body, key, group="payers"):
     """A half message; the fields of its end but for the outcome."""
     text = f"TRAN_MSG\x01true\x02PGROUP\x01{group}\x02UNIQ_KEY\x01{key}\x02WAIT\x01true"
     answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, text, f=4, g=time.time_ns() // 1_000_000), body)
-    assert answer.code == codes.SUCCESS and answer.fields["queueId"] == "1"
+    assert answer.code == codes.SUCCESS and answer.fields["queueId"] == "1" and answer.fields["transactionId"] == key
     return {"producerGroup": group, "tranStateTableOffset": answer.fields["queueOffset"],
             "commitLogOffset": int(answer.fields["msgId"][16:], 16), "fromTransactionCheck": "false", "msgId": key, "transactionId": key}
 

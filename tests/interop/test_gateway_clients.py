@@ -20,7 +20,7 @@ from pyengine.gateway import codes
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.check.report import Severity
 from pyengine.storage.config import load_config
-from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
@@ -71,13 +71,32 @@ def test_messages_sent_in_every_way_are_consumed_once_each(served, clients):
     assert [row["body"] for row in clients.ask("query", topic="all_ways", key="async-7")] == ["async-7"]
 
 
-def test_a_client_of_rocketmq_5_gets_messages_at_their_time_and_by_lite_pulls(served, tmp_path):
+def told_by(program, served, folder) -> list[str]:
+    """The lines of a program of clients5."""
     with available():
         built = build(Path(__file__).parent / "clients5") / "target"
-    told = subprocess.run([needs.java_command(), *FLAGS, f"-Duser.home={tmp_path}", "-cp",
-                           f"{built / 'gateway-clients5.jar'}{os.pathsep}{built / 'lib' / '*'}", "clients5.Later",
-                           f"127.0.0.1:{served.ports[0]}"], capture_output=True, text=True, timeout=scaled_timeout_s(150), cwd=tmp_path)
-    assert told.stdout.strip().splitlines()[-1:] == [f"got 28 early 0 refused {codes.MESSAGE_ILLEGAL}"], told.stdout + told.stderr
+    told = subprocess.run([needs.java_command(), *FLAGS, f"-Duser.home={folder}", "-cp",
+                           f"{built / 'gateway-clients5.jar'}{os.pathsep}{built / 'lib' / '*'}", f"clients5.{program}",
+                           f"127.0.0.1:{served.ports[0]}"], capture_output=True, text=True, timeout=scaled_timeout_s(150), cwd=folder)
+    assert told.returncode == 0, told.stdout + told.stderr
+    return told.stdout.splitlines()
+
+
+def test_a_client_of_rocketmq_5_gets_messages_at_their_time_and_by_lite_pulls(served, tmp_path):
+    assert told_by("Later", served, tmp_path) == [f"got 28 early 0 refused {codes.MESSAGE_ILLEGAL}"]
+
+
+def test_push_consumers_of_rocketmq_5_pop_and_failed_messages_come_again(served, tmp_path):
+    topic, group = "pops5", "pops5_readers"
+    TopicConfigs(served.root).create(TopicConfig(topic, 4, 4))
+    SubscriptionGroups(served.root).put(SubscriptionGroup(group))
+    body = {"topic": topic, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}
+    assert served.broker().ask(codes.SET_MESSAGE_REQUEST_MODE, body=body).code == codes.SUCCESS
+    assert told_by("Pops", served, tmp_path) == ["got 80 twice 0 times {0=70, 1=10}"]
+    with pyengine.open_store(served.root) as store:
+        for name, queues in ((topic, 4), (f"%RETRY%{group}", 1)):
+            ends = {queue_id: store.queue_range(name, queue_id)[1] for queue_id in range(queues)}
+            eventually(lambda: ConsumerOffsets(served.root).read(name, group) == ends, "all are acknowledged")
 
 
 @pytest.mark.ci
