@@ -75,6 +75,7 @@ COUNT_S = 10.0              # between two samples of the counters, as in RocketM
 COUNTS_KEPT_S = 1.0         # greatest age of the engine's counters
 COUNTED_MAX = 10_000        # groups of a topic whose messages are counted
 TOPIC_PUTS, GROUP_GETS, ALL_GETS = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS", ""
+MESSAGE_TYPE, MESSAGE_TYPES = "message.type", ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")  # an attribute of a topic
 Counter = tuple[str, str]   # RocketMQ's name of a statistic, and its key
 
 
@@ -201,15 +202,18 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         wanted = TopicConfig(name, request.integer("readQueueNums", 8), request.integer("writeQueueNums", 8), request.integer("perm", 6),
                              request.flag("order"), topic_sys_flag=request.integer("topicSysFlag", 0))
+        attributes = _attributes(request.frame.fields.get("attributes", ""))
         with self._names.changing_topics() as files:
             topics = files.read().rows
             if name in topics:
+                before = topics[name].more
                 files.update(name, read_queue_nums=wanted.read_queue_nums, write_queue_nums=wanted.write_queue_nums, perm=wanted.perm,
-                             order=wanted.order, topic_sys_flag=wanted.topic_sys_flag)
+                             order=wanted.order, topic_sys_flag=wanted.topic_sys_flag,
+                             more=before if attributes is None else before | {"attributes": attributes})
             elif len(topics) >= TOPICS_OF_TOOLS_MAX:
                 raise UsageError(f"there are {len(topics)} topics already: delete some")
             else:
-                files.create(wanted)
+                files.create(wanted if attributes is None else replace(wanted, more={"attributes": attributes}))
         return Answer()
 
     def delete_topic(self, request: Request) -> Answer:
@@ -231,7 +235,7 @@ class Admin:
         topic = self._names.topic(name)
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        return Answer(body=write_json(topic_fields(topic) | {"attributes": topic.more.get("attributes") or {"message.type": "MIXED"}}))
+        return Answer(body=write_json(topic_fields(topic) | {"attributes": topic.more.get("attributes") or {MESSAGE_TYPE: "MIXED"}}))
 
     def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""
@@ -655,6 +659,20 @@ class Admin:
         """Return the store time of the message at an offset; `without` if there is none."""
         found = [] if offset < 0 else self._reader.get_message(topic, queue_id, offset, 1, level=LEVEL).messages
         return found[0].store_timestamp_ms if found else without
+
+
+def _attributes(text: str) -> dict[str, str] | None:
+    """Return a topic's attributes from RocketMQ 5's text of changes, None for none. UsageError for others than the type of messages."""
+    if not text:
+        return None
+    found: dict[str, str] = {}
+    for change in text.split(","):
+        name, _, value = change.strip().partition("=")
+        if name == f"+{MESSAGE_TYPE}" and value in MESSAGE_TYPES:
+            found[MESSAGE_TYPE] = value
+        elif name != f"-{MESSAGE_TYPE}":
+            raise UsageError(f"the attribute {change[:100]!r} does not exist here: give +{MESSAGE_TYPE}= with {', '.join(MESSAGE_TYPES)}")
+    return found
 
 
 def _why_unused(key: str) -> str:

@@ -139,9 +139,9 @@ class ConfigTable(Generic[Row]):
             if use is StoreUse.CLOSED:
                 require_known_format(self._root)
             table = self._rows(self._file.read_to_change())
-            before = dict(table.rows)
+            before = [(name, row, row.more) for name, row in table.rows.items()]
             yield table
-            if table.rows != before:
+            if [(name, row, row.more) for name, row in table.rows.items()] != before:
                 now_ms = time.time_ns() // 1_000_000
                 self._file.write(self._format.encode(replace(table, counter=table.counter + 1, timestamp_ms=now_ms)))
 

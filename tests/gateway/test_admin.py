@@ -55,6 +55,12 @@ def test_a_tool_of_rocketmq_5_asks_for_one_topic_or_group(served, topic):
     rows = json.loads(client.ask(codes.GET_ALL_TOPIC_CONFIG).body)["topicConfigTable"]
     assert told == rows[topic] | {"attributes": {"message.type": "MIXED"}}
     assert client.ask(codes.GET_TOPIC_CONFIG, {"topic": "gone"}).code == codes.TOPIC_NOT_EXIST
+    for text, kind in (("+message.type=TRANSACTION", "TRANSACTION"), ("", "TRANSACTION"), ("+message.type=FIFO", "FIFO"),
+                       ("-message.type", "MIXED")):
+        assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields(topic, attributes=text)).code == codes.SUCCESS
+        assert json.loads(client.ask(codes.GET_TOPIC_CONFIG, {"topic": topic}).body)["attributes"] == {"message.type": kind}
+    for text in ("+message.type=LITE", "+queue.type=BatchCQ", "message.type", "-"):
+        assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields(topic, attributes=text)).code == codes.SYSTEM_ERROR
     told = json.loads(client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "TOOLS_CONSUMER"}).body)
     assert told["groupName"] == "TOOLS_CONSUMER" and told["retryMaxTimes"] == 16
     assert client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "gone"}).code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
