@@ -1,0 +1,347 @@
+"""RocketMQ 5's messages (`apache.rocketmq.v2`): their classes, and what a message is in a 4.9 store.
+
+The classes are made from rocketmq_v2.proto when the gRPC worker starts. No module is generated: generated ones fit one range of
+protobuf's versions, and their names collide with those of RocketMQ's own client in a program that has both.
+tests/gateway/test_grpc_messages.py compares the classes with that client's descriptors.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
+
+from pyengine.errors import FormatError
+from pyengine.formats.constants import (
+    INTERNAL_PROPERTY_NAMES,
+    KEY_SEPARATOR,
+    PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQ_KEY,
+    RESERVED_PROPERTY_NAMES,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_TRANSACTION_PREPARED,
+)
+from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTIES
+from pyengine.formats.record import Message, decode_message_id, encode_properties, split_keys
+
+PROTO = Path(__file__).with_name("rocketmq_v2.proto")
+GROUP_CHARS_MAX = 64        # of a message group, as in RocketMQ
+ID_CHARS_MAX = 256          # of a message id: clients' have 34
+_PROPERTY_POP_HANDLE, _PROPERTY_POP_TIME, _PROPERTY_BORN_HOST = "POP_CK", "1ST_POP_TIME", "__BORNHOST"
+_PROPERTY_TRACE = "TRACE_CONTEXT"
+_NOT_SENT = INTERNAL_PROPERTY_NAMES | RESERVED_PROPERTY_NAMES | {
+    *TIMER_PROPERTIES, PROPERTY_TIMER_OUT_MS, _PROPERTY_POP_HANDLE, _PROPERTY_POP_TIME, _PROPERTY_BORN_HOST, _PROPERTY_TRACE}
+_SEPARATORS = re.compile("[\0\1\2]")
+_GZIP = b"\x1f\x8b"
+_DECLARATION = re.compile(r"(package|import|message|enum|oneof|service) \"?([\w./]+)\"?")
+_VALUE = re.compile(r"(\w+) = (\d+);")
+_FIELD = re.compile(r"(optional |repeated )?(map<string, string>|[\w.]+) (\w+) = (\d+);")
+_RPC = re.compile(r"rpc (\w+) \((stream )?(\w+)\) returns \((stream )?(\w+)\);")
+_Type = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {name: getattr(_Type, f"TYPE_{name.upper()}") for name in ("string", "bytes", "bool", "int32", "int64", "float")}
+
+
+class CallRefusedError(Exception):
+    """A request is refused; `code` is the name of RocketMQ's code, the text says why."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of the service: the classes of its request and answer, and which of them are streams."""
+
+    request: Any
+    answer: Any
+    is_request_stream: bool
+    is_answer_stream: bool
+
+
+class Schema:
+    """The package: `v2.Status` is the class of a message, `v2.TOPIC_NOT_FOUND` the number of a value, `v2.methods` the service."""
+
+    def __init__(self) -> None:
+        file = read_proto(PROTO.read_text(encoding="ascii"))
+        pool = descriptor_pool.DescriptorPool()
+        for known in (duration_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR):
+            pool.AddSerializedFile(known.serialized_pb)
+        pool.AddSerializedFile(file.SerializeToString())
+        self.descriptor = pool.FindFileByName(file.name)
+        for name, message in self.descriptor.message_types_by_name.items():
+            setattr(self, name, message_factory.GetMessageClass(message))
+        for enum in self.descriptor.enum_types_by_name.values():
+            for value in enum.values:
+                setattr(self, value.name, value.number)
+        service, = self.descriptor.services_by_name.values()
+        self.service: str = service.full_name
+        self.methods = {method.name: Method(
+            message_factory.GetMessageClass(method.input_type), message_factory.GetMessageClass(method.output_type),
+            method.client_streaming, method.server_streaming) for method in service.methods}
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"apache.rocketmq.v2 has no {name}")
+
+
+def read_proto(text: str) -> descriptor_pb2.FileDescriptorProto:
+    """Return what a .proto file declares that has one declaration a line, nothing nested, and no types but the package's and Google's."""
+    file = descriptor_pb2.FileDescriptorProto(name="pyengine/rocketmq_v2.proto", syntax="proto3")
+    lines = [line.partition("//")[0].strip() for line in text.splitlines()]
+    enums = {line.split()[1] for line in lines if line.startswith("enum ")}
+    rest = iter(lines)
+    for line in rest:
+        if (found := _DECLARATION.match(line)) is None:
+            continue
+        kind, name = found.groups()
+        if kind == "package":
+            file.package = name
+        elif kind == "import":
+            file.dependency.append(name)
+        elif kind == "message":
+            _read_message(file.message_type.add(name=name), rest, file.package, enums)
+        elif kind == "enum":
+            file.enum_type.add(name=name).value.extend(
+                descriptor_pb2.EnumValueDescriptorProto(name=value, number=int(number))
+                for value, number in (_matched(_VALUE, each) for each in _block(rest)))
+        else:
+            service = file.service.add(name=name)
+            for each in _block(rest):
+                method, takes_stream, request, gives_stream, answer = _matched(_RPC, each)
+                service.method.add(name=method, input_type=f".{file.package}.{request}", output_type=f".{file.package}.{answer}",
+                                   client_streaming=bool(takes_stream), server_streaming=bool(gives_stream))
+    return file
+
+
+def _read_message(message: descriptor_pb2.DescriptorProto, lines: Iterator[str], package: str, enums: set[str]) -> None:
+    optional = []
+    for line in _block(lines):
+        if (found := _DECLARATION.match(line)) is not None:  # a oneof
+            message.oneof_decl.add(name=found[2])
+            for each in _block(lines):
+                _add_field(message, each, package, enums).oneof_index = len(message.oneof_decl) - 1
+        else:
+            field = _add_field(message, line, package, enums)
+            if field.proto3_optional:
+                optional.append(field)
+    for field in optional:  # each in a oneof of its own, after those of the file
+        field.oneof_index = len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{field.name}")
+
+
+def _add_field(message: descriptor_pb2.DescriptorProto, line: str, package: str, enums: set[str]) -> Any:
+    mark, kind, name, number = _matched(_FIELD, line)
+    is_map = kind.startswith("map")
+    field = message.field.add(name=name, number=int(number), label=_Type.LABEL_REPEATED if is_map or mark == "repeated " else
+                              _Type.LABEL_OPTIONAL, proto3_optional=mark == "optional ")
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
+    elif is_map:
+        entry = message.nested_type.add(name="".join(word.title() for word in name.split("_")) + "Entry")
+        entry.options.map_entry = True
+        for at, part in enumerate(("key", "value"), 1):
+            entry.field.add(name=part, number=at, label=_Type.LABEL_OPTIONAL, type=_Type.TYPE_STRING)
+        field.type, field.type_name = _Type.TYPE_MESSAGE, f".{package}.{message.name}.{entry.name}"
+    else:
+        field.type = _Type.TYPE_ENUM if kind in enums else _Type.TYPE_MESSAGE
+        field.type_name = f".{kind}" if "." in kind else f".{package}.{kind}"
+    return field
+
+
+def _block(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the lines up to a closing brace."""
+    for line in lines:
+        if line == "}":
+            return
+        if line:
+            yield line
+
+
+def _matched(pattern: re.Pattern[str], line: str) -> tuple[Any, ...]:
+    found = pattern.fullmatch(line)
+    if found is None:
+        raise ValueError(f"{PROTO.name}: {line!r} is not understood")
+    return found.groups()
+
+
+# ---- a message that is sent ----------------------------------------------------------
+
+
+class Translator:
+    """Translates messages between RocketMQ 5's form and the remoting protocol's."""
+
+    def __init__(self, v2: Schema, broker_name: str, body_bytes_max: int) -> None:
+        self._v2 = v2
+        self._broker_name = broker_name
+        self._body_bytes_max = body_bytes_max
+
+    def send_fields(self, message: Any, topic: str, queue_id: int) -> dict[str, str]:
+        """Return the header of a send (310) of this message; CallRefusedError."""
+        system = message.system_properties
+        self._check_body(message)
+        sys_flag = SYS_FLAG_COMPRESSED if system.body_encoding == self._v2.GZIP else 0
+        properties = self._properties_of(message)
+        if system.message_type == self._v2.TRANSACTION:
+            sys_flag |= SYS_FLAG_TRANSACTION_PREPARED
+            properties |= {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: topic}
+            if system.HasField("orphaned_transaction_recovery_duration"):
+                properties[PROPERTY_CHECK_IMMUNITY_TIME] = str(system.orphaned_transaction_recovery_duration.seconds)
+        born_ms = time_ms(system.born_timestamp) or time.time_ns() // 1_000_000
+        return {"a": topic, "b": topic, "d": "4", "e": str(queue_id), "f": str(sys_flag), "g": str(born_ms), "h": "0",
+                "i": encode_properties(properties), "j": "0", "k": "false", "m": "false"}
+
+    def _check_body(self, message: Any) -> None:
+        body, digest = message.body, message.system_properties.body_digest
+        if not body:
+            raise CallRefusedError("MESSAGE_BODY_EMPTY", "the body is empty: RocketMQ stores no message without one")
+        if len(body) > self._body_bytes_max:
+            raise CallRefusedError("MESSAGE_BODY_TOO_LARGE", f"a body of {len(body)} bytes: at most {self._body_bytes_max} "
+                                                         "(max_message_size_bytes)")
+        if digest.checksum and digest.checksum.upper() not in self._digests(digest.type, body):
+            raise CallRefusedError("MESSAGE_CORRUPTED", f"the body's digest is not {digest.checksum[:40]}: it was damaged on its way")
+
+    def _digests(self, kind: int, body: bytes) -> tuple[str, ...]:
+        """Return the right digests of this kind: clients write a CRC32 in different forms."""
+        if kind == self._v2.CRC32:
+            crc = zlib.crc32(body)
+            return f"{crc:X}", f"{crc:08X}", str(crc)
+        if kind not in (self._v2.MD5, self._v2.SHA1):
+            raise CallRefusedError("BAD_REQUEST", f"the kind of digest {kind} is not known")
+        return (hashlib.new("md5" if kind == self._v2.MD5 else "sha1", body, usedforsecurity=False).hexdigest().upper(),)
+
+    def _properties_of(self, message: Any) -> dict[str, str]:
+        system, kind = message.system_properties, message.system_properties.message_type
+        properties = dict(message.user_properties)
+        for name, value in properties.items():
+            if name in RESERVED_PROPERTY_NAMES or name in INTERNAL_PROPERTY_NAMES:
+                raise CallRefusedError("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name} is RocketMQ's own: take another name")
+            if not name or _SEPARATORS.search(name) or _SEPARATORS.search(value):
+                raise CallRefusedError("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name!r} is empty, or has a byte 0, 1 or 2")
+        if not system.message_id.strip() or len(system.message_id) > ID_CHARS_MAX or _SEPARATORS.search(system.message_id):
+            raise CallRefusedError("ILLEGAL_MESSAGE_ID", f"a message id has 1 to {ID_CHARS_MAX} characters")
+        properties[PROPERTY_UNIQ_KEY] = system.message_id
+        if system.HasField("tag"):
+            if not system.tag.strip() or "|" in system.tag or _SEPARATORS.search(system.tag):
+                raise CallRefusedError("ILLEGAL_MESSAGE_TAG", "a tag is not blank and has no | and no byte 0, 1 or 2")
+            properties[PROPERTY_TAGS] = system.tag
+        if system.keys:
+            if any(not key.strip() or _SEPARATORS.search(key) for key in system.keys):
+                raise CallRefusedError("ILLEGAL_MESSAGE_KEY", "a key is not blank and has no byte 0, 1 or 2")
+            properties[PROPERTY_KEYS] = KEY_SEPARATOR.join(system.keys)
+        if system.HasField("trace_context") and not _SEPARATORS.search(system.trace_context):
+            properties[_PROPERTY_TRACE] = system.trace_context
+        if sum((system.HasField("message_group"), system.HasField("delivery_timestamp"), kind == self._v2.TRANSACTION)) > 1:
+            raise CallRefusedError("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
+                               "a message has a message group, or a delivery time, or belongs to a transaction")
+        if system.HasField("message_group"):
+            if not system.message_group.strip() or len(system.message_group) > GROUP_CHARS_MAX or _SEPARATORS.search(system.message_group):
+                raise CallRefusedError("ILLEGAL_MESSAGE_GROUP", f"a message group has 1 to {GROUP_CHARS_MAX} characters and is not blank")
+            properties[PROPERTY_SHARDING_KEY] = system.message_group
+        if system.HasField("delivery_timestamp"):
+            deliver_ms = time_ms(system.delivery_timestamp)
+            if deliver_ms - time.time_ns() // 1_000_000 > DELIVER_AT_DAYS_MAX * 86_400_000:
+                raise CallRefusedError("ILLEGAL_DELIVERY_TIME", f"a delivery time is at most {DELIVER_AT_DAYS_MAX} days ahead")
+            properties[PROPERTY_TIMER_DELIVER_MS] = str(deliver_ms)
+        return properties
+
+    # ---- a message that is received ---------------------------------------------------
+
+    def received(self, record: Message, topic: Any, *, handle: str = "", attempt: int = 1) -> Any:
+        """Return RocketMQ 5's form of a record, of this topic (a Resource)."""
+        v2, properties, body = self._v2, record.properties, record.body
+        message = v2.Message(topic=topic)
+        system = message.system_properties
+        encoding = v2.IDENTITY
+        if record.sys_flag & SYS_FLAG_COMPRESSED:
+            if body.startswith(_GZIP):
+                encoding = v2.GZIP
+            else:  # by a client of 4.9 or Python, in zlib's format
+                try:
+                    body = record.content
+                except FormatError:
+                    encoding = v2.GZIP
+        message.body = body
+        system.body_encoding = encoding
+        # MD5: clients disagree about how a CRC32 is written, and discard one message of 16.
+        system.body_digest.type = v2.MD5
+        system.body_digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+        for name, value in properties.items():
+            if name not in _NOT_SENT:
+                message.user_properties[name] = value
+        system.message_id = record.uniq_key or record.msg_id
+        system.message_type = self._type_of(properties)
+        set_time(system.born_timestamp, record.born_timestamp_ms)
+        set_time(system.store_timestamp, record.store_timestamp_ms)
+        system.born_host, system.store_host = record.born_host.rpartition(":")[0], record.store_host
+        system.queue_id, system.queue_offset, system.delivery_attempt = record.queue_id, record.queue_offset, attempt
+        if record.tags:
+            system.tag = record.tags
+        system.keys.extend(split_keys(record.keys))
+        if handle:
+            system.receipt_handle = handle
+        if group := properties.get(PROPERTY_SHARDING_KEY):
+            system.message_group = group
+        if trace := properties.get(_PROPERTY_TRACE):
+            system.trace_context = trace
+        deliver_at = properties.get(PROPERTY_TIMER_DELIVER_MS) or properties.get(PROPERTY_TIMER_OUT_MS) or ""
+        if deliver_at.isascii() and deliver_at.isdecimal() and len(deliver_at) < 16:
+            set_time(system.delivery_timestamp, int(deliver_at))
+        return message
+
+    def _type_of(self, properties: dict[str, str]) -> int:
+        v2 = self._v2
+        if properties.get(PROPERTY_TRANSACTION_PREPARED) == "true":
+            return int(v2.TRANSACTION)
+        if PROPERTY_DELAY in properties or PROPERTY_TIMER_OUT_MS in properties or any(name in properties for name in TIMER_PROPERTIES):
+            return int(v2.DELAY)
+        return int(v2.FIFO if PROPERTY_SHARDING_KEY in properties else v2.NORMAL)
+
+    def handle(self, record: Message, popped: Mapping[str, str]) -> str:
+        """Return the receipt handle of a record of a pop's answer with these fields, in RocketMQ's form."""
+        retry = "1" if record.topic.startswith("%RETRY%") else "0"
+        at = record.queue_offset
+        return (f"{at} {popped.get('popTime', '0')} {popped.get('invisibleTime', '0')} {popped.get('reviveQid', '0')} {retry} "
+                f"{self._broker_name} {record.queue_id} {at} {record.physical_offset}")
+
+    def recall_handle(self, message: Any, topic: str) -> str:
+        """Return the handle by which a client names a delayed message that it has sent, in RocketMQ's form."""
+        system = message.system_properties
+        text = f"v1 {topic} {self._broker_name} {time_ms(system.delivery_timestamp)} {system.message_id}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def time_ms(stamp: Any) -> int:
+    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)
+
+
+def set_time(stamp: Any, ms: int) -> None:
+    stamp.seconds, stamp.nanos = ms // 1000, ms % 1000 * 1_000_000
+
+
+def transaction_id(offset_msg_id: str, queue_offset: str) -> str:
+    """Return the id by which a client ends a transaction: where its half message is, so that no process must remember it."""
+    return f"{decode_message_id(offset_msg_id)[1]:x}-{int(queue_offset):x}"
+
+
+def transaction_fields(text: str) -> dict[str, str]:
+    """Return the fields of an END_TRANSACTION (37) by such an id; CallRefusedError for another text."""
+    found = re.fullmatch(r"([0-9a-f]{1,15})-([0-9a-f]{1,15})", text)
+    if found is None:
+        raise CallRefusedError("INVALID_TRANSACTION_ID", f"{text[:100]!r} is no transaction's id: give that of the answer to its send")
+    return {"commitLogOffset": str(int(found[1], 16)), "tranStateTableOffset": str(int(found[2], 16))}
