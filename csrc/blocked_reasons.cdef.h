@@ -4,7 +4,7 @@
  * supervisor the workers that it must restart); any process reads, and none depends on it. Blocks on: nothing. After a
  * crash: the dead worker's text stays until its successor is ready.
  */
-#define MS_BLOCKED_REASONS_LAYOUT_VERSION 2
+#define MS_BLOCKED_REASONS_LAYOUT_VERSION 3
 #define MS_BLOCKED_REASON_BYTES 504
 
 struct ms_blocked_reason {

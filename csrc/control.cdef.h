@@ -10,7 +10,7 @@
  * lines, because the prefetcher loads adjacent lines in pairs).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 13
+#define MS_CONTROL_LAYOUT_VERSION 14
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -21,7 +21,7 @@
 #define MS_ARRIVAL_SLOTS 1024
 
 /* Kinds of worker; the numbers are in shared memory and in lock bytes. Their names: pyengine/ipc/shared_objects.py. */
-#define MS_WORKER_KINDS 11
+#define MS_WORKER_KINDS 12
 #define MS_SUPERVISOR 0
 #define MS_WRITER 1
 #define MS_COMMITTER 2
@@ -33,6 +33,7 @@
 #define MS_SCHEDULER 8
 #define MS_REPLICATOR 9
 #define MS_GATEWAY 10
+#define MS_GRPC 11
 
 /* State of the store. */
 #define MS_STATE_STOPPED 0
@@ -111,7 +112,8 @@ struct ms_identity {
     uint32_t min_in_sync_replicas; /* slaves that must have a byte before it is confirmed */
     uint32_t replicates;         /* 1: a replicator runs */
     int64_t created_boot_ns;     /* CLOCK_BOOTTIME at created_ms: shows whether the wall clock was set since */
-    int8_t pad[48];
+    uint32_t grpc;               /* 1: a gRPC worker runs */
+    int8_t pad[44];
 };
 
 struct ms_state {

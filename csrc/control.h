@@ -18,4 +18,4 @@ _Static_assert(sizeof(struct ms_pool_buffer) == MS_LINE_BYTES, "pool buffer: one
 _Static_assert(sizeof(struct ms_latch) == MS_LINE_BYTES, "latch: one line");
 _Static_assert(offsetof(struct ms_commit_slot, sessions) == MS_LINE_BYTES, "slot header: one line");
 _Static_assert(offsetof(struct ms_undo, old_offset) == MS_LINE_BYTES, "undo header: one line");
-_Static_assert(MS_GATEWAY == MS_WORKER_KINDS - 1, "the last kind of worker: both are raised with a new one");
+_Static_assert(MS_GRPC == MS_WORKER_KINDS - 1, "the last kind of worker: both are raised with a new one");

@@ -8,7 +8,7 @@
  * A worker takes its times once a pass or round, when it reads the clock anyway. What takes `threshold_ns` or more becomes
  * a stall, with its phases, the kernel's counters of the process since they were last read (the window), and a cause.
  */
-#define MS_RECORDER_LAYOUT_VERSION 1
+#define MS_RECORDER_LAYOUT_VERSION 2
 #define MS_STALLS 128
 #define MS_STALL_MINUTES 60
 #define MS_STALL_NS 5000000

@@ -206,12 +206,12 @@ class EngineConfig:
         "127.0.0.1", "Address that the gateway listens at.",
         group="gateway")
     gateway_namesrv_port: int = setting(
-        9876, "Port of the gateway's name server; 0: any.", low=0, high=65_535, group="gateway")
+        9876, "Port of its name server; 0: any.", low=0, high=65_535, group="gateway")
     gateway_broker_port: int = setting(
-        10_911, "Port of the gateway's broker, which also serves at this port less 2; 0: any.", low=0, high=65_535,
+        10_911, "Port of its broker, which also serves at this port less 2; 0: any.", low=0, high=65_535,
         group="gateway")
     gateway_advertised_host: str = setting(
-        "", "Address of the gateway in routes and message ids. Empty: the one that it listens at.", key="brokerIP1",
+        "", "Its address in routes and message ids. Empty: where it listens.", key="brokerIP1",
         group="gateway")
     broker_name: str = setting(
         "broker-a", "Name of the gateway's broker in routes.", key="brokerName", group="gateway")
@@ -233,7 +233,7 @@ class EngineConfig:
     auto_create_subscription_group: bool = setting(
         True, "A client of an unknown group creates it.", key="autoCreateSubscriptionGroup", group="gateway")
     gateway_connections_max: int = setting(
-        1024, "Most connections to the gateway at a time.", low=1, high=65_536, group="gateway")
+        1024, "Most connections at a time.", low=1, high=65_536, group="gateway")
     gateway_address_connections_max: int = setting(
         0, "Most connections from one address; 0: half of gateway_connections_max.",
         low=0, high=65_536, group="gateway")
@@ -243,8 +243,8 @@ class EngineConfig:
     gateway_frame_max_bytes: int = setting(
         16 << 20, "Longest request; a longer one closes its connection.", unit="bytes", low=65_536, high=1 << 30, group="gateway")
     gateway_connection_max_bytes: int = setting(
-        32 << 20, "Most bytes that wait for one connection; then the gateway reads no more from it, and closes it if the "
-        "client does not read.", unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
+        32 << 20, "Most bytes that wait for one connection; then it is not read, and closed if its client does not read.",
+        unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
     gateway_memory_max_bytes: int = setting(
         256 << 20, "Most bytes that wait for all; above it connections that hold much are closed.", unit="bytes",
         low=1 << 20, high=1 << 40, group="gateway")
@@ -255,17 +255,25 @@ class EngineConfig:
     gateway_acl_file: str = setting(
         "config/plain_acl.yml", "The access list, mode 600, relative to the store.", group="gateway")
     gateway_tls_mode: str = setting(
-        "disabled", "Whether the gateway's ports take TLS: no, beside plain connections, or only.",
+        "disabled", "Whether the ports take TLS: no, too, or only; gRPC's only, unless disabled.",
         choices=("disabled", "permissive", "enforcing"), group="gateway")
     gateway_tls_cert_file: str = setting(
         "", "The gateway's certificate with those up to its CA, as PEM, relative to the store.", group="gateway")
     gateway_tls_key_file: str = setting(
         "", "Its private key, as PEM without a password, with mode 600.", group="gateway")
     gateway_tls_client_ca_file: str = setting(
-        "", "Certificates of the CAs of clients, as PEM.", group="gateway")
+        "", "CAs of clients, as PEM.", group="gateway")
     gateway_tls_client_auth: str = setting(
         "none", "Whether a client needs one: no, only a valid one if any, or yes.",
         choices=("none", "optional", "require"), group="gateway")
+    grpc_enable: bool = setting(
+        False, "Serve RocketMQ 5's clients by gRPC, and run the gateway; needs `pyengine-store[grpc]`.", group="gateway")
+    grpc_listen_host: str = setting(
+        "127.0.0.1", "Where gRPC listens.", group="gateway")
+    grpc_port: int = setting(
+        8081, "Its port; 0: any.", low=0, high=65_535, group="gateway")
+    grpc_calls_max: int = setting(
+        4096, "Most calls at a time.", low=1, high=1 << 20, group="gateway")
 
     # -- queues, index, recovery
     message_index_enable: bool = setting(
@@ -376,6 +384,10 @@ class EngineConfig:
         _check_host(self.store_host)
         self._check_replication()
         self._check_tls()
+        if self.grpc_enable and not self.gateway_enable:
+            if "gateway_enable" in self.origins:
+                raise ConfigError("grpc_enable needs the gateway, which serves its requests: leave out gateway_enable=false")
+            object.__setattr__(self, "gateway_enable", True)
         self._check_cluster()
         parse_delay_levels(self.message_delay_level)
         delete_hours(self.delete_when)
@@ -625,6 +637,10 @@ class EngineSettings(TypedDict, total=False):
     gateway_tls_key_file: str
     gateway_tls_client_ca_file: str
     gateway_tls_client_auth: str
+    grpc_enable: bool | str
+    grpc_listen_host: str
+    grpc_port: int | str
+    grpc_calls_max: int | str
     message_index_enable: bool | str
     flush_interval_consume_queue_ms: int | str
     enable_consume_queue_ext: bool | str

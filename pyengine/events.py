@@ -99,6 +99,7 @@ class Event(Enum):
                      "Stop one of the two at once, and start it as the other's slave.")
     # ---- the gateway ----
     GATEWAY_LISTENS = (INFO, "The gateway takes clients at these addresses.", NOTHING)
+    GRPC_LISTENS = (INFO, "Clients of RocketMQ 5 are taken at this address.", NOTHING)
     GATEWAY_ACCESS = (INFO, "The gateway has read its access list or its certificate.", NOTHING)
     NAME_SERVER_JOINED = (INFO, "The gateway is registered with a name server.", NOTHING)
     NAME_SERVER_LOST = (WARNING, "The gateway is not registered with a name server; it tries again.", "Look at that host and the network.")

@@ -9,9 +9,7 @@ those messages are delivered again. The supervisor stops it first.
 from __future__ import annotations
 
 import asyncio
-import resource
 import sys
-from collections.abc import Callable
 
 from pyengine.client.producer import connect_with
 from pyengine.engine import worker
@@ -28,29 +26,15 @@ OWN_DESCRIPTORS = 512  # for the store's files and memory, in addition to one fo
 def serve(attached: worker.Worker) -> None:
     """Serve clients until the supervisor stops this worker."""
     each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
-    raise_descriptors(attached.config.gateway_connections_max * each + OWN_DESCRIPTORS)
+    worker.raise_descriptors(attached.config.gateway_connections_max * each + OWN_DESCRIPTORS)
     with LiveStoreReader(attached.root, attached.config) as reader:
         gateway = Gateway(reader, attached.config,
                           lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report,
                           memory=attached.memory)
-
-        def wake_by(wake: Callable[[], None]) -> None:
-            attached.on_signal = wake
-
         try:
-            asyncio.run(serve_clients(
-                gateway, must_listen=attached.incarnation == 1, must_stop=lambda: attached.stopping, heartbeat=attached.heartbeat,
-                ready=attached.ready, blocked=attached.set_blocked_reason, wake_by=wake_by))
+            asyncio.run(serve_clients(gateway, **attached.callbacks()))
         except OSError as error:
             raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error
-
-
-def raise_descriptors(wanted: int) -> None:
-    """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from shapes import Picture
 SIZE = (760, 430)
 ALT = """Producers write into submission rings, one for each. The writer appends what is in them to the log; with the pool the committer
 moves the bytes into the files; the flusher syncs them; the reputter enters them into queues and index, which wakes consumers. Allocator,
-checkpointer, cleaner and scheduler work beside them, replicator and gateway if they are configured. The supervisor recovers, starts,
+checkpointer, cleaner and scheduler work beside them, replicator, gateway and gRPC if they are configured. The supervisor recovers, starts,
 watches and restarts them all, the fork server forks them. Spark reads the files and shares nothing."""
 
 
@@ -21,8 +21,8 @@ def draw(p: Picture) -> None:
             ("allocator", 16, 246, 136, "next segment"), ("checkpointer", 162, 246, 136, "syncs queues"),
             ("cleaner", 308, 246, 136, "deletes old files"),
             ("scheduler", 454, 246, 136, "delayed messages"), ("replicator", 16, 308, 136, "log to slaves"),
-            ("gateway", 162, 308, 136, "RocketMQ's clients")):
-        fill = "yellow" if name in ("replicator", "gateway") else "green"
+            ("gateway", 162, 308, 136, "RocketMQ's clients"), ("grpc", 308, 308, 136, "RocketMQ 5's clients")):
+        fill = "yellow" if name in ("replicator", "gateway", "grpc") else "green"
         boxes[name] = p.box(x, y, width, 52 if len(lines) < 2 else 62, name, *lines, fill=fill, dashed=name == "committer")
     if set(boxes) != {kind.name for kind in KINDS}:
         raise ValueError("the kinds of workers are not those of pyengine/engine/kinds.py")

@@ -36,7 +36,7 @@ RECOVERY_START_S = 0.5             # processes and locks, before and after the r
 OBJECTS_BYTES = 2 << 20            # control block, statistics, recorder and the other objects in shared memory
 QUEUE_SLOT_BYTES = 512             # of a queue in shared memory; the table doubles when it is full
 PROCESS_BYTES = 16 << 20           # of a worker's own memory, without what it maps
-PROCESSES = 9                      # supervisor, fork server and the workers of an engine without pool, slaves and gateway
+PROCESSES = 9                      # supervisor, fork server and the workers of an engine without pool, slaves, gateway and gRPC
 DESCRIPTORS = 48                   # of the process that holds most; a producer, a pool buffer and an open queue take one each
 MEASURED_BYTES = 32 << 20          # of log, to see how fast it is read
 
@@ -121,6 +121,7 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
     reread = min(log, max(segment + math.ceil(load.bytes_per_s * CHECKPOINT_S), read_by_start))
     pool_buffers = config.transient_store_pool_size if config.pool_enabled else 0
     connections, connections_bytes = (config.gateway_connections_max, config.gateway_memory_max_bytes) if config.gateway_enable else (0, 0)
+    processes = PROCESSES + config.pool_enabled + config.replicates + config.gateway_enable + config.grpc_enable
     return Plan(
         record_bytes=load.record_bytes, log_bytes_per_day=math.ceil(per_day), kept_s=kept_s, messages=messages, log_bytes=log,
         queue_bytes=queue, index_bytes=index,
@@ -128,7 +129,7 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
         disk_bytes=disk, length_bytes=length,
         file_system_bytes=math.ceil(disk / (config.disk_max_used_space_ratio / 100)),
         shared_memory_bytes=shared_memory_bytes(config, load.producers, load.queues),
-        process_bytes=(PROCESSES + config.pool_enabled + config.replicates + config.gateway_enable) * PROCESS_BYTES + connections_bytes,
+        process_bytes=processes * PROCESS_BYTES + connections_bytes,
         page_cache_bytes=math.ceil(load.bytes_per_s * load.lag_s) + first.log_bytes,
         descriptors=DESCRIPTORS + load.queues + max(load.producers + pool_buffers, connections),
         recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s),

@@ -282,7 +282,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId) -> EngineId
         dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),
         slave_timeout_ms=config.slave_timeout_ms, ha_slave_fallbehind_max_bytes=config.ha_slave_fallbehind_max_bytes,
         min_in_sync_replicas=config.min_in_sync_replicas, replicates=int(config.replicates),
-        gateway=int(config.gateway_enable))
+        gateway=int(config.gateway_enable), grpc=int(config.grpc_enable))
 
 
 def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:

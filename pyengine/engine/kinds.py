@@ -33,7 +33,8 @@ class Kind:
     """One kind of worker.
 
     `number` identifies it in shared memory and is its byte in the lock file. `modes` are the write paths in which it runs;
-    `replicating`: it runs only if the store replicates; `serving`: only if the engine serves RocketMQ clients.
+    `replicating`: it runs only if the store replicates; `serving`: only if the engine serves RocketMQ clients;
+    `serving_grpc`: only if it serves those of RocketMQ 5 by gRPC too.
     `stop_rank`: an orderly stop takes the kinds by ascending rank, and each finishes what the earlier ones have published.
     A worker whose heartbeat is older than `heartbeat_timeout_s` is killed and restarted; the timeout is longer for workers
     that sync, since disks stall.
@@ -45,11 +46,12 @@ class Kind:
     modes: frozenset[int] = EVERY_MODE
     replicating: bool = False
     serving: bool = False
+    serving_grpc: bool = False
 
     @property
     def on_network(self) -> bool:
         """Whether it uses the network: listens, or connects to another host."""
-        return self.replicating or self.serving
+        return self.replicating or self.serving or self.serving_grpc
 
     @property
     def name(self) -> str:
@@ -71,7 +73,8 @@ KINDS = (
     Kind(native.SCHEDULER, stop_rank=8, heartbeat_timeout_s=120.0),  # after the flusher, so that it can note its last puts
     Kind(native.CLEANER, stop_rank=0, heartbeat_timeout_s=120.0),
     Kind(native.REPLICATOR, stop_rank=3, heartbeat_timeout_s=120.0, replicating=True),  # after the committer: slaves get all
-    Kind(native.GATEWAY, stop_rank=-1, serving=True),  # first, so that the last puts of its clients are answered
+    Kind(native.GATEWAY, stop_rank=-1, serving=True),  # before the writer, so that the last puts of its clients are answered
+    Kind(native.GRPC, stop_rank=-2, serving_grpc=True),  # likewise before the gateway
 )
 
 RESTART_PAUSE_S_STEP = 0.1
@@ -79,15 +82,15 @@ RESTART_PAUSE_S_MAX = 10.0
 HEALTHY_AFTER_S = 10.0  # the crashes of a worker that lived this long are no longer counted
 
 
-def kinds_for(mode: int, replicates: bool, serves: bool = False) -> tuple[Kind, ...]:
-    """The kinds that run in a write path, with or without replication and a gateway, in the order of starting."""
-    return tuple(kind for kind in KINDS
-                 if mode in kind.modes and (replicates or not kind.replicating) and (serves or not kind.serving))
+def kinds_for(mode: int, replicates: bool, serves: bool = False, serves_grpc: bool = False) -> tuple[Kind, ...]:
+    """The kinds that run in a write path, with or without replication, gateway and gRPC, in the order of starting."""
+    return tuple(kind for kind in KINDS if mode in kind.modes and (replicates or not kind.replicating)
+                 and (serves or not kind.serving) and (serves_grpc or not kind.serving_grpc))
 
 
 def kinds_of(identity: EngineIdentity) -> tuple[Kind, ...]:
     """Return the kinds that run in the engine with this identity, in the order of starting."""
-    return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
+    return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway), bool(identity.grpc))
 
 
 def restart_pause_s(crashes: int) -> float:

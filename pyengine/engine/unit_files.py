@@ -259,7 +259,8 @@ def runs(kind_name: str, root: Path) -> bool:
     except EngineError:
         pass
     config = load_config(root, {})
-    return any(kind.name == kind_name for kind in kinds_for(MODE_NUMBERS[config.mode], config.replicates, config.gateway_enable))
+    kinds = kinds_for(MODE_NUMBERS[config.mode], config.replicates, config.gateway_enable, config.grpc_enable)
+    return any(kind.name == kind_name for kind in kinds)
 
 
 def why_not_up(name: str, root: Path) -> list[str]:

@@ -24,10 +24,12 @@ import argparse
 import errno
 import faulthandler
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pyengine.engine.kinds import KINDS, WorkerExit, begin_process
 from pyengine.engine.log_file import LogFile, log_event, notify, pause_before_restart, watchdog_interval_s
@@ -105,6 +107,14 @@ class Worker:
     def stopping(self) -> bool:
         """Whether to finish and end: a signal came, the names were removed, or another engine took over the store."""
         return self._stop_requested or self.memory.retired
+
+    def callbacks(self) -> dict[str, Any]:
+        """Return what serves clients in an event loop (gateway.serve) needs of its worker."""
+        def wake_by(wake: Callable[[], None]) -> None:
+            self.on_signal = wake
+
+        return {"must_listen": self.incarnation == 1, "must_stop": lambda: self.stopping, "heartbeat": self.heartbeat,
+                "ready": self.ready, "blocked": self.set_blocked_reason, "wake_by": wake_by}
 
     def ready(self) -> None:
         """Tell the supervisor, and systemd if it started this worker, that the worker is ready."""
@@ -368,6 +378,14 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
     finally:
         worker.close(failed=not served)
     return WorkerExit.CLEAN
+
+
+def raise_descriptors(wanted: int) -> None:
+    """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def may_pass(error: BaseException) -> bool:

@@ -147,6 +147,21 @@ class AccessList:
             return ""
         return _missing_right(account, frame.code, needed)
 
+    def call_fault(self, key: str, signed: str, signature_hex: str, host: str) -> str:
+        """Return why a call of RocketMQ 5 from this address is not its account's, "" if it is: it signs its time alone."""
+        rules = self._rules
+        if any(addresses.match(host) for addresses in rules.white):
+            return ""
+        if not key:
+            return "No accessKey is configured"
+        account = rules.accounts.get(key)
+        if account is None:
+            return f"No acl config for {key}"
+        right = hmac.digest(account.secret, signed.encode(), "sha1").hex()
+        if not account.white.match(host) and not hmac.compare_digest(right.encode(), signature_hex.lower().encode()):
+            return f"Check signature failed for accessKey={key}"
+        return ""
+
     def _needed(self, frame: Frame) -> dict[str, int]:
         """Return the rights that a request needs, by topic and by retry topic for a group.
 

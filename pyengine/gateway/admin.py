@@ -60,7 +60,7 @@ from pyengine.storage.config import (
     set_durably,
     settings_to_set,
 )
-from pyengine.storage.config_table import GROUPS_FORMAT, TopicConfig
+from pyengine.storage.config_table import CONSUME_ORDERLY, GROUPS_FORMAT, TopicConfig
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.file_system import measure
 
@@ -269,7 +269,10 @@ class Admin:
             groups = files.read().rows
             if name not in groups and len(groups) >= GROUPS_MAX:
                 raise UsageError(f"there are {len(groups)} groups already: delete some")
-            files.put(replace(group, more=groups[name].more if name in groups else {}))  # the request's may have any length
+            more = groups[name].more if name in groups else {}  # not the request's, which may have any length
+            if isinstance(is_ordered := fields.get(CONSUME_ORDERLY), bool):
+                more = more | {CONSUME_ORDERLY: is_ordered}
+            files.put(replace(group, more=more))
         return Answer()
 
     async def delete_group(self, request: Request) -> Answer:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
@@ -283,9 +283,19 @@ LISTEN_RETRY_S = 1.0
 HEARTBEAT_INTERVAL_S = 0.25
 
 
-async def serve(gateway: Gateway, *, must_listen: bool, must_stop: Callable[[], bool], heartbeat: Callable[[], None],
+class Server(Protocol):
+    """What serve() runs: this gateway, or the gRPC worker's server."""
+
+    async def start(self) -> object:
+        """Begin to listen and serve; OSError if a port or a certificate is not available."""
+
+    async def close(self) -> None:
+        """End in order."""
+
+
+async def serve(gateway: Server, *, must_listen: bool, must_stop: Callable[[], bool], heartbeat: Callable[[], None],
                 ready: Callable[[], None], blocked: Callable[[str], None], wake_by: Callable[[Callable[[], None]], None]) -> None:
-    """Run a gateway until `must_stop`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
+    """Run a server until `must_stop`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
     second and passes the reason to `blocked`. It calls `ready` once at the beginning, `heartbeat` several times a second.
     `wake_by` takes a function for signal handlers, with which a stop need not wait for the next heartbeat."""
     loop, is_woken = asyncio.get_running_loop(), asyncio.Event()
@@ -314,7 +324,7 @@ async def serve(gateway: Gateway, *, must_listen: bool, must_stop: Callable[[], 
         await gateway.close()
 
 
-async def _listen(gateway: Gateway, must_listen: bool, blocked: Callable[[str], None]) -> None:
+async def _listen(gateway: Server, must_listen: bool, blocked: Callable[[str], None]) -> None:
     while True:
         try:
             await gateway.start()

@@ -73,6 +73,12 @@ class TlsHandler:
         self._context, self._stamps = context, stamps
         return f"the certificate in {self._certificate} counts for new connections"
 
+    def read(self) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Return key and certificate, and the CAs of clients if they are asked for one, as gRPC takes them; after reload()."""
+        assert self._certificate is not None and self._key is not None
+        authorities = None if self._client_ca is None or self._auth == "none" else read_small_file(self._client_ca, CA_BYTES_MAX)
+        return [(self._key.read_bytes(), self._certificate.read_bytes())], authorities
+
     def close(self) -> None:
         """Close the connections that have sent nothing yet."""
         for task in list(self.tasks):

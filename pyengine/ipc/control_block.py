@@ -106,6 +106,7 @@ class EngineIdentity:
     min_in_sync_replicas: int = 1
     replicates: int = 0
     gateway: int = 0
+    grpc: int = 0
     created_boot_ns: int = 0
 
     def write(self, block: ms_identity) -> None:

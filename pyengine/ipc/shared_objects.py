@@ -18,6 +18,7 @@
 | `session-<epoch>-<slot>-<generation>` | one producer's ring | that producer and the writer |
 | `side-<epoch>-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
 | `socket` | where sessions are opened | supervisor |
+| `gateway.sock` | where the gateway takes connections of the gRPC worker | gateway |
 
 Next to the folder is `pyengine-<id>.spark-sink`, an empty file on whose bytes tasks of Spark's sink hold locks. It is removed
 with the folder or, if a task holds a lock then, when that task ends.
@@ -71,7 +72,7 @@ DEFAULT_SHM_DIRECTORY = "/dev/shm"
 
 # The names of the worker kinds, by their number in shared memory (MS_WORKER_KINDS in csrc/control.cdef.h).
 KIND_NAMES = ("supervisor", "writer", "committer", "flusher", "reputter", "allocator", "checkpointer",
-              "cleaner", "scheduler", "replicator", "gateway")
+              "cleaner", "scheduler", "replicator", "gateway", "grpc")
 
 
 # Those with a named semaphore. The writer has none: producers wake it, and must not be able to write what it waits on.

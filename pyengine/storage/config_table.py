@@ -293,6 +293,7 @@ TOPICS_FORMAT = RowFormat(TOPICS_NAME, "topicConfigTable", TopicConfig, {
 
 GROUPS_NAME = "subscriptionGroup.json"
 RETRY_MAX_TIMES = 16
+CONSUME_ORDERLY = "consumeMessageOrderly"  # of RocketMQ 5, whose tools set it
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +310,11 @@ class SubscriptionGroup:
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
     more: dict[str, Any] = field(default_factory=dict, compare=False)  # unknown fields, of another version, which are kept
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its consumers of RocketMQ 5 get the messages of each queue one after the other; 4.9 does not know it."""
+        return self.more.get(CONSUME_ORDERLY) is True
 
 
 class SubscriptionGroups(ConfigTable[SubscriptionGroup]):

@@ -29,7 +29,7 @@ def test_each_number_has_a_name_a_row_and_room_in_every_array():
 def test_each_stops_at_a_rank_of_its_own():
     assert len({kind.stop_rank for kind in KINDS}) == len(KINDS)
     assert [kind.name for kind in sorted(KINDS, key=lambda kind: kind.stop_rank)] == [
-        "gateway", "cleaner", "writer", "committer", "replicator", "flusher", "reputter", "allocator", "checkpointer",
+        "grpc", "gateway", "cleaner", "writer", "committer", "replicator", "flusher", "reputter", "allocator", "checkpointer",
         "scheduler"]
 
 
@@ -41,6 +41,8 @@ def test_some_run_only_where_they_have_work():
     assert "replicator" not in {kind.name for kind in kinds_for(native.MODE_POOL, False)}
     assert "gateway" in {kind.name for kind in kinds_for(native.MODE_SYNC, False, True)}
     assert "gateway" not in {kind.name for kind in kinds_for(native.MODE_SYNC, True)}
+    assert "grpc" in {kind.name for kind in kinds_for(native.MODE_SYNC, False, True, True)}
+    assert "grpc" not in {kind.name for kind in kinds_for(native.MODE_SYNC, False, True)}
 
 
 def test_the_pause_before_a_restart_grows_to_ten_seconds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
@@ -338,6 +339,18 @@ def test_the_list_and_the_settings_that_the_page_shows_are_taken(tmp_path):
     (command,) = [block for block in re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "tls" in block]
     config = EngineConfig(**dict(re.findall(r"--set (\w+)=(\S+)", command)))
     assert (config.gateway_enable, config.gateway_tls_mode) == (True, "permissive")
+
+
+def test_a_call_of_rocketmq_5_signs_its_time(tmp_path):
+    write_list(tmp_path / "plain_acl.yml", "accounts: [{accessKey: the-shop, secretKey: its-secret}]\n"
+               "globalWhiteRemoteAddresses: [10.1.*.*]\n")
+    found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
+    found.reload()
+    right = hmac.digest(b"its-secret", b"20261128T122215Z", "sha1").hex()
+    assert found.call_fault("the-shop", "20261128T122215Z", right.upper(), HOST) == found.call_fault("", "", "", "10.1.2.3") == ""
+    for key, time, signature in (("", "", ""), ("nobody", "20261128T122215Z", right), ("the-shop", "20261128T122216Z", right),
+                                 ("the-shop", "20261128T122215Z", "ä")):
+        assert found.call_fault(key, time, signature, HOST)
 
 
 # ---- changing the list -------------------------------------------------------------------------

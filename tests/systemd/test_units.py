@@ -82,7 +82,8 @@ def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
     monkeypatch.setenv("PYENGINE_GATEWAY_ENABLE", "true")
     assert unit_files.runs("gateway", tmp_path)
     assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == [
-        "pyengine-committer@.service", "pyengine-replicator@.service", "pyengine-gateway@.service"]
+        "pyengine-committer@.service", "pyengine-replicator@.service", "pyengine-gateway@.service",
+        "pyengine-grpc@.service"]
 
 
 def test_a_kind_that_runs_is_restarted_whatever_the_settings_say_by_now(make_engine, monkeypatch):

@@ -1,0 +1,291 @@
+"""The gRPC worker's clients: each has a connection to the gateway of its own, at a Unix socket.
+
+So the gateway sees a client of RocketMQ 5 as it sees one of 4.9: its address is the born host of its messages, groups have it
+as a member, rights, turns and the limit of pending requests are its own, and what it holds is free when its connection ends.
+A gateway that is restarted is connected again; a request that it has not answered is sent once more if that changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from pyengine.errors import EngineError
+from pyengine.gateway import codes
+from pyengine.gateway.connections import INT32_MASK, Limits
+from pyengine.gateway.wire import ANSWER, LANGUAGES, Frame, decode_frame, encode_frame, frame_length, write_json
+from pyengine.ipc.sessions import connect_socket
+from pyengine.ipc.shared_objects import GATEWAY_SOCKET
+
+ANSWER_BYTES_MAX = 1 << 30      # the gateway is trusted
+CONNECT_INTERVAL_S = 0.1
+SILENT_S = 120.0                # after which a client without a stream or a call is left out
+LEFT_S = 2.0                    # after the end of its stream, which it may open again
+SQL = 2                         # of FilterType
+TOLD_MAX = 64                   # commands that wait for one client, which reads too slowly; the gateway asks again
+
+
+class GatewayLostError(EngineError):
+    """The gateway does not run, or has ended the connection before it answered: whether it did what was asked is not known."""
+
+
+class TooManyClientsError(EngineError):
+    """A limit of clients is reached; the text names its setting."""
+
+
+class GatewayLink(asyncio.Protocol):
+    """One connection to the gateway, for a client of this language. `told` gets the requests that the gateway sends by itself."""
+
+    def __init__(self, told: Callable[[Frame], None], language: str) -> None:
+        self._told = told
+        self._language = language
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._opaque = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Frame]] = {}
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._may_write.set()
+        for coming in self._asked.values():
+            if not coming.done():
+                coming.set_exception(GatewayLostError("the gateway has ended the connection"))
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        at = 0
+        while (size := frame_length(self._buffer, at, ANSWER_BYTES_MAX)) is not None and len(self._buffer) - at >= size:
+            frame = decode_frame(bytes(memoryview(self._buffer)[at + 4:at + size]))
+            at += size
+            if not frame.is_answer:
+                self._told(frame)
+                if not frame.is_one_way:
+                    self._write(Frame(codes.REQUEST_CODE_NOT_SUPPORTED, opaque=frame.opaque, flag=ANSWER,
+                                      remark=f" request type {frame.code} not supported"))
+            elif (coming := self._asked.get(frame.opaque)) is not None and not coming.done():
+                coming.set_result(frame)
+        del self._buffer[:at]
+
+    async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> Frame:
+        """Send a request and return its answer; GatewayLostError if the connection ends before it comes."""
+        await self._may_write.wait()
+        opaque = next(self._opaque) & INT32_MASK
+        coming: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._asked[opaque] = coming
+        try:
+            self._write(Frame(code, fields, body, opaque, language=self._language))
+            return await coming
+        finally:
+            del self._asked[opaque]
+
+    def _write(self, frame: Frame) -> None:
+        if self._transport is None:
+            raise GatewayLostError("the gateway has ended the connection")
+        self._transport.write(encode_frame(frame))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class GrpcClient:
+    """One client of RocketMQ 5: an id at one address, with an account of the access list if it has a key."""
+
+    def __init__(self, folder: Path, client_id: str, address: str, *, access_key: str = "", language: str = "",
+                 is_secure: bool = False) -> None:
+        self.client_id = client_id
+        self.language = language if language in LANGUAGES else "OTHER"
+        self.address = address
+        self.host = host_of(address)
+        self._folder = folder
+        self._access = {"AccessKey": access_key} if access_key else {}
+        self._is_secure = is_secure
+        self._link: GatewayLink | None = None
+        self._connecting = asyncio.Lock()
+        self.settings: Any = None               # of its last Telemetry
+        self.groups: set[str] = set()           # in which it consumes
+        self.producer_groups: set[str] = set()  # topics in whose transactions it is asked
+        self.streams = 0                        # of Telemetry, now
+        self.writing = asyncio.Lock()           # into such a stream
+        self.calls = 0                          # now
+        self.seen_s = time.monotonic()
+        self.has_left = asyncio.Event()         # it has said so, or is left out
+        self.told: asyncio.Queue[Frame] = asyncio.Queue(TOLD_MAX)
+
+    async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", *, until_s: float, again: bool = True) -> Frame:
+        """Send the gateway a request of this client and return its answer; with `again` once more if it is lost.
+
+        GatewayLostError if no gateway answers until then (`time.monotonic`).
+        """
+        while True:
+            link = await self._connected(until_s)
+            try:
+                async with asyncio.timeout(until_s - time.monotonic()):
+                    return await link.ask(code, {**fields, **self._access}, body)
+            except GatewayLostError:
+                if not again:
+                    raise
+            except TimeoutError:
+                raise GatewayLostError("the gateway did not answer in time") from None
+
+    async def _connected(self, until_s: float) -> GatewayLink:
+        while True:
+            if self._link is not None and self._link.is_open:
+                return self._link
+            async with self._connecting:
+                if self._link is None or not self._link.is_open:
+                    with contextlib.suppress(OSError, GatewayLostError):  # TimeoutError is an OSError
+                        async with asyncio.timeout(until_s - time.monotonic()):
+                            self._link = await self._connect()
+                        continue
+            if time.monotonic() + CONNECT_INTERVAL_S >= until_s:
+                raise GatewayLostError("the gateway does not run, or is restarted just now")
+            await asyncio.sleep(CONNECT_INTERVAL_S)
+
+    async def _connect(self) -> GatewayLink:
+        """Open a connection as this client's, with its memberships."""
+        _, link = await asyncio.get_running_loop().create_unix_connection(
+            lambda: GatewayLink(self._take, self.language), sock=connect_socket(self._folder, 0.0, GATEWAY_SOCKET))
+        try:
+            introduced = await link.ask(codes.INTRODUCE, {"address": self.address, "secure": str(self._is_secure).lower()})
+            if introduced.code != codes.SUCCESS:
+                raise GatewayLostError(f"the gateway does not take the client: {introduced.remark}")
+            if self.groups or self.producer_groups:
+                await link.ask(codes.HEART_BEAT, self._access, self.heartbeat())
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _take(self, frame: Frame) -> None:
+        if frame.code == codes.CHECK_TRANSACTION_STATE:
+            with contextlib.suppress(asyncio.QueueFull):
+                self.told.put_nowait(frame)
+
+    def heartbeat(self) -> bytes:
+        """Return the body of this client's heartbeat."""
+        subscriptions = [] if self.settings is None else self.settings.subscription.subscriptions
+        rows: list[dict[str, object]] = [{
+            "classFilterMode": False, "codeSet": [], "expressionType": "SQL92" if each.expression.type == SQL else "TAG",
+            "subString": each.expression.expression or "*", "subVersion": 0, "tagsSet": [], "topic": name_of(each.topic),
+        } for each in subscriptions]
+        return write_json({
+            "clientID": self.client_id, "producerDataSet": [{"groupName": name} for name in sorted(self.producer_groups)],
+            "consumerDataSet": [{
+                "groupName": name, "consumeType": "CONSUME_POP", "messageModel": "CLUSTERING",
+                "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False, "subscriptionDataSet": rows,
+            } for name in sorted(self.groups)]})
+
+    async def leave(self) -> None:
+        """Give back at once what this client holds, and end its connection."""
+        self.has_left.set()
+        link, self._link = self._link, None
+        if link is None or not link.is_open:
+            return
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(LEFT_S):
+                for name in sorted(self.groups):
+                    await link.ask(codes.UNREGISTER_CLIENT, {"clientID": self.client_id, "consumerGroup": name, **self._access})
+        link.close()
+
+
+class GrpcClients:
+    """The clients by id, address and key, and the limits of all together."""
+
+    def __init__(self, folder: Path, limits: Limits, *, is_secure: bool) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._is_secure = is_secure
+        self._clients: dict[tuple[str, str, str], GrpcClient] = {}
+        self.held_bytes = 0  # of messages on their way in either direction
+
+    def find(self, client_id: str, peer: str, access_key: str, language: str) -> GrpcClient:
+        """Return the client of a call, a new one if it is not known; TooManyClientsError."""
+        key = client_id, peer, access_key
+        found = self._clients.get(key)
+        if found is None:
+            address = address_of(peer)
+            host = host_of(address)
+            if len(self._clients) >= self._limits.connections_max:
+                raise TooManyClientsError(f"{self._limits.connections_max} clients are served already (gateway_connections_max)")
+            if sum(each.host == host for each in self._clients.values()) >= self._limits.address_connections_max:
+                raise TooManyClientsError(f"{self._limits.address_connections_max} clients from there are served already "
+                                          "(gateway_address_connections_max)")
+            found = self._clients[key] = GrpcClient(self._folder, client_id, address, access_key=access_key, language=language,
+                                                is_secure=self._is_secure)
+        found.seen_s = time.monotonic()
+        return found
+
+    @contextlib.contextmanager
+    def holding(self, size_bytes: int) -> Iterator[None]:
+        """Count the bytes of a message while it is on its way; TooManyClientsError above the limit of all."""
+        if self.held_bytes + size_bytes > self._limits.memory_bytes_max:
+            raise TooManyClientsError(f"{self.held_bytes} bytes of messages are on their way already (gateway_memory_max_bytes)")
+        self.held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.held_bytes -= size_bytes
+
+    async def remove(self, client: GrpcClient) -> None:
+        """Leave a client out, and give back what it holds; a later call makes it known again."""
+        self._clients = {key: each for key, each in self._clients.items() if each is not client}
+        await client.leave()
+
+    async def expire(self) -> None:
+        """Leave out the clients that are silent, and those whose stream has ended and was not opened again."""
+        now_s = time.monotonic()
+        for client in list(self._clients.values()):
+            if not client.calls and not client.streams and now_s - client.seen_s > (LEFT_S if client.settings is not None else SILENT_S):
+                await self.remove(client)
+
+    async def close(self) -> None:
+        """End all connections; what clients hold stays theirs for its time, since they go on with the next worker."""
+        for client in self._clients.values():
+            client.has_left.set()
+            if client._link is not None:
+                client._link.close()
+        self._clients.clear()
+
+
+def address_of(peer: str) -> str:
+    """Return host:port of gRPC's name for a peer: `ipv4:10.0.0.7:4711`, `ipv6:%5B::1%5D:4711`."""
+    kind, _, rest = peer.partition(":")
+    address = urllib.parse.unquote(rest)
+    if kind not in ("ipv4", "ipv6"):
+        return "127.0.0.1:0"
+    if address.startswith("[::ffff:"):
+        host, _, port = address[len("[::ffff:"):].partition("]:")
+        return f"{host}:{port}"
+    return address
+
+
+def host_of(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+def name_of(resource: Any) -> str:
+    """Return a topic's or a group's name in the store: with its namespace as RocketMQ writes it."""
+    name: str = resource.name
+    return f"{resource.resource_namespace}%{name}" if resource.resource_namespace else name

@@ -1,0 +1,622 @@
+"""The gRPC worker's server: RocketMQ 5's clients (`apache.rocketmq.v2`), each request translated into those of the gateway.
+
+It decides nothing about messages: sends, receipts, members, transactions and rights are the gateway's, which it reaches over a
+Unix socket (grpc_clients.py), so that a slow HTTP/2 stack stalls no client of 4.9. It holds nothing that must outlive it: a
+handle and a transaction's id say all that is needed. Topics and groups it reads from their files. Docs: docs/gateway.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import itertools
+import re
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from pyengine.engine_config import EngineConfig
+from pyengine.errors import EngineError
+from pyengine.events import Event, HostLines, Report
+from pyengine.formats.constants import PROPERTY_TRANSACTION_CHECK_TIMES, SYS_FLAG_TRANSACTION_COMMIT, SYS_FLAG_TRANSACTION_ROLLBACK
+from pyengine.formats.record import Message, decode_record
+from pyengine.gateway import codes
+from pyengine.gateway.access import AccessList, printable
+from pyengine.gateway.connections import Limits, TurnExecutor
+from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, repeat
+from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of, host_of, name_of
+from pyengine.gateway.grpc_messages import (
+    CallRefusedError,
+    Schema,
+    Translator,
+    set_time,
+    time_ms,
+    transaction_fields,
+    transaction_id,
+)
+from pyengine.gateway.names import Names, group_fault, topic_fault
+from pyengine.gateway.tls import TlsHandler
+from pyengine.gateway.wire import Frame
+from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig
+
+CALL_S = 3.0                    # of a call whose client names no deadline
+DEADLINE_S = 0.1                # before a client's deadline: the answer must still reach it
+DEADLINE_S_MAX = 60.0           # whatever a client's deadline is
+POLL_S = 20.0                   # of a receive that names no time
+GATEWAY_ANSWER_S = 5.0          # after a held receive has ended
+INVISIBLE_MS = 60_000           # of a message whose consumer's worker renews it: after the end of its connection
+INVISIBLE_MS_MAX = 12 * 3_600_000
+BATCH_MAX = 32                  # messages of one receive
+ENTRIES_MAX = 1024              # of one acknowledgement
+EXPIRE_S = 1.0                  # between two looks for clients that have gone
+CALLS_OF_CONNECTION_MAX = 1024  # at a time
+PING_S, PING_ANSWER_S = 30, 20  # of connections that say nothing, so that half-open ones end
+BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+RECALL_REFUSED = "recall failed, operation is forbidden"
+_SIGNED = "MQv2-HMAC-SHA1 "
+_ENDS = {1: SYS_FLAG_TRANSACTION_COMMIT, 2: SYS_FLAG_TRANSACTION_ROLLBACK}  # by TransactionResolution
+_REFUSALS = {  # RocketMQ 5's code by that of the gateway's answer
+    codes.SUCCESS: "OK", codes.FLUSH_DISK_TIMEOUT: "MASTER_PERSISTENCE_TIMEOUT", codes.FLUSH_SLAVE_TIMEOUT: "SLAVE_PERSISTENCE_TIMEOUT",
+    codes.SLAVE_NOT_AVAILABLE: "HA_NOT_AVAILABLE", codes.MESSAGE_ILLEGAL: "MESSAGE_PROPERTIES_TOO_LARGE",
+    codes.NO_PERMISSION: "FORBIDDEN", codes.TOPIC_NOT_EXIST: "TOPIC_NOT_FOUND", codes.SYSTEM_BUSY: "TOO_MANY_REQUESTS",
+    codes.SUBSCRIPTION_GROUP_NOT_EXIST: "CONSUMER_GROUP_NOT_FOUND", codes.SUBSCRIPTION_PARSE_FAILED: "ILLEGAL_FILTER_EXPRESSION",
+    codes.POLLING_FULL: "TOO_MANY_REQUESTS", codes.POLLING_TIMEOUT: "MESSAGE_NOT_FOUND", codes.NO_MESSAGE: "INVALID_RECEIPT_HANDLE",
+}
+_ACCESS = "org.apache.rocketmq.acl.common.AclException: "
+
+Work = Callable[[GrpcClient, Any, Any], Awaitable[Any]]
+
+
+class GrpcServer:
+    """The service at its port. All but the constructor is called in an event loop."""
+
+    def __init__(self, root: Path, config: EngineConfig, folder: Path, *, report: Report) -> None:
+        self._config = config
+        self._report = report
+        self._lines = HostLines(report)
+        self._v2 = Schema()
+        self._executor = TurnExecutor(1, "grpc")
+        self._names = Names(root, config, self._executor)
+        self._access = AccessList(root, config) if config.acl_enable else None
+        self._tls = TlsHandler(root, config) if config.gateway_tls_mode != "disabled" else None
+        limits = Limits(connections_max=config.gateway_connections_max, memory_bytes_max=config.gateway_memory_max_bytes,
+                        address_connections_max=config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
+        self._clients = GrpcClients(folder, limits, is_secure=self._tls is not None)
+        self._translator = Translator(self._v2, config.broker_name, config.max_message_size_bytes)
+        self._turns = itertools.count()
+        self._endpoints: Any = None
+        self._server: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._background: set[asyncio.Task[None]] = set()
+
+    # ---- its life -----------------------------------------------------------------
+
+    async def start(self) -> int:
+        """Begin to listen and serve; return the port. OSError if it, or the certificate, is not available."""
+        config = self._config
+        server = grpc.aio.server(maximum_concurrent_rpcs=config.grpc_calls_max, options=_options(config))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._v2.service, self._handlers()),))
+        host = config.grpc_listen_host
+        address = f"[{host}]:{config.grpc_port}" if ":" in host else f"{host}:{config.grpc_port}"
+        if self._access is not None:
+            with contextlib.suppress(EngineError):  # reported by the next reload; until then every client is refused
+                await self._reload(self._access)
+        try:
+            port = server.add_insecure_port(address) if self._tls is None else server.add_secure_port(address, self._credentials())
+        except EngineError as error:
+            raise OSError(errno.EINVAL, str(error)) from error
+        except RuntimeError:
+            advice = "stop what listens there, or set grpc_listen_host and grpc_port"
+            raise OSError(errno.EADDRINUSE, f"{address} is not free: {advice}") from None
+        advertised = config.gateway_advertised_host or host
+        self._endpoints = self._v2.Endpoints(scheme=_scheme(self._v2, advertised))
+        self._endpoints.addresses.add(host=advertised, port=port)
+        await server.start()
+        self._server = server
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(work) for work in (
+            repeat(EXPIRE_S, self._clients.expire, self._report, "clients that have gone cannot be left out"),
+            repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
+            *([] if self._access is None else [
+                repeat(RELOAD_INTERVAL_S, partial(self._reload, self._access), self._report, self._access.FAILURE)]))]
+        self._report(Event.GRPC_LISTENS, f"RocketMQ 5 at {host}:{port}, TLS {'off' if self._tls is None else 'on'}, "
+                                         f"access list {'off' if self._access is None else 'on'}")
+        return int(port)
+
+    async def close(self) -> None:
+        """End in order: take no more calls, answer those that are under way, then end the connections to the gateway."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(1.0)
+        await self._clients.close()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    async def _reload(self, watched: AccessList) -> None:
+        if sentence := await self._executor.run(watched.reload):
+            self._report(Event.GATEWAY_ACCESS, sentence)
+
+    def _credentials(self) -> Any:
+        """Return credentials that read a renewed certificate at the next handshake; CertificateError."""
+        tls, config = self._tls, self._config
+        assert tls is not None
+
+        def read() -> Any:
+            return grpc.ssl_server_certificate_configuration(*tls.read())
+
+        def renewed() -> Any:
+            try:
+                sentence = tls.reload()
+            except EngineError as error:
+                self._lines.report("", Event.GATEWAY_ACCESS, f"{tls.FAILURE}: {error}", time.monotonic_ns())
+                return None
+            return read() if sentence else None
+
+        tls.reload()
+        return grpc.dynamic_ssl_server_credentials(read(), renewed, config.gateway_tls_client_auth == "require")
+
+    # ---- calls --------------------------------------------------------------------
+
+    def _handlers(self) -> dict[str, Any]:
+        serve: dict[str, Work] = {
+            "QueryRoute": self._query_route, "Heartbeat": self._heartbeat, "SendMessage": self._send,
+            "QueryAssignment": self._query_assignment, "AckMessage": self._acknowledge,
+            "ForwardMessageToDeadLetterQueue": self._forward_to_dead_letters, "EndTransaction": self._end_transaction,
+            "NotifyClientTermination": self._terminate, "ChangeInvisibleDuration": self._change_invisible, "RecallMessage": self._recall}
+        streams: dict[str, Work] = {"ReceiveMessage": self._receive, "Telemetry": self._telemetry}
+        handlers = {}
+        for name, method in self._v2.methods.items():
+            if method.is_answer_stream:
+                make = grpc.stream_stream_rpc_method_handler if method.is_request_stream else grpc.unary_stream_rpc_method_handler
+                work = self._streaming(streams.get(name, self._not_served), method.answer)
+            else:
+                make = grpc.unary_unary_rpc_method_handler
+                work = self._answering(serve.get(name, self._not_served), method.answer)
+            handlers[name] = make(work, method.request.FromString, method.answer.SerializeToString)
+        return handlers
+
+    def _answering(self, work: Work, answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def serve(request: Any, context: Any) -> Any:
+            try:
+                async with self._call(context) as client:
+                    return await work(client, request, context)
+            except CallRefusedError as refused:
+                return answer(status=self._status(refused.code, str(refused)))
+
+        return serve
+
+    def _streaming(self, work: Work, answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def serve(request: Any, context: Any) -> None:
+            try:
+                async with self._call(context) as client:
+                    await work(client, request, context)
+            except CallRefusedError as refused:
+                await context.write(answer(status=self._status(refused.code, str(refused))))
+
+        return serve
+
+    @contextlib.asynccontextmanager
+    async def _call(self, context: Any) -> AsyncIterator[GrpcClient]:
+        """Give the client of a call, if it may call; raise what goes wrong in it as CallRefusedError."""
+        metadata = dict(context.invocation_metadata() or ())
+        peer = context.peer()
+        client: GrpcClient | None = None
+        try:
+            key = self._account(metadata, peer)
+            client_id = metadata.get("x-mq-client-id", "")
+            if not client_id or len(client_id) > 512:
+                raise CallRefusedError("CLIENT_ID_REQUIRED", "the call's metadata has no x-mq-client-id of at most 512 characters")
+            client = self._clients.find(client_id, peer, key, metadata.get("x-mq-language", "").upper())
+            client.calls += 1
+            yield client
+        except TooManyClientsError as error:
+            raise CallRefusedError("TOO_MANY_REQUESTS", str(error)) from None
+        except EngineError as error:
+            raise CallRefusedError("INTERNAL_SERVER_ERROR", str(error)) from None
+        except CallRefusedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one call's: the others are served
+            self._tell(Event.CLIENT_FAILED, peer, f"a call failed: {error!r}")
+            raise CallRefusedError("INTERNAL_ERROR", repr(error)) from None
+        finally:
+            if client is not None:
+                client.calls -= 1
+                client.seen_s = time.monotonic()
+
+    def _account(self, metadata: dict[str, str], peer: str) -> str:
+        """Return the access key of a call whose signature is right; CallRefusedError. The gateway checks the rights."""
+        if self._access is None:
+            return ""
+        words = dict(word.strip().partition("=")[::2] for word in metadata.get("authorization", "").removeprefix(_SIGNED).split(","))
+        key = words.get("Credential", "").partition("/")[0]
+        if fault := self._access.call_fault(key, metadata.get("x-mq-date-time", ""), words.get("Signature", ""), host_of(address_of(peer))):
+            self._tell(Event.CLIENT_REFUSED, peer, fault)
+            raise CallRefusedError("UNAUTHORIZED", fault)
+        return key
+
+    def _tell(self, event: Event, peer: str, sentence: str) -> None:
+        """Report a sentence about a client, one of the few a minute that the log takes."""
+        host = host_of(address_of(peer))
+        self._lines.report(host, event, f"client {host}: {printable(sentence, 500)}", time.monotonic_ns())
+
+    def _status(self, code: str, text: str = "") -> Any:
+        return self._v2.Status(code=getattr(self._v2, code), message=text or code)
+
+    def _status_of(self, frame: Frame) -> Any:
+        """Return RocketMQ 5's status of an answer of the gateway."""
+        code, remark = _REFUSALS.get(frame.code, "INTERNAL_SERVER_ERROR"), frame.remark or ""
+        if frame.code == codes.SYSTEM_ERROR and remark.startswith(_ACCESS):
+            return self._status("FORBIDDEN", remark.removeprefix(_ACCESS))
+        return self._status(code, remark)
+
+    async def _not_served(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        raise CallRefusedError("NOT_IMPLEMENTED", "it is not served, since no client of RocketMQ 5 calls it")
+
+    # ---- names --------------------------------------------------------------------
+
+    def _topic(self, resource: Any) -> tuple[str, TopicConfig]:
+        name = name_of(resource)
+        if fault := topic_fault(name):
+            raise CallRefusedError("ILLEGAL_TOPIC", fault)
+        found = self._names.recent_topic(name)
+        if found is None:
+            raise CallRefusedError("TOPIC_NOT_FOUND", f"there is no topic {name}: create it (`pyengine topics`, mqadmin updateTopic)")
+        return name, found
+
+    def _group(self, resource: Any) -> str:
+        name = name_of(resource)
+        if fault := group_fault(name):
+            raise CallRefusedError("ILLEGAL_CONSUMER_GROUP", fault)
+        return name
+
+    def _is_fifo(self, group: str) -> bool:
+        found = self._names.group(group)
+        return found is not None and found.is_ordered
+
+    def _message_types(self, topic: TopicConfig) -> list[int]:
+        """Return which types of messages a topic takes: those that a tool of RocketMQ 5 gave it, else all."""
+        v2 = self._v2
+        attributes = topic.more.get("attributes")
+        kind = attributes.get("message.type", attributes.get("+message.type")) if isinstance(attributes, dict) else None
+        every = {"NORMAL": v2.NORMAL, "FIFO": v2.FIFO, "DELAY": v2.DELAY, "TRANSACTION": v2.TRANSACTION}
+        return [every[kind]] if kind in every else list(every.values())
+
+    def _queue(self, resource: Any, queue_id: int, permission: int, endpoints: Any) -> Any:
+        """Return a queue at the address by which the client has reached this port, or at the advertised one."""
+        broker = self._v2.Broker(name=self._config.broker_name, id=0,
+                                 endpoints=endpoints if endpoints.addresses else self._endpoints)
+        return self._v2.MessageQueue(topic=resource, id=queue_id, permission=permission, broker=broker)
+
+    async def _query_route(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        v2, (_, topic) = self._v2, self._topic(request.topic)
+        answer = v2.QueryRouteResponse(status=self._status("OK"))
+        types = self._message_types(topic)
+        for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
+            may_read = topic.perm & PERM_READ and queue_id < topic.read_queue_nums
+            may_write = topic.perm & PERM_WRITE and queue_id < topic.write_queue_nums
+            if may_read or may_write:
+                permission = v2.READ_WRITE if may_read and may_write else v2.READ if may_read else v2.WRITE
+                queue = self._queue(request.topic, queue_id, permission, request.endpoints)
+                queue.accept_message_types.extend(types)
+                answer.message_queues.append(queue)
+        return answer
+
+    async def _query_assignment(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        v2, (_, topic) = self._v2, self._topic(request.topic)
+        answer = v2.QueryAssignmentResponse(status=self._status("OK"))
+        if topic.perm & PERM_READ:
+            queues = range(topic.read_queue_nums) if self._is_fifo(self._group(request.group)) else [-1]
+            for queue_id in queues:
+                answer.assignments.add(message_queue=self._queue(request.topic, queue_id, v2.READ_WRITE, request.endpoints))
+        return answer
+
+    # ---- members ------------------------------------------------------------------
+
+    async def _heartbeat(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        if not request.client_type:
+            raise CallRefusedError("UNRECOGNIZED_CLIENT_TYPE", "a heartbeat names the type of its client")
+        if request.HasField("group"):
+            client.groups.add(self._group(request.group))
+        return self._v2.HeartbeatResponse(status=await self._beat(client, context))
+
+    async def _beat(self, client: GrpcClient, context: Any) -> Any:
+        return self._status_of(await client.ask(codes.HEART_BEAT, {}, client.heartbeat(), until_s=_until_s(context)))
+
+    async def _terminate(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        await self._clients.remove(client)
+        return self._v2.NotifyClientTerminationResponse(status=self._status("OK"))
+
+    async def _telemetry(self, client: GrpcClient, requests: Any, context: Any) -> None:
+        """Answer the client's settings, and pass on the gateway's questions, until either side ends the stream."""
+        client.streams += 1
+        work = [asyncio.ensure_future(each) for each in (
+            self._take_settings(client, requests, context), self._pass_on(client, context), client.has_left.wait())]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            client.streams -= 1
+            for each in work:
+                each.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _take_settings(self, client: GrpcClient, commands: Any, context: Any) -> None:
+        v2 = self._v2
+        async for command in commands:
+            if command.WhichOneof("command") != "settings":
+                continue  # what a client says of itself
+            settings = command.settings
+            if settings.HasField("publishing"):
+                client.producer_groups.update(name_of(topic) for topic in settings.publishing.topics)
+                settings.backoff_policy.CopyFrom(v2.RetryPolicy(max_attempts=3, exponential_backoff=v2.ExponentialBackoff(multiplier=2)))
+                backoff = settings.backoff_policy.exponential_backoff
+                backoff.initial.nanos, backoff.max.seconds = 10_000_000, 1
+                settings.publishing.max_body_size = self._config.max_message_size_bytes
+                settings.publishing.validate_message_type = False
+            else:
+                group = self._group(settings.subscription.group)
+                client.groups.add(group)
+                client.settings = settings
+                await self._beat(client, context)  # a new group is known from now on
+                self._give_subscription(settings, group)
+            client.settings = settings
+            status = await self._beat(client, context)
+            async with client.writing:
+                await context.write(v2.TelemetryCommand(status=status, settings=settings))
+
+    def _give_subscription(self, settings: Any, group: str) -> None:
+        found = self._names.group(group)
+        settings.backoff_policy.Clear()
+        settings.backoff_policy.max_attempts = (16 if found is None else found.retry_max_times) + 1
+        for pause_s in BACKOFF_S:
+            settings.backoff_policy.customized_backoff.next.add(seconds=pause_s)
+        settings.subscription.fifo = self._is_fifo(group)
+        settings.subscription.receive_batch_size = BATCH_MAX
+        settings.subscription.long_polling_timeout.seconds = int(POLL_S)
+
+    async def _pass_on(self, client: GrpcClient, context: Any) -> None:
+        """Ask the client about transactions of which the gateway knows no end."""
+        v2 = self._v2
+        while True:
+            frame = await client.told.get()
+            record, fields = decode_record(frame.body), frame.fields
+            command = v2.TelemetryCommand()
+            orphan = command.recover_orphaned_transaction_command
+            orphan.message.CopyFrom(self._translator.received(record, v2.Resource(name=record.topic)))
+            if times := record.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES):
+                orphan.message.user_properties[PROPERTY_TRANSACTION_CHECK_TIMES] = times
+            orphan.transaction_id = f"{int(fields['commitLogOffset']):x}-{int(fields['tranStateTableOffset']):x}"
+            async with client.writing:
+                await context.write(command)
+
+    # ---- sends --------------------------------------------------------------------
+
+    async def _send(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        if not request.messages:
+            raise CallRefusedError("BAD_REQUEST", "the request has no message")
+        answer = self._v2.SendMessageResponse()
+        with self._clients.holding(sum(len(message.body) for message in request.messages)):
+            for message in request.messages:  # one after the other: those of a message group keep their order
+                try:
+                    answer.entries.append(await self._send_one(client, message, context))
+                except CallRefusedError as refused:
+                    answer.entries.add(status=self._status(refused.code, str(refused)))
+        self._sum_up(answer)
+        return answer
+
+    async def _send_one(self, client: GrpcClient, message: Any, context: Any) -> Any:
+        v2, (name, topic), system = self._v2, self._topic(message.topic), message.system_properties
+        queues = topic.write_queue_nums
+        if not topic.perm & PERM_WRITE or queues <= 0:
+            raise CallRefusedError("FORBIDDEN", f"the topic {name} takes no messages")
+        queue_id = zlib.crc32(system.message_group.encode()) if system.HasField("message_group") else next(self._turns)
+        fields = self._translator.send_fields(message, name, queue_id % queues)
+        is_half = system.message_type == v2.TRANSACTION
+        if is_half and name not in client.producer_groups:
+            client.producer_groups.add(name)  # that of its transactions
+            await self._beat(client, context)
+        frame = await client.ask(codes.SEND_MESSAGE_V2, fields, message.body, until_s=_until_s(context), again=False)
+        found = frame.fields
+        if "queueOffset" not in found:
+            return v2.SendResultEntry(status=self._status_of(frame))
+        offset = found["queueOffset"]
+        return v2.SendResultEntry(
+            status=self._status_of(frame), message_id=system.message_id, offset=int(offset),
+            transaction_id=transaction_id(found["msgId"], offset) if is_half else system.message_id,
+            recall_handle=self._translator.recall_handle(message, name) if system.HasField("delivery_timestamp") else "")
+
+    def _sum_up(self, answer: Any) -> None:
+        """Set the status of an answer: that of its entries, or MULTIPLE_RESULTS."""
+        if len({entry.status.code for entry in answer.entries}) == 1:
+            answer.status.CopyFrom(answer.entries[0].status)
+        else:
+            answer.status.CopyFrom(self._status("MULTIPLE_RESULTS"))
+
+    async def _end_transaction(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        name = name_of(request.topic)
+        if request.resolution not in _ENDS:
+            raise CallRefusedError("BAD_REQUEST", "a transaction ends with COMMIT or ROLLBACK")
+        frame = await client.ask(codes.END_TRANSACTION, {
+            **transaction_fields(request.transaction_id), "producerGroup": name, "commitOrRollback": str(_ENDS[request.resolution]),
+            "fromTransactionCheck": str(request.source == self._v2.SOURCE_SERVER_CHECK).lower(), "msgId": request.message_id,
+            "transactionId": request.message_id}, until_s=_until_s(context))
+        return self._v2.EndTransactionResponse(status=self._status_of(frame))
+
+    async def _recall(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        raise CallRefusedError("INTERNAL_SERVER_ERROR", RECALL_REFUSED)
+
+    # ---- receipts -----------------------------------------------------------------
+
+    async def _receive(self, client: GrpcClient, request: Any, context: Any) -> None:
+        """Send what the gateway gives within the time that the client waits: a status, messages, a time."""
+        v2, queue, expression = self._v2, request.message_queue, request.filter_expression
+        group, (name, _) = self._group(request.group), self._topic(queue.topic)
+        is_fifo = self._is_fifo(group)
+        # A simple consumer names one queue after another, and would wait at an empty one: as RocketMQ's proxy, any will do.
+        fields = {"consumerGroup": group, "topic": name, "queueId": str(queue.id if is_fifo else -1),
+                  "maxMsgNums": str(min(max(1, request.batch_size), BATCH_MAX)), "initMode": "0",
+                  "expType": "SQL92" if expression.type == v2.SQL else "TAG", "exp": expression.expression or "*",
+                  "order": str(is_fifo).lower()}
+        if request.auto_renew:
+            fields |= {"autoRenew": "true", "invisibleTime": str(INVISIBLE_MS)}
+        else:
+            fields["invisibleTime"] = str(_invisible_ms(request.invisible_duration))
+        if request.attempt_id:
+            fields["attemptId"] = request.attempt_id
+        poll_s = time_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else POLL_S
+        poll_s = max(0.0, min(poll_s, _until_s(context, POLL_S + CALL_S) - time.monotonic() - 0.5))
+        fields["pollTime"] = str(round(poll_s * 1000))
+        popped = asyncio.ensure_future(client.ask(codes.POP_MESSAGE, fields, until_s=time.monotonic() + poll_s + GATEWAY_ANSWER_S))
+        try:
+            frame = await asyncio.shield(popped)
+        except asyncio.CancelledError:
+            popped.add_done_callback(partial(self._give_back_late, client, (group, name)))
+            raise
+        await self._deliver(client, (group, name), queue.topic, frame, context)
+
+    async def _deliver(self, client: GrpcClient, names: tuple[str, str], topic: Any, frame: Frame, context: Any) -> None:
+        """Send what was popped; give back at once what the client does not take."""
+        answer = self._v2.ReceiveMessageResponse
+        records = _records(frame) if frame.code == codes.SUCCESS else []
+        if not records:
+            is_empty = frame.code in (codes.SUCCESS, codes.POLLING_TIMEOUT)
+            await context.write(answer(status=self._status("MESSAGE_NOT_FOUND", "no new message") if is_empty else self._status_of(frame)))
+            return
+        left, tries = [self._translator.handle(record, frame.fields) for record in records], _tries(frame.fields.get("orderCountInfo", ""))
+        try:
+            with self._clients.holding(len(frame.body)):
+                await context.write(answer(status=self._status("OK")))
+                for record in records:
+                    attempt = record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0)
+                    await context.write(answer(message=self._translator.received(record, topic, handle=left[0], attempt=attempt)))
+                    del left[0]
+            last = answer()
+            set_time(last.delivery_timestamp, time.time_ns() // 1_000_000)
+            await context.write(last)
+        finally:
+            if left:
+                self._later(self._give_back(client, names, left))
+
+    def _give_back_late(self, client: GrpcClient, names: tuple[str, str], popped: asyncio.Future[Frame]) -> None:
+        """Give back what was popped for a call that its client has ended."""
+        if not (popped.cancelled() or popped.exception()) and (frame := popped.result()).code == codes.SUCCESS:
+            self._later(self._give_back(client, names, [self._translator.handle(record, frame.fields) for record in _records(frame)]))
+
+    async def _give_back(self, client: GrpcClient, names: tuple[str, str], handles: list[str]) -> None:
+        with contextlib.suppress(EngineError):  # else their invisible time ends
+            for handle in handles:
+                await client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, {**_handle_fields(*names, handle), "invisibleTime": "0"},
+                                 until_s=time.monotonic() + CALL_S)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _acknowledge(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        group, name = self._group(request.group), self._topic(request.topic)[0]
+        if not 0 < len(request.entries) <= ENTRIES_MAX:
+            raise CallRefusedError("BAD_REQUEST", f"an acknowledgement has 1 to {ENTRIES_MAX} entries")
+        answer, until_s = self._v2.AckMessageResponse(), _until_s(context)
+
+        async def one(entry: Any) -> Any:
+            try:
+                return self._status_of(await client.ask(
+                    codes.ACK_MESSAGE, _handle_fields(group, name, entry.receipt_handle), until_s=until_s))
+            except CallRefusedError as refused:
+                return self._status(refused.code, str(refused))
+
+        for entry, status in zip(request.entries, await asyncio.gather(*map(one, request.entries))):
+            answer.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
+        self._sum_up(answer)
+        return answer
+
+    async def _change_invisible(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        group, name = self._group(request.group), self._topic(request.topic)[0]
+        frame = await client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, {
+            **_handle_fields(group, name, request.receipt_handle), "invisibleTime": str(_invisible_ms(request.invisible_duration, 0)),
+        }, until_s=_until_s(context))
+        physical = request.receipt_handle.split()[8:9]
+        handle = " ".join([*frame.fields.get("extraInfo", request.receipt_handle).split()[:8], *physical])
+        return self._v2.ChangeInvisibleDurationResponse(status=self._status_of(frame), receipt_handle=handle)
+
+    async def _forward_to_dead_letters(self, client: GrpcClient, request: Any, context: Any) -> Any:
+        """Put the message into the group's dead letters, then acknowledge it: after a crash between them it is there twice."""
+        group, name, until_s = self._group(request.group), self._topic(request.topic)[0], _until_s(context)
+        words = request.receipt_handle.split()
+        if len(words) < 9 or not _is_number(words[8]):
+            raise CallRefusedError("INVALID_RECEIPT_HANDLE", "the receipt handle does not say where the message is")
+        frame = await client.ask(codes.CONSUMER_SEND_MSG_BACK, {
+            "group": group, "offset": words[8], "delayLevel": "-1", "originMsgId": request.message_id, "originTopic": name,
+            "maxReconsumeTimes": str(request.max_delivery_attempts)}, until_s=until_s)
+        if frame.code == codes.SUCCESS:
+            frame = await client.ask(codes.ACK_MESSAGE, _handle_fields(group, name, request.receipt_handle), until_s=until_s)
+        return self._v2.ForwardMessageToDeadLetterQueueResponse(status=self._status_of(frame))
+
+
+def _options(config: EngineConfig) -> list[tuple[str, int]]:
+    """Return the limits of connections as gRPC names them."""
+    return [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", config.gateway_frame_max_bytes),
+            ("grpc.max_send_message_length", -1), ("grpc.max_concurrent_streams", CALLS_OF_CONNECTION_MAX),
+            ("grpc.max_allowed_incoming_connections", config.gateway_connections_max),
+            ("grpc.max_connection_idle_ms", config.gateway_idle_timeout_ms),
+            ("grpc.keepalive_time_ms", PING_S * 1000), ("grpc.keepalive_timeout_ms", PING_ANSWER_S * 1000),
+            ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_ping_strikes", 0)]
+
+
+def _scheme(v2: Schema, host: str) -> int:
+    with contextlib.suppress(ValueError):
+        return int(v2.IPv6 if ipaddress.ip_address(host).version == 6 else v2.IPv4)
+    return int(v2.DOMAIN_NAME)
+
+
+def _until_s(context: Any, without: float = CALL_S) -> float:
+    """Return until when a call must be answered, as `time.monotonic` counts."""
+    left_s = context.time_remaining()
+    return time.monotonic() + max(0.0, (without if left_s is None else min(left_s, DEADLINE_S_MAX)) - DEADLINE_S)
+
+
+def _invisible_ms(duration: Any, least_ms: int = 1) -> int:
+    found_ms = time_ms(duration)
+    if not least_ms <= found_ms <= INVISIBLE_MS_MAX:
+        raise CallRefusedError("ILLEGAL_INVISIBLE_TIME",
+                               f"an invisible time of {found_ms} ms: {least_ms} to {INVISIBLE_MS_MAX} are possible")
+    return found_ms
+
+
+def _handle_fields(group: str, topic: str, handle: str) -> dict[str, str]:
+    """Return the fields of a request about the message of a receipt handle; CallRefusedError for another text."""
+    words = handle.split()
+    if not 8 <= len(words) <= 9 or not (_is_number(words[6]) and _is_number(words[7])):
+        raise CallRefusedError("INVALID_RECEIPT_HANDLE", f"{handle[:100]!r} is not a receipt handle")
+    return {"consumerGroup": group, "topic": topic, "queueId": words[6], "offset": words[7], "extraInfo": handle}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 19
+
+
+def _records(frame: Frame) -> list[Message]:
+    found, at = [], 0
+    while at < len(frame.body):
+        found.append(decode_record(frame.body, at))
+        at += found[-1].size_bytes
+    return found
+
+
+def _tries(text: str) -> dict[tuple[int, int], int]:
+    """Return how often messages of ordered queues were delivered already, by queue and offset: `0 qo3%17 2;...`."""
+    found = {}
+    for piece in text.split(";"):
+        if (match := re.fullmatch(r"\d+ qo(\d+)%(\d+) (\d+)", piece)) is not None:
+            found[int(match[1]), int(match[2])] = int(match[3])
+    return found
