@@ -21,7 +21,6 @@ environment variable PYENGINE_BROKEN which of them are on. Kills and power cuts 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -98,11 +97,9 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "tree"
         shutil.copytree(CHECKOUT, self.root, ignore=NOT_SOURCES, symlinks=True)
-        self._build()
-        self._is_sound = True
-
-    def _build(self) -> None:
+        _without_optimizer(self.root)
         _build_c(self.root)
+        self._is_sound = True
 
     def run(self, mutant: Mutant | None, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         """Those tests in a pytest of its own, with this mutant or with none."""
@@ -113,7 +110,7 @@ class Tree:
             if path:
                 path.write_text(mutant.broken(before))
             if compiled or not self._is_sound:
-                self._build()
+                _build_c(self.root)
                 self._is_sound = not compiled
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
             return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=KILL_TIMEOUT_S,
@@ -139,11 +136,16 @@ def build(folder: Path) -> Path:
     for name in {mutant.file for mutant in SWITCHED if mutant.is_c}:
         path = root / name
         path.write_text("extern char *getenv(const char *name);\n" + path.read_text())
-    for name in ("csrc/build_native.py", "setup.py"):  # nearly all of the build is the optimizer's time
-        path = root / name
-        path.write_text(re.sub('"-O2", "-g"', '"-O0"', path.read_text()))
+    _without_optimizer(root)
     _build_c(root, PYENGINE_BUILD_FAILPOINTS="1")
     return root
+
+
+def _without_optimizer(root: Path) -> None:
+    """Nearly all of a build is the optimizer's time."""
+    for name in ("csrc/build_native.py", "setup.py"):
+        path = root / name
+        path.write_text(path.read_text().replace('"-O2", "-g"', '"-O0"'))
 
 
 def _build_c(root: Path, **environ: str) -> None:
