@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyengine
@@ -92,7 +92,7 @@ class FailpointSummary(Summary):
 def points_of(scene: str, mode: str) -> list[Failpoint]:
     """Return the steps that a run of the scene in that mode passes."""
     points = [point for point in FAILPOINTS.values() if point.scene == scene]
-    points += [replace(FAILPOINTS[name], scene=scene, **how) for how, names in ALSO.get(scene, ()) for name in names]
+    points += [FAILPOINTS[name]._replace(scene=scene, **how) for how, names in ALSO.get(scene, ()) for name in names]
     return [point for point in points if mode in point.modes.split()]
 
 
