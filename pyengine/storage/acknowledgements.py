@@ -31,10 +31,8 @@ first: a reset, or a recovery, has only that one. A file that has another inode,
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +47,7 @@ from pyengine.errors import disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.storage.durable_file import sealed_line, unsealed
 from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.ofd_lock import is_at
 
@@ -99,7 +98,7 @@ class SavedQueue:
         fields = asdict(self)
         if not self.taken:
             del fields["taken"]
-        return _line(fields)
+        return sealed_line(fields)
 
     def recounted(self, offset: int, deliveries: int) -> SavedQueue:
         """Return the state after one of its messages was delivered again."""
@@ -151,7 +150,7 @@ class AckFile:
 
     def note_delivery(self, queue: int, tenure: int, offset: int, deliveries: int) -> None:
         """Note that a message is delivered again in a tenure. Without a lock: a compaction at this moment loses the note."""
-        self._append(_line({"queue": queue, "tenure": tenure, "again": offset, "deliveries": deliveries}), is_durable=False)
+        self._append(sealed_line({"queue": queue, "tenure": tenure, "again": offset, "deliveries": deliveries}), is_durable=False)
 
     def void(self, offsets: Mapping[int, int]) -> None:
         """Let nothing count that was saved of these queues: the group is set to these offsets. The caller has the lock."""
@@ -241,12 +240,8 @@ def _fold(found: dict[int, list[SavedQueue]], shared: dict[int, SharedQueue], qu
 def parse(content: bytes) -> Iterator[SavedQueue | Fields]:
     """Yield the states and steps of these lines. Damaged lines are left out."""
     for line in content.split(b"\n"):
-        text, _, crc = line.rpartition(b" ")
-        try:
-            if int(crc, 16) == zlib.crc32(text):
-                yield _checked(json.loads(text))
-        except PARSE_ERRORS:
-            continue
+        with suppress(*PARSE_ERRORS):
+            yield _checked(unsealed(line))
 
 
 def _checked(fields: Fields) -> SavedQueue | Fields:
@@ -453,7 +448,7 @@ class SharedLog:
 
     def add(self, line: SavedQueue | Fields) -> None:
         """Apply a line; write() appends it."""
-        self._lines.append(line.line() if isinstance(line, SavedQueue) else _line(line))
+        self._lines.append(line.line() if isinstance(line, SavedQueue) else sealed_line(line))
         self._apply(line if isinstance(line, SavedQueue) else {**dict.fromkeys(STEPS, ()), **line})
 
     def write(self) -> bool:
@@ -694,11 +689,6 @@ class InFlight:
 
 def _folder(root: Root) -> Path:
     return StorePaths(root).config / "consumers" / "acks"
-
-
-def _line(fields: Mapping[str, object]) -> bytes:
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    return b"\n%s %08x" % (text, zlib.crc32(text))
 
 
 def _number(value: object, low: int = 0) -> int:

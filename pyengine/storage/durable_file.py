@@ -2,8 +2,9 @@
 
     DurableRecord   a line or a few of JSON that only this engine writes: watermark, markers, notes
     ConfigFile      RocketMQ's config/*.json, with `.bak`: a process starts even if the file is damaged
+    AppendedLines   lines of JSON that several processes append, in an order that is the same for all
 
-Both are replaced atomically and durably (durable_writes.write_config), and what several processes change is changed under
+The first two are replaced atomically and durably (durable_writes.write_config), and what several processes change is changed under
 `exclusive`. After a power cut RocketMQ's broker may find an empty or
 garbled file, and then does not start. Here a process uses the `.bak` of the last write instead or, without that, no content, and
 reports it in a sentence.
@@ -17,7 +18,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -25,7 +26,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pyengine.errors import DiskError, FormatError, StoreBusyError, disk_error, disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, read_small_file
-from pyengine.storage.durable_writes import open_shared_file, sync_folder, write_config
+from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, sync_descriptor, sync_folder, write_config
+from pyengine.storage.ofd_lock import SHARED, is_at, try_lock, unlock
 
 Value = TypeVar("Value")
 
@@ -171,6 +173,107 @@ class ConfigFile(Generic[Value]):
             return self._decode(text), "", False
         except FormatError as error:
             return None, f"is damaged ({error})", False
+
+
+def sealed_line(fields: Mapping[str, object]) -> bytes:
+    """Return a line of JSON with its checksum. It begins with a newline, because a torn line may be before it."""
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    return b"\n%s %08x" % (text, zlib.crc32(text))
+
+
+def unsealed(line: bytes) -> Any:
+    """Return the fields of a sealed line; one of PARSE_ERRORS for a torn or damaged one."""
+    text, _, crc = line.rpartition(b" ")
+    if int(crc, 16) != zlib.crc32(text):
+        raise ValueError(line)
+    return json.loads(text)
+
+
+class AppendedLines:
+    """A file of sealed lines that several processes append and follow. The caller admits one thread at a time.
+
+    The kernel orders the writes of a file, and each process reads the lines in this order, so it can decide between processes that
+    do not wait for each other. Torn and damaged lines are left out. One of the processes shortens the file, by a new one in its
+    place; a process that must find its line in the new one too appends it inside hold().
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size_bytes = 0  # up to where it is read
+        self._descriptor = -1
+        self._is_name_durable = False
+
+    def renew(self) -> bool:
+        """Open the file that has the name now, create it if necessary; return whether it is another one, to be read from its begin."""
+        if self._descriptor >= 0 and is_at(self._descriptor, self.path):
+            return False
+        self.close()
+        self._descriptor = open_shared_file(self.path)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
+        return True
+
+    def append(self, fields: Mapping[str, object]) -> None:
+        """Append a line; it outlives this process, not a power cut. Raises DiskFullError or DiskError; a part of it may be there then."""
+        content = sealed_line(fields)
+        with disk_errors("write", self.path):
+            count = os.write(self._descriptor, content)
+        if count < len(content):  # a second write would be another line
+            raise DiskError(f"cannot write {self.path}: {count} of {len(content)} bytes were written", path=str(self.path))
+
+    def news(self) -> list[Any]:
+        """Return what was appended since the last call, at least everything before the end of this process's own last line."""
+        with disk_errors("read", self.path):
+            content = os.pread(self._descriptor, max(0, os.fstat(self._descriptor).st_size - self.size_bytes), self.size_bytes)
+        found, is_whole = [], False
+        lines = content.split(b"\n")
+        for line in lines:
+            is_whole = False
+            with contextlib.suppress(*PARSE_ERRORS):
+                found.append(unsealed(line))
+                is_whole = True
+        self.size_bytes += len(content) - (0 if is_whole else len(lines[-1]) + (len(lines) > 1))  # the last one may be still written
+        return found
+
+    def sync(self) -> None:
+        """Make all lines durable. Raises DiskFullError or FlushError."""
+        sync_descriptor(self._descriptor, self.path, may_repeat=True)
+        if not self._is_name_durable:
+            sync_folder(self.path.parent)
+            self._is_name_durable = True
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Open the file as renew(), and keep it from being shortened during the block. StoreBusyError after LOCK_WAIT_S."""
+        is_new = True
+        self.renew()
+        try:
+            while is_new:
+                wait_until_held(lambda: try_lock(self._descriptor, 0, self.path, SHARED), self.path, self.path.name)
+                is_new = self.renew()  # it was shortened before the lock
+            yield
+        finally:
+            unlock(self._descriptor)
+
+    def shorten(self, lines: Callable[[], Iterable[Mapping[str, object]]]) -> bool:
+        """Put a durable new file with these lines in the place of this one; False if another process holds it. Never waits.
+
+        `lines` is called when none of the others can append any more. For the only process that does this.
+        """
+        if not try_lock(self._descriptor, 0, self.path):
+            return False
+        try:
+            content = b"".join(map(sealed_line, lines()))
+            write_config(self.path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
+        finally:
+            unlock(self._descriptor)
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self.size_bytes, self._is_name_durable = 0, False
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
 
 
 _MISSING, _EMPTY = "is not there", "is empty"

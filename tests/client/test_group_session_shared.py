@@ -556,7 +556,7 @@ def test_saved_steps_and_states_give_one_table(rng):
             for offset in (*free, *new):
                 model[offset] = model.get(offset, (0, 0))[0] + 1, member
             top = max(top, step["end"])
-            line = acknowledgements._line(step)
+            line = acknowledgements.sealed_line(step)
             content += line
             (parsed,) = acknowledgements.parse(line)
             queue.apply(parsed)
