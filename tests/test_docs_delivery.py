@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.timeout(300)]
 def test_a_delayed_message_arrives(reader):  # noqa: F811
     shell, program, at_a_time = blocks_of("docs/delayed.md")
     assert "pay reminder" in reader.run(shell)
-    reader.run(program)
+    assert reader.run(program) == "True\n"
     assert reader.run(at_a_time) == "SCHEDULE_TOPIC_XXXX\nb'light the candles' True\n"
 
 

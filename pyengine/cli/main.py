@@ -57,6 +57,7 @@ COMMANDS = (
     Row("ingest", "pyengine.cli.ingest", "ingest", "Put and read"),
     Row("get", "pyengine.cli.messages", "get", "Put and read"),
     Row("tail", "pyengine.cli.messages", "tail", "Put and read"),
+    Row("cancel", "pyengine.cli.messages", "cancel", "Put and read"),
     Row("topics", "pyengine.cli.topics", "topics", "Put and read"),
     Row("groups", "pyengine.cli.topics", "groups", "Put and read"),
     Row("dlq", "pyengine.cli.topics", "dlq", "Put and read"),

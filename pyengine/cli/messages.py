@@ -1,6 +1,6 @@
-"""`pyengine put`, `get`, `tail`, `query`, `message` and `offset-at`: write and read messages.
+"""`pyengine put`, `cancel`, `get`, `tail`, `query`, `message` and `offset-at`: write and read messages.
 
-    put                              put one message into a running engine
+    put, cancel                      put one message into a running engine; cancel a delayed one
     get, query, message, offset-at   read messages by queue offset, key, id and time
     tail                             read messages of a topic as they arrive
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import fields
 from datetime import datetime
 from itertools import islice
@@ -37,7 +38,7 @@ from pyengine.cli.output import (
 )
 from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start, start_offset
-from pyengine.client.outgoing import OutgoingMessage, RefusedError, check
+from pyengine.client.outgoing import DelayedCancels, OutgoingMessage, RefusedError, check
 from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command, did_you_mean
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetResult, GetStatus, PutResult
@@ -283,6 +284,25 @@ def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: b
     until_ready(lambda left_s: existing_store(store), wait_s)
     with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **settings) as producer:
         return producer.put(**{each.name: getattr(message, each.name) for each in fields(message)}, wait=wait, timeout_s=timeout_s)
+
+
+@click.command()
+@store_command
+@click.argument("msg_id")
+def cancel(store: Path, settings: dict[str, str], as_json: bool, msg_id: str) -> int:
+    """Cancel a delayed message. MSG_ID is what its put printed.
+
+    Exit code 1: it is due, or was delivered. It needs no engine.
+
+    \b
+    Examples:
+      pyengine cancel STORE 7F00000100002A9F0000000000000000
+    """
+    with reading(store, settings) as reader, closing(DelayedCancels(reader)) as cancels:
+        is_cancelled = cancels.cancel(msg_id)
+    output.print_answer({"msg_id": msg_id, "cancelled": is_cancelled}, as_json,
+                        lambda: print("cancelled: it is never delivered" if is_cancelled else "not cancelled: it is due, or was delivered"))
+    return ExitCode.OK if is_cancelled else ExitCode.FAILED
 
 
 POLL_INTERVAL_S = 0.5  # also the time until a new queue is seen

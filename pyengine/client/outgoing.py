@@ -49,18 +49,22 @@ from pyengine.formats.constants import (
     TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, timed_properties, wait_level
+from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, DelayedId, DelayMark, timed_properties, wait_level
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import Message, encode_host, encode_properties, hash_map_order, string_hash
+from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, string_hash
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
-from pyengine.storage.consumer_offset import SEPARATOR
+from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets
 from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.ofd_lock import try_lock, unlock
+from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.replication_state import ROLES, ReplicationStateFile
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from pyengine.ipc.live_reader import LiveStoreReader
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
@@ -635,3 +639,76 @@ def _real_topic(message: Message) -> str:
         return message.topic
     topic = properties.get(PROPERTY_REAL_TOPIC, "")
     return properties.get(PROPERTY_TIMED_TOPIC, "") if topic == TIMER_TOPIC else topic
+
+
+CANCEL_READ_S = 5.0     # longest wait until a message that was put can be read
+CANCEL_POLL_INTERVAL_S = 0.005
+CANCEL_READ_MESSAGES = 256
+CANCEL_LOOKS = 3
+
+
+class DelayedCancels:
+    """Cancels delayed messages by the ids of their first records. Thread-safe."""
+
+    def __init__(self, reader: LiveStoreReader) -> None:
+        """The reader belongs to this object from now on."""
+        self._reader = reader
+        self._cancels = DelayCancels(reader.root)
+        self._lock = threading.Lock()
+
+    def cancel(self, msg_id: str) -> bool:
+        """Cancel a message; see Producer.cancel_delayed()."""
+        with self._lock:
+            self._require_scheduler()
+            message = self._find(arguments.text(msg_id, "msg_id"))
+            if message is None:
+                return False
+            mark = DelayMark.of(message)
+            if isinstance(mark, str):
+                raise UsageError(f"the message {msg_id} cannot be cancelled: {mark}")
+            return self._cancels.cancel(mark)
+
+    def close(self) -> None:
+        """Close the store's files."""
+        self._reader.close()
+        self._cancels.close()
+
+    def _require_scheduler(self) -> None:
+        """Raise EngineError if another program than this engine's scheduler delivers the store's messages."""
+        root = self._reader.root
+        if store_use(root) is StoreUse.OTHER:
+            raise StoreBusyError(f"{root} is open in another program, which delivers its messages itself")
+        state = ReplicationStateFile(root).read().state
+        if state is not None and state.role == ROLES[-1]:
+            raise EngineError(f"{root} is a slave: cancel the message at its master")
+
+    def _find(self, msg_id: str) -> Message | None:
+        """Return a record of the message, None if none waits any more; FormatError, or UsageError for an id that no message has."""
+        _, offset = decode_message_id(msg_id)
+        deadline_s = time.monotonic() + CANCEL_READ_S
+        while (message := self._reader.message(msg_id, ReadLevel.COMMITTED)) is None:
+            if offset < self._reader.min_physical_offset:
+                return self._waiting(offset)
+            is_coming = self._reader.is_live and offset >= self._reader.max_physical_offset(ReadLevel.COMMITTED)
+            if not is_coming or time.monotonic() >= deadline_s:
+                raise UsageError(f"no message has the id {msg_id}")
+            time.sleep(CANCEL_POLL_INTERVAL_S)
+        return message
+
+    def _waiting(self, first_offset: int) -> Message | None:
+        """Return the record that waits now of a message whose first record is deleted, by a look at all that wait."""
+        noted, _ = DelayOffsets(self._reader.root).read()
+        starts = {queue_id: noted.get(queue_id + 1, 0) for queue_id in self._reader.queue_ids(SCHEDULE_TOPIC)}
+        for _ in range(CANCEL_LOOKS):  # what moves to another level during a look is new there in the next
+            ends = {queue_id: self._reader.queue_range(SCHEDULE_TOPIC, queue_id, ReadLevel.COMMITTED)[1] for queue_id in starts}
+            for queue_id, start in starts.items():
+                while start < ends[queue_id]:
+                    found = self._reader.get_message(SCHEDULE_TOPIC, queue_id, start, CANCEL_READ_MESSAGES, level=ReadLevel.COMMITTED)
+                    for message in found.messages:
+                        if DelayedId.of(message).physical_offset == first_offset:
+                            return message
+                    if found.next_begin_offset <= start:
+                        break
+                    start = found.next_begin_offset
+            starts = ends
+        return None

@@ -36,6 +36,7 @@ from pyengine.client.outgoing import (
     TRANSACTION_DEFAULTS,
     BatchMessage,
     Delay,
+    DelayedCancels,
     FirstPuts,
     OutgoingMessage,
     QueueChoice,
@@ -187,7 +188,8 @@ class Producer(ProducerFront):
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
-                 "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "_first_puts", "__weakref__")
+                 "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "_first_puts", "_delayed_cancels",
+                 "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], *, refusals: Refusals = "raise",
                  store_host: str = "127.0.0.1:10911",
@@ -207,12 +209,13 @@ class Producer(ProducerFront):
         self._transaction_limits = transaction_limits
         self._group_transactions: GroupTransactions | None = None
         self._first_puts: FirstPuts | None = None
+        self._delayed_cancels: DelayedCancels | None = None
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
         _living.add(self)
 
     def _forked(self) -> None:
         """In a forked child: drop what belongs to the parent; its threads may hold the locks of these objects for ever."""
-        self._group_transactions = self._first_puts = None
+        self._group_transactions = self._first_puts = self._delayed_cancels = None
         self._puts.forked()
 
     def close(self) -> None:
@@ -220,7 +223,7 @@ class Producer(ProducerFront):
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()
-        for each in (self._choice, self._first_puts):
+        for each in (self._choice, self._first_puts, self._delayed_cancels):
             if each is not None:
                 each.close()
 
@@ -378,6 +381,23 @@ class Producer(ProducerFront):
                 error.add_note(f"{sum(result.count for result in results)} rows of the table are stored, those of earlier pieces")
             raise
         return results
+
+    def cancel_delayed(self, msg_id: str) -> bool:
+        """Cancel a delayed message by the id that its put returned. True: it is never delivered. False: it is due, or was delivered.
+
+        UsageError for another id (docs/delayed.md).
+        """
+        if why := self._puts.why_unusable:
+            raise UsageError(why)
+        if self._delayed_cancels is None:
+            from pyengine.ipc.live_reader import LiveStoreReader
+
+            made = DelayedCancels(LiveStoreReader(self._puts.root))
+            if self._delayed_cancels is None:
+                self._delayed_cancels = made
+            else:  # another thread was faster
+                made.close()
+        return self._delayed_cancels.cancel(msg_id)
 
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 

@@ -66,12 +66,13 @@ RESERVED_PROPERTY_NAMES = frozenset(
 # Names that the broker uses, but that RocketMQ's set does not contain.
 INTERNAL_PROPERTY_NAMES = frozenset(
     "TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INNER_MULTI_DISPATCH"
-    " __PYENGINE_DELIVER_AT __PYENGINE_TOPIC __PYENGINE_QID __PYENGINE_REASON".split()
+    " __PYENGINE_DELIVER_AT __PYENGINE_TOPIC __PYENGINE_QID __PYENGINE_FIRST __PYENGINE_REASON".split()
 )
 # Properties of a message with a delivery time of its own (formats/delayed_message.py); RocketMQ does not know them.
 PROPERTY_DELIVER_AT = "__PYENGINE_DELIVER_AT"
 PROPERTY_TIMED_TOPIC = "__PYENGINE_TOPIC"
 PROPERTY_TIMED_QUEUE_ID = "__PYENGINE_QID"
+PROPERTY_TIMED_FIRST = "__PYENGINE_FIRST"
 PROPERTY_REASON = "__PYENGINE_REASON"  # of a dead letter: why its group cannot handle it
 
 # Properties with which clients of RocketMQ 5 say when a message is delivered, and the time that its broker notes (MessageConst).

@@ -9,13 +9,17 @@ which have a meaning only in SCHEDULE_TOPIC_XXXX.
 A message with a delivery time of its own (`deliver_at`) waits in one delay level after another until that time. Its
 REAL_TOPIC is TIMER_TOPIC; properties of pyengine name its real topic, queue and time. So a RocketMQ broker that runs on
 the store does not deliver it early: the broker moves it to TIMER_TOPIC, where pyengine's scheduler finds it later.
+
+Its name is where its first record is and when that was stored (DelayedId). Each later record has that in a property, which has the
+same length in the first one, so that a message which can be put can also be moved.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import ConfigError, FormatError
@@ -25,6 +29,7 @@ from pyengine.formats.constants import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_SEPARATOR,
+    PROPERTY_TIMED_FIRST,
     PROPERTY_TIMED_QUEUE_ID,
     PROPERTY_TIMED_TOPIC,
     PROPERTY_TIMER_DEL_UNIQKEY,
@@ -49,7 +54,8 @@ _JAVA_LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 LATE_MS_MAX = 1000  # how late a message with a delivery time of its own may be, if a level fits
 _NO_TARGETS = frozenset(("", TIMER_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC))
 _OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
-OF_TIMED = (PROPERTY_DELIVER_AT, PROPERTY_TIMED_TOPIC, PROPERTY_TIMED_QUEUE_ID)
+OF_TIMED = (PROPERTY_DELIVER_AT, PROPERTY_TIMED_TOPIC, PROPERTY_TIMED_QUEUE_ID, PROPERTY_TIMED_FIRST)
+_FIRST = re.compile(r"([0-9]{19})-([0-9]{13})", re.ASCII)
 _TIME_DIGITS_MAX = 19
 _QUEUE_DIGITS_MAX = 10
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -106,9 +112,67 @@ def timer_time_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
     return time_ms if time_ms > now_ms else None
 
 
+class DelayedId(NamedTuple):
+    """The name of a delayed message: the physical offset and the store time of its first record."""
+
+    physical_offset: int
+    store_timestamp_ms: int
+
+    @classmethod
+    def of(cls, message: Message) -> DelayedId:
+        """Return the name of the message that this record is one of."""
+        found = _FIRST.fullmatch(message.properties.get(PROPERTY_TIMED_FIRST, ""))
+        named = cls(0, 0) if found is None else cls(int(found[1]), int(found[2]))
+        return named if any(named) else cls(message.physical_offset, message.store_timestamp_ms)
+
+    @property
+    def text(self) -> str:
+        """The property of its records; with zeros in the first one, which does not know its place when it is put."""
+        return f"{self.physical_offset:019d}-{self.store_timestamp_ms:013d}"
+
+
+@dataclass(frozen=True, slots=True)
+class DelayMark:
+    """The mark that cancels a delayed message: its name, and the record that was waiting then.
+
+    `due_ms` is its own delivery time, 0 if it has none: then only the record in the queue of `level` at `queue_offset` delivers it.
+    """
+
+    physical_offset: int
+    store_timestamp_ms: int
+    level: int
+    queue_offset: int
+    due_ms: int
+
+    @classmethod
+    def of(cls, message: Message) -> DelayMark | str:
+        """Return the mark of the message that this record is one of, or a sentence why it cannot be cancelled."""
+        if message.topic != SCHEDULE_TOPIC:
+            return f"it is no delayed message, it is in {message.topic}"
+        due_ms = 0
+        if message.properties.get(PROPERTY_REAL_TOPIC) == TIMER_TOPIC:
+            due_ms = max(1, _number(message.properties.get(PROPERTY_DELIVER_AT, ""), _TIME_DIGITS_MAX, INT64_MAX) or 0)
+            if not _FIRST.fullmatch(message.properties.get(PROPERTY_TIMED_FIRST, "")):
+                return f"it has no {PROPERTY_TIMED_FIRST}: an earlier version has put it"
+        return cls(*DelayedId.of(message), message.queue_id + 1, message.queue_offset, due_ms)
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> DelayMark:
+        """Return the mark with these fields; one of PARSE_ERRORS for others."""
+        mark = cls(**fields)
+        if any(type(number) is not int or not 0 <= number <= INT64_MAX for number in asdict(mark).values()):
+            raise ValueError(fields)
+        return mark
+
+    @property
+    def id(self) -> DelayedId:
+        return DelayedId(self.physical_offset, self.store_timestamp_ms)
+
+
 def timed_properties(properties_text: str, topic: str, queue_id: int, deliver_at_ms: int) -> str:
     """Return the property text of a message that waits for its own delivery time."""
-    own = {PROPERTY_DELIVER_AT: str(deliver_at_ms), PROPERTY_TIMED_TOPIC: topic, PROPERTY_TIMED_QUEUE_ID: str(queue_id)}
+    own = {PROPERTY_DELIVER_AT: str(deliver_at_ms), PROPERTY_TIMED_TOPIC: topic, PROPERTY_TIMED_QUEUE_ID: str(queue_id),
+           PROPERTY_TIMED_FIRST: DelayedId(0, 0).text}
     added = encode_properties(own)
     return f"{properties_text}{PROPERTY_SEPARATOR}{added}" if properties_text else added
 
@@ -134,7 +198,7 @@ def delivery_of(message: Message, now_ms: int = 0, delays_ms: Sequence[int] = ()
     if not topic:
         return f"it names no {PROPERTY_REAL_TOPIC}"
     if topic == TIMER_TOPIC:
-        return _timed_delivery(properties, now_ms, delays_ms)
+        return _timed_delivery(message, now_ms, delays_ms)
     if topic in (TRANSACTION_HALF_TOPIC, SCHEDULE_TOPIC):
         return f"{topic} takes no delayed messages"
     queue_id = _queue_id(queue_text)
@@ -143,7 +207,8 @@ def delivery_of(message: Message, now_ms: int = 0, delays_ms: Sequence[int] = ()
     return Delivery(topic, queue_id, encode_properties({name: properties[name] for name in hash_map_order(properties)}))
 
 
-def _timed_delivery(properties: dict[str, str], now_ms: int, delays_ms: Sequence[int]) -> Delivery | str:
+def _timed_delivery(message: Message, now_ms: int, delays_ms: Sequence[int]) -> Delivery | str:
+    properties = message.properties
     topic = properties.get(PROPERTY_TIMED_TOPIC, "")
     queue_id = _queue_id(properties.get(PROPERTY_TIMED_QUEUE_ID, ""))
     deliver_at_ms = _number(properties.get(PROPERTY_DELIVER_AT, ""), _TIME_DIGITS_MAX, INT64_MAX)
@@ -151,9 +216,11 @@ def _timed_delivery(properties: dict[str, str], now_ms: int, delays_ms: Sequence
         return f"it does not say which topic, which queue and when ({PROPERTY_DELIVER_AT})"
     rest = {name: properties[name] for name in hash_map_order(properties) if name not in _OF_LEVEL}
     if deliver_at_ms > now_ms:
+        if PROPERTY_TIMED_FIRST in rest:  # of an earlier version it may have no room for it
+            rest[PROPERTY_TIMED_FIRST] = DelayedId.of(message).text
         return Delivery(TIMER_TOPIC, 0, encode_properties(rest), wait_level(deliver_at_ms - now_ms, delays_ms))
     for name in OF_TIMED:
-        del rest[name]
+        rest.pop(name, None)
     return Delivery(topic, queue_id, encode_properties(rest))
 
 

@@ -59,7 +59,7 @@ ADDRESS_CHARS_MAX = 255
 ASK_INTERVAL_S = 2.0        # between two questions of a slave where its master is, while it is not linked
 TABLES_INTERVAL_S = 5.0     # between two questions of a slave for its master's tables
 _TABLE_CODES = (codes.GET_ALL_TOPIC_CONFIG, codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, codes.GET_ALL_CONSUMER_OFFSET,
-                codes.GET_ALL_DELAY_OFFSET)  # in the order of TABLES
+                codes.GET_ALL_DELAY_OFFSET)  # of the first TABLES, in their order
 PUTS_REFUSED = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE | native.REFUSE_LOST
 
 
@@ -182,7 +182,7 @@ class Registration:
             return
         connection, faults = await _connect(self._connections, self._executor, self._master, None), []
         try:
-            for code, (name, write) in zip(_TABLE_CODES, TABLES, strict=True):
+            for code, (name, write) in zip(_TABLE_CODES, TABLES[:len(_TABLE_CODES)], strict=True):
                 answer = await connection.invoke(code, {}, timeout_s=LIMIT_S)
                 if answer.code != codes.SUCCESS:  # for example without an access key
                     faults.append(f"{name} is refused by {self._master}: {answer.code} {answer.remark or ''}")

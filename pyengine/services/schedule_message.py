@@ -16,7 +16,9 @@ The store's time is the wall clock, but never before the newest store time, from
 set back, a steady clock measures the waits (StalledClock): deliveries may be late then, never early. A due time further ahead than its
 level's delay is a mistake, for this service as for RocketMQ, and the message is due at once. A message with a delivery time
 (`deliver_at`) moves from level to level until that time. Messages that a broker moved to TIMER_TOPIC while it had the store open are
-delivered after the start. An engine that replays a clock (`replay_clock`) delivers no message, and neither does a slave.
+delivered after the start. A cancelled message is left out, wherever it waits: the scheduler notes which messages it takes, reads the
+cancels that came before that note (DelayCancels), and puts the others. An engine that replays a clock (`replay_clock`) delivers no
+message, and neither does a slave.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pyengine.client.outgoing import RawMessage
@@ -34,9 +37,10 @@ from pyengine.errors import DiskError, EngineError, StoreBusyError, UsageError
 from pyengine.events import Event
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
 from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
-from pyengine.formats.delayed_message import UNKNOWN_LEVEL_DELAY_MS, delivery_of
+from pyengine.formats.delayed_message import UNKNOWN_LEVEL_DELAY_MS, DelayedId, delivery_of
 from pyengine.formats.record import Message
 from pyengine.ipc.control_block import EngineMemory, now_ms
+from pyengine.ipc.sessions import ended_sessions
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
@@ -44,7 +48,7 @@ from pyengine.results import PutResult, ReadLevel
 from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consume_queue import ConsumeQueue
-from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from pyengine.storage.store_reader import StoreReader
 
 BATCH_MESSAGES = 64            # most unanswered puts of one level, before the other levels have their turn
@@ -134,6 +138,7 @@ class ScheduleMessageService(Service):
         self._watermark = DispatchedWatermark(memory)
         self._reader = StoreReader(context.store.root, watermark=self._watermark, config=config)
         self._offsets = DelayOffsets(context.store.root)
+        self._cancels = DelayCancels(context.store.root)
         self._group_offsets = ConsumerOffsets(context.store.root)
         self._delays_ms = config.delay_levels_ms
         self.take_settings(config)
@@ -166,6 +171,7 @@ class ScheduleMessageService(Service):
                              f"delayOffset.json has offset {offset} for delay level {number}, but its queue reaches from {low} to "
                              f"{high}: continuing at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
+        self._cancels.resume({level.number: level.offset for level in levels}, self._clock_ms())
         low, high = self._range(TIMER_TOPIC, 0)
         self._timer_offset = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)
         offset = max(low, min(self._timer_offset, high))
@@ -242,6 +248,7 @@ class ScheduleMessageService(Service):
     def close(self) -> None:
         self._end_session()
         self._queues.clear()
+        self._cancels.close()
         self._reader.close()
 
     def _now_ms(self) -> int:
@@ -280,27 +287,41 @@ class ScheduleMessageService(Service):
         """Submit the messages that are due; then `due_ms` says when the next one is, or `poll_ns` when to read the queue again."""
         end = queue.max_offset(self._watermark.queue_limit(ReadLevel.COMMITTED))
         log_min_offset = self._reader.commit_log.min_offset
-        cursor = level.offset
-        while len(level.in_flight) < BATCH_MESSAGES and not self._retry_ns:
+        cursor, batch = level.offset, list[_Step | ConsumeQueueEntry]()
+        while len(batch) < BATCH_MESSAGES:
             if cursor >= end:
                 self._poll_later(level)
-                return
+                break
             entry = queue.entry(cursor, end)
             if entry is None or entry.physical_offset < log_min_offset or is_filler(entry):
-                step = self._skip_deleted(level, queue, cursor, log_min_offset, end)
-            elif cursor in level.ahead:
-                step = _Step(cursor + 1, end=level.ahead[cursor])
-            else:
+                batch.append(step := self._skip_deleted(level, queue, cursor, log_min_offset, end))
+                cursor = step.next_offset
+                continue
+            if cursor not in level.ahead:
                 due_ms = self._due_ms(level, queue, entry)
                 if not self._is_due(level, due_ms, entry.physical_offset):
                     level.due_ms, level.head = due_ms, entry.physical_offset
-                    return
-                submitted = self._put(cursor, entry)
-                if submitted is None:
-                    return
-                step = submitted
+                    break
+            batch.append(_Step(cursor + 1, end=level.ahead[cursor]) if cursor in level.ahead else entry)
+            cursor += 1
+        self._put_batch(level, batch, cursor)
+
+    def _put_batch(self, level: _Level, batch: list[_Step | ConsumeQueueEntry], below: int) -> None:
+        """Take the messages of these entries, which end before the offset `below`, and submit those that are not cancelled."""
+        if not batch:
+            return
+        next_look = level.due_ms, level.poll_ns
+        level.due_ms = level.poll_ns = 0  # at once, unless all are submitted
+        now_ms, cursor = self._clock_ms(), level.offset
+        self._cancels.take(level.number, below, now_ms)
+        failpoint("deliveries_taken")
+        for each in batch:
+            step = each if isinstance(each, _Step) else self._put(cursor, each, now_ms)
+            if step is None:
+                return
             level.in_flight.append(step)
             cursor = step.next_offset
+        level.due_ms, level.poll_ns = next_look
 
     def _collect(self, level: _Level) -> bool:
         """Take the answers in order; True if some puts have no answer yet."""
@@ -400,13 +421,15 @@ class ScheduleMessageService(Service):
 
     # ---- one message ------------------------------------------------------------
 
-    def _put(self, cursor: int, entry: ConsumeQueueEntry) -> _Step | None:
+    def _put(self, cursor: int, entry: ConsumeQueueEntry, now_ms: int) -> _Step | None:
         """Submit the message of an entry to its real topic; None when no session can be opened."""
         message = self._message(entry)
         if message is None:
             is_gone = entry.physical_offset < self._reader.commit_log.min_offset  # deleted meanwhile
             return _Step(cursor + 1, reason="" if is_gone else f"there is no whole record at {entry.physical_offset}")
-        delivery = delivery_of(message, self._clock_ms(), self._delays_ms)
+        if self._cancels.is_cancelled(DelayedId.of(message)):
+            return _Step(cursor + 1)
+        delivery = delivery_of(message, now_ms, self._delays_ms)
         if isinstance(delivery, str):
             return _Step(cursor + 1, reason=delivery)
         producer = self._session()
@@ -473,7 +496,22 @@ class ScheduleMessageService(Service):
         failpoint("deliveries_noted")
         self._written = table
         self._unsaved.clear()
+        with suppress(EngineError):  # the file stays long until the next time
+            self._shorten_cancels()
         return True
+
+    def _shorten_cancels(self) -> None:
+        """Drop the marks of messages of which no record waits any more, once the file is long."""
+        limit = self._watermark.queue_limit(ReadLevel.COMMITTED)
+        done = limit
+        for level in self._levels:
+            noted = self._timer_offset if level.number == TIMER else self._written.get(level.number, 0)
+            queue = self._queue(level)
+            if queue is not None and noted < (end := queue.max_offset(limit)):
+                entry = queue.entry(noted, end)
+                done = min(done, 0 if entry is None else entry.physical_offset)
+        is_settled = not any(level.in_flight for level in self._levels) and not ended_sessions(self._memory)
+        self._cancels.shorten(done, native.load_position(self._control.wrote) if is_settled else None)
 
     def _save_timer_offset(self) -> bool:
         """Commit the offset up to which the queue of TIMER_TOPIC is delivered; False if that failed."""

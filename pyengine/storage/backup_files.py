@@ -43,6 +43,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.settings import Value
 from pyengine.storage.check.check import NOT_KEPT
 from pyengine.storage.config import LOG_PATHS
+from pyengine.storage.consumer_offset import CANCELS_NAME
 from pyengine.storage.durable_writes import open_new, pwrite_all, sync_descriptor
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_system import make_folder_in, open_file_in, open_folder, sync_open_folder
@@ -197,7 +198,7 @@ def is_config_table(name: str) -> bool:
     It has nothing that identifies the store, and no access list, which has secrets.
     """
     plain = name.removesuffix(".bak")
-    return "/" not in name and (plain == "engine.toml" or plain.endswith(".json") and plain not in NOT_IN_BACKUP)
+    return "/" not in name and (plain in ("engine.toml", CANCELS_NAME) or plain.endswith(".json") and plain not in NOT_IN_BACKUP)
 
 
 def is_table_path(path: object) -> bool:

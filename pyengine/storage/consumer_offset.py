@@ -1,4 +1,5 @@
-"""The offsets of consumer groups, and those up to which each delay level is delivered (docs/formats.md section 12).
+"""The offsets of consumer groups, those up to which each delay level is delivered, and the delayed messages that are cancelled
+(docs/formats.md section 12).
 
 `config/consumerOffset.json` (ConsumerOffsetManager):
 
@@ -17,11 +18,15 @@ damaged: the process raises DiskError and changes nothing.
 `config/delayOffset.json` (ScheduleMessageService):
 `{"offsetTable": {level: next offset in queue level - 1 of SCHEDULE_TOPIC_XXXX}}`. RocketMQ
 writes the levels without quotes, which this module can read; it writes strict JSON, which
-RocketMQ can read. Only the scheduler writes the file, and recovery.
+RocketMQ can read, with the checksum of consumerOffset.json. Only the scheduler writes the file, and recovery.
 
 If a power cut takes a queue back to 90, the next messages get the offsets from 90 on again, and a group that has
 committed offset 100 would not read them. So recovery, before any put, lowers such offsets to the current end of the
 queue; also those of delay levels (ScheduleMessageService.correctDelayOffset), since the scheduler may start too late.
+
+`config/delay-cancels` has lines of two kinds, and their order decides between a cancel and the scheduler, who do not wait for each
+other. The scheduler appends which messages it takes before it puts them; a cancel appends a mark, and it counts if no line before it
+takes the message. Then each scheduler leaves the message out. A kill between two steps changes nothing of that. RocketMQ ignores the file.
 """
 
 from __future__ import annotations
@@ -29,15 +34,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
 from pyengine.formats.constants import SCHEDULE_TOPIC
-from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
+from pyengine.formats.delayed_message import DelayedId, DelayMark
+from pyengine.formats.paths import QUEUE_ID_MAX, Root, StorePaths
 from pyengine.formats.small_file import (
     PARSE_ERRORS,
     SMALL_FILE_BYTES_MAX,
@@ -48,8 +54,9 @@ from pyengine.formats.small_file import (
     read_small_file,
     seal,
 )
+from pyengine.native.failpoints import failpoint
 from pyengine.storage.acknowledgements import AckFile, cut_all, remove_all
-from pyengine.storage.durable_file import ConfigFile, exclusive
+from pyengine.storage.durable_file import AppendedLines, ConfigFile, exclusive, sealed_line, unsealed
 from pyengine.storage.durable_writes import write_config
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
@@ -283,20 +290,22 @@ class DelayOffsets:
     """The file delayOffset.json of one store. It keeps no file open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self._file = ConfigFile(StorePaths(root).config / NAME, decode_delay_offsets)
+        self._file = ConfigFile(StorePaths(root).config / NAME, _decode_delay_file)
         self.path = self._file.path
+        self.is_own = True  # the last table read is empty, or of a scheduler that reads delay-cancels
 
     def read(self) -> tuple[dict[int, int], str]:
         """Return (level -> next offset, sentence about a damaged file); the table is empty if no file can be used.
 
         DiskError for lack of a descriptor or of memory.
         """
-        table, problem, *_ = self._file.read()
-        return table or {}, problem
+        found, problem, *_ = self._file.read()
+        table, self.is_own = found or ({}, True)
+        return table, problem
 
     def write(self, table: Mapping[int, int]) -> None:
         """Replace the file, durably; the old one is kept as `.bak`. Raises DiskFullError, DiskError or FlushError."""
-        self._file.write(encode_config({"offsetTable": dict(sorted(table.items()))}))
+        self._file.write(seal(encode_config({"offsetTable": dict(sorted(table.items()))})))
 
     def lower(self, queue_ends: QueueEnds) -> list[str]:
         """Lower the offsets beyond the ends of their queues; return a sentence for each, and for a failed write.
@@ -319,7 +328,13 @@ class DelayOffsets:
 
 
 def decode_delay_offsets(text: str) -> dict[int, int]:
-    """Return the table in the text of the file; FormatError for a text of another shape."""
+    """Return the table in the text of the file; FormatError for a text of another shape, or a wrong checksum."""
+    return _decode_delay_file(text)[0]
+
+
+def _decode_delay_file(text: str) -> tuple[dict[int, int], bool]:
+    """Return the table, and whether it has the checksum."""
+    is_own = check_seal(text.encode())
     document: Any = decode_config(text)
     try:
         table = {int(level): int(offset) for level, offset in document["offsetTable"].items()}
@@ -327,4 +342,180 @@ def decode_delay_offsets(text: str) -> dict[int, int]:
         raise FormatError(f"no table of delay offsets: {error!r}") from error
     if not all(level >= 1 and 0 <= offset <= INT64_MAX for level, offset in table.items()):
         raise FormatError("a level below 1, or an offset that no queue has")
-    return table
+    return table, is_own
+
+
+CANCELS_NAME = "delay-cancels"
+CANCELS_SHORTEN_BYTES, CANCELS_SHORTEN_FACTOR = 64 << 10, 2
+
+
+@dataclass(slots=True)
+class _Cancels:
+    """What the lines of the file say together."""
+
+    taken: dict[int, int] = field(default_factory=dict)     # level -> the queue offset below which all messages are taken
+    others: dict[int, int] = field(default_factory=dict)    # level -> the queue offset below which another program has delivered
+    taken_ms: int = 0                                       # all messages with a time until then count as taken
+    marks: dict[DelayedId, DelayMark] = field(default_factory=dict)
+
+    def apply(self, fields: Mapping[str, Any]) -> None:
+        """Take the next line into account; one of PARSE_ERRORS for fields of another kind."""
+        if "queue_offset" in fields:
+            mark = DelayMark.from_fields(fields)
+            if not self.has_taken(mark):
+                self.marks[mark.id] = mark
+            return
+        level, below, others, at_ms = (_offset(fields.get(name, 0)) for name in ("level", "below", "others", "at_ms"))
+        if fields.get("cut"):
+            for table in (self.taken, self.others):
+                table[level] = min(table.get(level, 0), below)
+            return
+        self.taken[level] = max(self.taken.get(level, 0), below)
+        self.others[level] = max(self.others.get(level, 0), others)
+        self.taken_ms = max(self.taken_ms, at_ms)
+
+    def has_taken(self, mark: DelayMark) -> bool:
+        return mark.due_ms <= self.taken_ms if mark.due_ms else mark.queue_offset < self.taken.get(mark.level, 0)
+
+    def lines(self) -> Iterator[dict[str, object]]:
+        """Return the lines of a new file that says the same."""
+        yield from map(asdict, self.marks.values())
+        for level, below in self.taken.items():
+            yield {"level": level, "below": below, "others": self.others.get(level, 0), "at_ms": self.taken_ms}
+
+
+class DelayCancels:
+    """The file delay-cancels of one store, for the scheduler and for those that cancel. Not for several threads at once."""
+
+    def __init__(self, root: Root) -> None:
+        self._offsets = DelayOffsets(root)
+        self._lines = AppendedLines(StorePaths(root).config / CANCELS_NAME)
+        self.path = self._lines.path
+        self._state = _Cancels()
+        self._short_bytes = 0                  # its length after the last time that it was shortened
+        self._noted_end = 0
+        self._ends: dict[DelayedId, int] = {}  # of each mark: the end of the log when no later record of its message could come any more
+
+    def close(self) -> None:
+        self._lines.close()
+
+    # ---- for those that cancel ---------------------------------------------------
+
+    def cancel(self, mark: DelayMark) -> bool:
+        """Cancel a message; return whether it will never be delivered, which is durable then. False: it was taken for delivery.
+
+        EngineError if another program has moved the message on. Raises DiskFullError, DiskError, FlushError (the mark may count or not)
+        or StoreBusyError.
+        """
+        noted, _ = self._offsets.read()
+        with self._lines.hold():
+            self._follow()
+            is_noted = mark.queue_offset < noted.get(mark.level, 0)
+            moved_by_others = is_noted and not self._offsets.is_own or mark.queue_offset < self._state.others.get(mark.level, 0)
+            if mark.due_ms and moved_by_others:
+                raise EngineError("it cannot be cancelled: a RocketMQ broker or an earlier version has moved it to another level, and they "
+                                  "do not note what it is")
+            if mark.id not in self._state.marks and (self._state.has_taken(mark) or is_noted and not mark.due_ms):
+                return False
+            self._lines.append(asdict(mark))
+            failpoint("cancel_marked")
+            self._follow()
+            if mark.id not in self._state.marks:
+                return False
+            self._lines.sync()
+            failpoint("cancel_durable")
+            return True
+
+    # ---- for the scheduler -------------------------------------------------------
+
+    def resume(self, noted: Mapping[int, int], now_ms: int) -> None:
+        """Read the file and note what others have delivered: the levels up to `noted`, and what had its time before this start."""
+        self._offsets.read()
+        if not any(noted.values()) and not self.path.exists():
+            return
+        self._lines.renew()
+        self._follow()
+        for level, below in noted.items():
+            if not self._offsets.is_own and below > self._state.others.get(level, 0):
+                self._take(level, below, others=below)
+        self._take(0, 0, at_ms=now_ms)
+
+    def take(self, level: int, below: int, at_ms: int) -> None:
+        """Note, before they are put, that all messages of a level below this offset are taken, and those with a time until `at_ms`.
+
+        Then is_cancelled() has all marks that count for them. Raises DiskFullError or DiskError.
+        """
+        self._lines.renew()
+        self._take(level, below, at_ms=at_ms)
+
+    def is_cancelled(self, message: DelayedId) -> bool:
+        """Whether a mark counted when its message was taken, or counts until it is."""
+        return message in self._state.marks
+
+    def shorten(self, noted_end: int, log_end: int | None) -> None:
+        """Shorten a long file; never waits. All levels are noted to be delivered up to the physical offset `noted_end`.
+
+        `log_end`: the log's end, if all that was ever put for delivery is below it. A mark is dropped once the levels are noted, and were
+        at the last call, beyond the end that the log had when the scheduler knew the mark: no record of its message waits any more, by an
+        older copy of delayOffset.json at a slave or in a backup neither.
+        """
+        done, self._noted_end = min(noted_end, self._noted_end), noted_end
+        if self._lines.size_bytes <= max(CANCELS_SHORTEN_BYTES, CANCELS_SHORTEN_FACTOR * self._short_bytes):
+            return
+
+        def lines() -> Iterator[dict[str, object]]:
+            self._follow()
+            marks = self._state.marks
+            self._ends = {each: end for each, end in self._ends.items() if each in marks}
+            for each in [*marks]:
+                if self._ends.get(each, done) < done:
+                    del marks[each]
+                elif log_end is not None:
+                    self._ends.setdefault(each, log_end)
+            return self._state.lines()
+
+        if self._lines.shorten(lines):
+            self._lines.renew()
+            self._follow()
+            self._short_bytes = self._lines.size_bytes
+
+    # ---- for recovery ------------------------------------------------------------
+
+    def lower(self, queue_ends: QueueEnds) -> list[str]:
+        """Note that levels are taken up to the ends of their queues only; return a sentence for a failed write. For the store's owner."""
+        if not self.path.exists():
+            return []
+        try:
+            self._lines.renew()
+            self._follow()
+            beyond = {level: end for level, below in self._state.taken.items()
+                      if level and below > (end := queue_ends.get((SCHEDULE_TOPIC, level - 1), 0))}
+            if beyond:
+                for level, end in beyond.items():
+                    self._lines.append({"level": level, "below": end, "cut": True})
+                self._lines.sync()
+            return []
+        except EngineError as error:
+            return [f"{CANCELS_NAME} could not be corrected: {error}"]
+        finally:
+            self.close()
+
+    def _take(self, level: int, below: int, **more: int) -> None:
+        self._lines.append({"level": level, "below": below, **more})
+        self._follow()
+
+    def _follow(self) -> None:
+        if not self._lines.size_bytes:
+            self._state = _Cancels()
+        for fields in self._lines.news():
+            with contextlib.suppress(*PARSE_ERRORS):
+                self._state.apply(fields)
+
+
+def delay_marks(content: bytes) -> bytes:
+    """Return the lines of the marks that count in the file's content, an empty one without any."""
+    state = _Cancels()
+    for line in content.split(b"\n"):
+        with contextlib.suppress(*PARSE_ERRORS):
+            state.apply(unsealed(line))
+    return b"".join(sealed_line(asdict(mark)) for mark in state.marks.values()) or b"\n"

@@ -62,6 +62,7 @@ from pyengine.storage.check.check import NOT_KEPT, why_unusable
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.commit_log import log_exists
 from pyengine.storage.config import record_sizes
+from pyengine.storage.consumer_offset import CANCELS_NAME, delay_marks
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, write_config
 from pyengine.storage.file_system import own_folder
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, find_later_features
@@ -621,6 +622,10 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
             path = backup
         try:
             content = read_small_file(path)
+            if name == CANCELS_NAME:
+                if delay_marks(content).strip():
+                    notes.append(f"config/{name} was left out, since messages have other ids now: those that were cancelled are delivered")
+                continue
             if name == "engine.toml":
                 content = without_log_folders(content)
             if name in ("consumerOffset.json", "delayOffset.json"):

@@ -24,6 +24,7 @@ from pyengine.storage import log_holds
 from pyengine.storage.backup_files import Folder, Remote, read_manifest
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import load_config
+from pyengine.storage.consumer_offset import CANCELS_NAME, delay_marks
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.log_holds import read_log_holds
 from pyengine.storage.ofd_lock import try_lock
@@ -637,3 +638,16 @@ def test_names_that_are_not_utf_8_are_backed_up_and_restored(make_engine, tmp_pa
     for command in (("backup", store, dest, "--check", "--json"), ("restore", dest, new, "--json"), ("check", new, "--json")):
         done = run(*command)
         assert done.code == 0 and done.stdout.encode()
+
+
+def test_a_restored_store_knows_which_delayed_messages_are_cancelled(make_engine, tmp_path):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        msg_id = producer.put("T", b"never", delay_level=18).msg_id
+        assert producer.cancel_delayed(msg_id)
+    assert engine.stop()
+    backup_store(engine.root, Folder(tmp_path / "dest"))
+    restore_store(Folder(tmp_path / "dest"), tmp_path / "new")
+    marks = [delay_marks((root / "config" / CANCELS_NAME).read_bytes()) for root in (engine.root, tmp_path / "new")]
+    assert marks[0] == marks[1] != b"\n"

@@ -120,7 +120,7 @@ def test_a_delay_is_in_the_half_message_and_begins_with_the_commit():
     half = half_of(dataclasses.replace(raw, deliver_at_ms=1_900_000_000_000))
     assert half.deliver_at_ms == 0 and decode_properties(half.properties_text) == {
         "TRAN_MSG": "true", "REAL_TOPIC": "RMQ_SYS_PYENGINE_TIMER", "REAL_QID": "0", "DELAY": "10", "__PYENGINE_TOPIC": "orders",
-        "__PYENGINE_QID": "3", "__PYENGINE_DELIVER_AT": "1900000000000"}
+        "__PYENGINE_QID": "3", "__PYENGINE_DELIVER_AT": "1900000000000", "__PYENGINE_FIRST": "0000000000000000000-0000000000000"}
 
 
 def test_a_commit_and_an_op_message_are_the_brokers(engine, producer, halves):
@@ -177,7 +177,7 @@ def test_messages_of_a_block_are_delivered_later_if_they_ask_for_it(engine, prod
     (bill,), (order,), (note,) = messages(engine, "bills"), messages(engine, "orders", 2), messages(engine, "notes")
     assert (order.body, order.properties["PGROUP"], order.sys_flag) == (b"level", "shop", 8)
     for one in (bill, note):
-        assert not {"DELAY", "__PYENGINE_TOPIC", "__PYENGINE_QID", "__PYENGINE_DELIVER_AT"} & one.properties.keys()
+        assert not {"DELAY", "__PYENGINE_TOPIC", "__PYENGINE_QID", "__PYENGINE_DELIVER_AT", "__PYENGINE_FIRST"} & one.properties.keys()
     for wrong in ({"delay_level": -1}, {"delay_level": 1, "deliver_at": 0}, {"deliver_at": datetime.timedelta(41)}):
         with pytest.raises((PutError, UsageError)), producer.transaction() as transaction:
             transaction.put("orders", b"x", **wrong)

@@ -17,11 +17,13 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
+import pyengine
 from fix_golden import usual
 from fix_parts import MODES
 from pyengine.client import pending_puts
@@ -30,7 +32,7 @@ from pyengine.client.outgoing import BatchMessage, RawMessage
 from pyengine.client.pending_puts import PutContext, PutFuture, QueuedPuts
 from pyengine.client.producer import Producer
 from pyengine.engine.kinds import child_environment
-from pyengine.errors import UsageError
+from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import BatchMember, Message, decode_record
 from pyengine.ipc.control_block import now_ms
@@ -194,7 +196,8 @@ def test_a_put_with_a_time_of_its_own_waits_in_the_level_that_ends_then(make_par
     assert (waiting.topic, waiting.queue_id, at_once.topic, at_once.properties) == ("SCHEDULE_TOPIC_XXXX", 4, "T", {})
     assert waiting.properties == {
         "TAGS": "t", "DELAY": "5", "REAL_TOPIC": "RMQ_SYS_PYENGINE_TIMER", "REAL_QID": "0", "__PYENGINE_TOPIC": "T",
-        "__PYENGINE_QID": "3", "__PYENGINE_DELIVER_AT": str(round(at.timestamp() * 1000))}
+        "__PYENGINE_QID": "3", "__PYENGINE_DELIVER_AT": str(round(at.timestamp() * 1000)),
+        "__PYENGINE_FIRST": "0000000000000000000-0000000000000"}
 
 
 def test_messages_of_one_put_wait_together_in_one_queue(make_parts):
@@ -872,3 +875,33 @@ def test_plain_sends_are_taken_as_far_as_there_is_room(make_parts):
 def test_sends_whose_answers_wait_for_the_disk_are_not_plain(make_parts):
     with make_parts(mode=native.MODE_SYNC).producer() as producer:
         assert exchange(producer, made_sends(), send_frame(1))[0] == 0
+
+
+def test_a_producer_cancels_its_delayed_messages(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        puts = [producer.put("T", b"x", delay_level=18), producer.put("T", b"x", deliver_at=timedelta(days=39)),
+                producer.put_async("T", b"x", delay_level=18, queue_id=2).result(10)]
+        assert all(producer.cancel_delayed(put.msg_id) for put in puts)
+        batch = producer.put_batch("T", [b"a", b"b"], delay_level=18)
+        assert [producer.cancel_delayed(msg_id) for msg_id in batch.msg_id.split(",")] == [True, True]
+        for wrong, error in ((1, TypeError), ("", FormatError), (producer.put("N", b"now").msg_id, UsageError)):
+            with pytest.raises(error):
+                producer.cancel_delayed(wrong)
+    with pytest.raises(UsageError, match="closed"):
+        producer.cancel_delayed(puts[0].msg_id)
+
+
+def test_threads_and_a_forked_child_may_cancel_by_one_producer(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        ids = [producer.put("T", b"x", delay_level=18).msg_id for _ in range(24)]
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(producer.cancel_delayed, ids[:20]))
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if all(map(producer.cancel_delayed, ids[16:22])) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert all(map(producer.cancel_delayed, ids[18:]))

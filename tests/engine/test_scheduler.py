@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 
 import pytest
 
@@ -14,6 +15,7 @@ from fix_engine import EACH_MODE
 from fix_golden import compare_inspect
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.storage.inspect import inspect
 from waiting import eventually
@@ -172,3 +174,47 @@ def test_producers_that_have_all_sessions_keep_no_message_from_being_delivered(m
         with pyengine.open_store(engine.root) as store:
             eventually(lambda: store.queue_range("T", 0)[1] == 1, "it is delivered", 30)
     assert engine.stop()
+
+
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_each_message_is_cancelled_or_delivered_whatever_is_killed(make_engine, rng, mode):
+    """Threads cancel messages around their times, each message twice; the scheduler is killed meanwhile, then everything."""
+    engine = make_engine(mode, message_delay_level="1s 2s", flush_delay_offset_interval_ms=50)
+    engine.start()
+    due: dict[str, tuple[int, str]] = {}  # message id -> when it is due, and its key
+    with pyengine.connect(engine.root) as producer:
+        for number in range(400):
+            ahead_ms = rng.choice((1000, 2000, rng.randrange(1500, 4000)))
+            at_ms = now_ms() + ahead_ms
+            when = {"deliver_at": at_ms} if ahead_ms % 1000 else {"delay_level": ahead_ms // 1000}
+            put = producer.put("T", b"", unique_key=str(number), **when)
+            due[put.msg_id] = at_ms, str(number)
+    chosen = sorted(rng.sample(sorted(due), 300), key=due.__getitem__)
+    answers: dict[str, set[bool]] = {msg_id: set() for msg_id in chosen}
+    early_ms = {msg_id: rng.randrange(-5, 15) for msg_id in chosen}
+
+    def cancel(mine: list[str]) -> None:
+        with pyengine.connect(engine.root) as canceller:
+            for msg_id in mine:
+                eventually(lambda: now_ms() >= due[msg_id][0] - early_ms[msg_id], "it is about due")
+                answers[msg_id].add(canceller.cancel_delayed(msg_id))
+
+    threads = [threading.Thread(target=cancel, args=(chosen[number % 2::2],)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        before = len(read_queue(engine.root, "T", 0))
+        eventually(lambda: len(read_queue(engine.root, "T", 0)) > before, "deliveries move", 60)
+        incarnation = engine.incarnation("scheduler")
+        engine.kill("scheduler")
+        engine.wait_back("scheduler", incarnation)
+    for thread in threads:
+        thread.join()
+    engine.kill_all()
+    engine.start()
+    gone = {due[msg_id][1] for msg_id, given in answers.items() if True in given}
+    wanted = {key for _, key in due.values()} - gone
+    eventually(lambda: {one.uniq_key for one in read_queue(engine.root, "T", 0)} >= wanted, "all others are delivered", 60)
+    assert engine.stop()
+    print(f"{len(gone)} of {len(chosen)} cancelled")
+    assert 0 < len(gone) < len(chosen) and not gone & {one.uniq_key for one in read_queue(engine.root, "T", 0)}

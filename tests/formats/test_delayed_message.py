@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fix_golden import load_manifest
@@ -13,7 +15,7 @@ from pyengine.formats.constants import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_OP_TOPIC,
 )
-from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, Delivery, delivery_of, wait_level
+from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, DelayedId, DelayMark, Delivery, delivery_of, wait_level
 from pyengine.formats.record import Message, decode_properties, hash_map_order
 from pyengine.storage.store_reader import open_store
 from record_bytes import encode_record
@@ -118,3 +120,21 @@ def test_properties_that_a_reader_would_not_see_are_left_out_of_the_new_text():
     assert isinstance(made, Delivery) and (made.topic, made.queue_id) == ("T", 3)
     assert decode_properties(made.properties_text) == {"REAL_QID": "3", "REAL_TOPIC": "T", "a": "b"}
     assert "TAGS" not in made.properties_text and not made.properties_text.endswith("\x02")
+
+
+def test_a_message_is_named_after_its_first_record():
+    first = replace(message(REAL_TOPIC=TIMER_TOPIC, REAL_QID="0", **TIMED, __PYENGINE_FIRST=DelayedId(0, 0).text),
+                    physical_offset=77, store_timestamp_ms=1_700_000_000_000)
+    assert DelayedId.of(first) == (77, 1_700_000_000_000)
+    moved = delivery_of(first, 4000, DEFAULT_DELAYS_MS).properties_text
+    second = replace(message(REAL_TOPIC=TIMER_TOPIC, REAL_QID="0", **decode_properties(moved)), physical_offset=999)
+    assert DelayedId.of(second) == DelayedId.of(first) and len(moved) == len(delivery_of(second, 4000, DEFAULT_DELAYS_MS).properties_text)
+    assert DelayMark.of(second) == DelayMark(77, 1_700_000_000_000, 1, 0, 5000)
+    assert delivery_of(second, 5000, DEFAULT_DELAYS_MS) == Delivery("T", 3, "")
+
+
+def test_a_message_that_an_earlier_version_put_moves_as_it_was_and_cannot_be_cancelled():
+    """It may have no room for another property."""
+    waiting = message(REAL_TOPIC=TIMER_TOPIC, REAL_QID="0", **TIMED)
+    assert decode_properties(delivery_of(waiting, 4000, DEFAULT_DELAYS_MS).properties_text) == TIMED
+    assert "an earlier version has put it" in DelayMark.of(waiting)

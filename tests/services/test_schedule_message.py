@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from pyengine.client.outgoing import RawMessage
+from pyengine.client.outgoing import DelayedCancels, RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
+from pyengine.formats.delayed_message import DelayedId
 from pyengine.formats.record import encode_host, encode_properties, hash_map_order
 from pyengine.ipc.control_block import now_ms
+from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_NS, ScheduleMessageService
+from pyengine.storage import consumer_offset
 from pyengine.storage.config import EngineConfig
-from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.consumer_offset import CANCELS_NAME, ConsumerOffsets
 from pyengine.storage.store_reader import open_store
 from reported import Reported
 from waiting import eventually
@@ -646,3 +650,138 @@ def test_timed_messages_that_a_broker_moved_are_delivered_once(make_rig):
     rig.wall_ms, rig.steady_ns = rig.wall_ms + 2 * HOUR_MS, rig.steady_ns + HOUR_MS * 1_000_000
     rig.go(rig.services[-1])
     assert rig.delivered() == [b"due", b"later"]
+
+
+# -- cancelled
+
+
+def cancels(rig, put) -> bool:
+    with closing(DelayedCancels(LiveStoreReader(rig.root))) as program:
+        return program.cancel(put.msg_id)
+
+
+def test_a_cancelled_message_is_left_out_and_the_others_are_not(make_rig):
+    rig = make_rig()
+    puts = [rig.put(1, b"%d" % number) for number in range(5)]
+    service = rig.service()
+    assert cancels(rig, puts[1]) and cancels(rig, puts[4])
+    rig.wall_ms = puts[-1].store_timestamp_ms + 60_000
+    rig.go(service)
+    assert rig.delivered() == [b"0", b"2", b"3"]
+    rig.flushed()
+    service.drain()
+    assert rig.noted() == {"1": 5} and rig.reported == []
+    assert not cancels(rig, puts[0]) and cancels(rig, puts[1]), "it is due or was delivered; it is cancelled"
+
+
+def test_a_message_is_cancelled_for_every_later_scheduler(make_rig):
+    """Also one that begins at an older note."""
+    rig = make_rig()
+    puts = [rig.put(1, b"%d" % number) for number in range(3)]
+    assert cancels(rig, puts[1])
+    rig.wall_ms = puts[-1].store_timestamp_ms + 60_000
+    for times in range(1, 4):
+        rig.go(rig.service())
+        assert rig.delivered() == [b"0", b"2"] * times, "nothing was noted"
+
+
+def test_a_message_that_is_due_can_be_cancelled_until_the_scheduler_takes_it(make_rig, monkeypatch):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    service = rig.service()
+    answers = []
+    take = service._cancels.take
+
+    def cancelled_then(*given) -> None:
+        take(*given)
+        answers.append(cancels(rig, put))
+
+    monkeypatch.setattr(service._cancels, "take", cancelled_then)
+    rig.go(service)
+    assert answers == [False] and rig.delivered() == [b"a"]
+
+
+def test_a_scheduler_that_dies_between_taking_and_putting_leaves_the_message_to_the_next(make_rig, monkeypatch):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    service = rig.service()
+    monkeypatch.setattr(service, "_put", lambda *_: None)
+    service.work()
+    assert not cancels(rig, put) and rig.delivered() == []
+    rig.go(rig.service())
+    assert rig.delivered() == [b"a"]
+
+
+def test_a_message_with_a_time_is_cancelled_by_its_first_id_wherever_it_waits(make_rig):
+    rig = make_rig()
+    began_ms = now_ms()
+    at_ms = began_ms + 180_500
+    gone, kept = (rig.put(0, body, properties={"colour": "red"}, deliver_at=at_ms) for body in (b"gone", b"kept"))
+    service = rig.service()
+    rig.wall_ms = kept.store_timestamp_ms + 120_000
+    rig.go(service)
+    assert rig.queue_end(SCHEDULE_TOPIC, 0) == 2, "both wait in another level"
+    with open_store(rig.root) as store:
+        [first, second] = [each for queue in (0, 1) for each in store.get_message(SCHEDULE_TOPIC, queue, 0).messages
+                           if each.body == b"gone"][::-1]
+    assert (DelayedId.of(second) == DelayedId.of(first) == (gone.physical_offset, gone.store_timestamp_ms)
+            and len(second.raw_properties) == len(first.raw_properties)), "a message that could be put can be moved"
+    assert cancels(rig, gone)
+    rig.wall_ms, rig.steady_ns = at_ms + 120_000, rig.steady_ns + HOUR_MS * 1_000_000
+    rig.go(service)
+    with open_store(rig.root) as store:
+        [message] = store.get_message("T", 0, 0).messages
+    assert message.body == b"kept" and message.properties == {"colour": "red"}
+    assert not cancels(rig, kept) and cancels(rig, gone)
+
+
+def test_a_message_whose_first_record_is_deleted_can_be_cancelled_while_it_waits(make_rig):
+    rig = make_rig()
+    at_ms = now_ms() + 180_500
+    gone, kept = (rig.put(0, body, deliver_at=at_ms) for body in (b"gone", b"kept"))
+    for _ in range(20):
+        rig.put(0, bytes(4000), topic="Other")
+    service = rig.service()
+    rig.wall_ms = kept.store_timestamp_ms + 120_000
+    rig.go(service)
+    rig.flushed()
+    service.drain()
+    (rig.root / "commitlog" / ("0" * 20)).unlink()
+    assert cancels(rig, gone)
+    rig.wall_ms, rig.steady_ns = at_ms + 120_000, rig.steady_ns + HOUR_MS * 1_000_000
+    service = rig.service()
+    rig.go(service)
+    assert rig.delivered() == [b"kept"]
+    rig.flushed()
+    service.drain()
+    assert not cancels(rig, kept), "nothing of it waits"
+
+
+def test_marks_are_dropped_once_nothing_of_their_messages_waits(make_rig, monkeypatch):
+    monkeypatch.setattr(consumer_offset, "CANCELS_SHORTEN_BYTES", -1)
+    monkeypatch.setattr(consumer_offset, "CANCELS_SHORTEN_FACTOR", 0)
+    rig = make_rig(flush_delay_offset_interval_ms=1)
+    path = rig.root / "config" / CANCELS_NAME
+    put = rig.put(1, b"cancelled")
+    service = rig.service()
+    assert cancels(rig, put)
+    waiting = rig.put(3, b"long")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+
+    def notes(count: int) -> None:
+        for _ in range(count):
+            rig.put(1, b"")
+            rig.wall_ms += 60_000
+            rig.steady_ns += 60_000_000_000
+            rig.go(service)
+            rig.flushed()
+            rig.steady_ns += 60_000_000_000
+            rig.go(service)
+
+    notes(4)
+    assert b"queue_offset" in path.read_bytes(), "a level is not delivered beyond what the log had then"
+    rig.wall_ms = waiting.store_timestamp_ms + HOUR_MS
+    notes(4)
+    assert b"queue_offset" not in path.read_bytes() and b"cancelled" not in rig.delivered() and b"long" in rig.delivered()

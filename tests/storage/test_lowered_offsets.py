@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
 from fix_cli import changes, picture
 from pyengine.formats.constants import SCHEDULE_TOPIC
-from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
+from pyengine.formats.delayed_message import DelayMark
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 
@@ -78,3 +80,15 @@ def test_a_delay_level_whose_waiting_messages_were_lost_delivers_what_comes_in_t
     before = picture(builder.root / "config")
     assert not recover(MessageStore(builder.root, builder.geometry)).notes
     assert changes(before, picture(builder.root / "config")) == []
+
+
+def test_a_message_in_place_of_a_taken_one_that_a_power_cut_took_can_be_cancelled(builder):
+    first = [builder.put(SCHEDULE_TOPIC, b"%d" % number, dispatch=False) for number in range(5)]
+    for message in first[:3]:
+        builder.dispatch(message)
+    builder.write_log(bytes(builder.end - first[3].physical_offset), at=first[3].physical_offset)
+    with closing(DelayCancels(builder.root)) as cancels:
+        cancels.take(1, 5, 0)
+        (builder.root / "abort").touch()
+        assert recover(MessageStore(builder.root, builder.geometry)).notes == ()
+        assert not cancels.cancel(DelayMark(0, 1, 1, 2, 0)) and cancels.cancel(DelayMark(0, 1, 1, 3, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import closing
 from dataclasses import asdict
 
 import pytest
@@ -12,12 +13,14 @@ import pyengine
 from damage import flip
 from fix_golden import CLEAN
 from pyengine.errors import DiskError, DiskFullError, ExitCode, NotAStoreError, UsageError
+from pyengine.formats.delayed_message import DelayMark
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
 from pyengine.storage import salvage as salvage_module
 from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_recovered_from, write_watermark
+from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
@@ -369,3 +372,13 @@ def test_a_new_log_that_is_not_whole_is_noted(builder, tmp_path, monkeypatch):
     monkeypatch.setattr(salvage_module.SalvagedLog, "end_offset", 1 << 20)
     report = salvage(builder.root, tmp_path / "new", builder.geometry)
     assert report.exit_code is ExitCode.REPAIRED and "the new log was written to 1,048,576" in report.notes[0]
+
+
+def test_marks_of_cancelled_messages_are_not_copied_because_messages_have_other_ids(stopped, tmp_path):
+    with closing(DelayCancels(stopped.root)) as cancels:
+        cancels.take(1, 1, 0)
+        assert not salvage(stopped.root, tmp_path / "one", stopped.geometry).notes
+        assert cancels.cancel(DelayMark(4096, 1_700_000_000_000, 1, 7, 0))
+    [note] = salvage(stopped.root, tmp_path / "two", stopped.geometry).notes
+    assert "those that were cancelled are delivered" in note
+    assert not (tmp_path / "one" / "config" / CANCELS_NAME).exists() and not (tmp_path / "two" / "config" / CANCELS_NAME).exists()

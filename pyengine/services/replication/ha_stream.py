@@ -18,8 +18,8 @@ They are sent only on links whose ends have proven that they have the secret. A 
 that moment: it is sent after those bytes, and the slave writes it once it has them on its disk. Otherwise a promoted slave could
 count a delayed message as delivered without having the delivered record.
 
-Topics, groups and delay offsets are replaced by the master's. Consumer offsets are replaced for each group and topic that the
-master has, and others are kept, as by a RocketMQ slave.
+Topics, groups, delay offsets and the marks of cancelled messages are replaced by the master's. Consumer offsets are replaced for
+each group and topic that the master has, and others are kept, as by a RocketMQ slave.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple, NoReturn
 
-from pyengine.errors import EngineError, FormatError, os_error_sentence
+from pyengine.errors import EngineError, FormatError, disk_errors, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.formats.ha_wire import (
     HEADER_BYTES,
@@ -58,6 +58,7 @@ from pyengine.storage import config_table, consumer_offset
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.consumer_offset import ConsumerOffsets, decode_offsets
 from pyengine.storage.durable_file import ConfigFile, exclusive
+from pyengine.storage.durable_writes import LOCK_MODE, write_config
 
 BUFFER_BYTES_FIRST = 1 << 20
 RUN_BYTES = 1 << 20  # submitted to the writer at once, and up to one record more
@@ -527,6 +528,14 @@ def _offsets(root: str | os.PathLike[str], content: bytes) -> None:
     ConsumerOffsets(root).update(lambda table: table.update(theirs))
 
 
+def _cancels(root: str | os.PathLike[str], content: bytes) -> None:
+    path = StorePaths(root).config / consumer_offset.CANCELS_NAME
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
+        if read_small_file(path) == content:
+            return
+    write_config(path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
+
+
 def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = True) -> Callable[[str | os.PathLike[str], bytes], None]:
     def write(root: str | os.PathLike[str], content: bytes) -> None:
         text = content.decode()
@@ -544,6 +553,7 @@ TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] 
     (config_table.GROUPS_NAME, _replace(config_table.GROUPS_NAME, config_table.GROUPS_FORMAT.decode)),
     (consumer_offset.FILE_NAME, _offsets),
     (consumer_offset.NAME, _replace(consumer_offset.NAME, consumer_offset.decode_delay_offsets, is_shared=False)),
+    (consumer_offset.CANCELS_NAME, _cancels),
 )
 
 
@@ -576,6 +586,10 @@ class TableSource:
                     why = f"{name} is not sent to slaves: {error.strerror}"
                     continue
                 self._stamps[kind] = stamp  # from before the read: the next call sees a change in between
+                if name == consumer_offset.CANCELS_NAME:
+                    content = consumer_offset.delay_marks(content)
+                    if kind in self.tables and self.tables[kind].content == content:
+                        continue
                 if content:  # a power cut may empty a broker's file, and the protocol has no empty table
                     self.tables[kind] = MasterTable(kind, content, self._load_end())
             self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)

@@ -64,7 +64,7 @@ from pyengine.storage.commit_log import (
     scan_log,
     shown,
 )
-from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import refuse_later_record
@@ -486,6 +486,7 @@ def _apply(work: Work, plan: RecoveryPlan) -> RecoveryReport:
     ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
     work.notes.extend(ConsumerOffsets(work.store).lower(ends))
     work.notes.extend(DelayOffsets(work.store).lower(ends))
+    work.notes.extend(DelayCancels(work.store).lower(ends))
     failpoint("recovery_done")
     return replace(report, queue_ends={**ends, **next_offsets},
                    stranded_bytes=sum(piece.size_bytes for piece in work.quarantine.pieces),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
+from pyengine.formats.delayed_message import DelayMark
 from pyengine.services.replication import ha_stream
 from pyengine.services.replication.ha_stream import TABLES, WAITING_MAX, TableSink, TableSource
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
-from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from reported import Reported
 
-TOPICS, GROUPS, OFFSETS, DELAYS = range(4)
+TOPICS, GROUPS, OFFSETS, DELAYS, CANCELS = range(5)
 
 
 class Sides:
@@ -169,3 +171,22 @@ def test_of_two_threads_that_reload_none_keeps_an_older_content(sides, monkeypat
     sides.source.reload()
     other.join()
     assert b'"new"' in sides.source.tables[TOPICS].content
+
+
+def test_a_slave_has_the_marks_of_cancelled_messages(sides):
+    cancels = DelayCancels(sides.master)
+    mark = DelayMark(4096, 1_700_000_000_000, 1, 7, 0)
+    assert sides.carry() == [] and cancels.cancel(mark) and sides.carry() == [CANCELS]
+    sides.sink.apply()
+    slave = DelayCancels(sides.slave)
+    path = sides.slave / "config" / TABLES[CANCELS][0]
+    before = path.read_bytes()
+    cancels.take(1, 9, 0)
+    assert sides.carry() == [], "what is taken changes with each delivery, and is each side's own"
+    cancels.cancel(replace(mark, physical_offset=8192, queue_offset=9))
+    assert sides.carry() == [CANCELS]
+    sides.sink.apply()
+    assert path.read_bytes() != before and path.stat().st_mode & 0o777 == 0o600
+    slave.take(1, 9, 0)
+    assert slave.is_cancelled(mark.id)
+    cancels.close(), slave.close()

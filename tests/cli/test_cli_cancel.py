@@ -1,0 +1,76 @@
+"""pyengine cancel: a delayed message by the id that its put printed, beside an engine and without one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+import pyengine
+from fix_cli import command_line, environment, run
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from waiting import eventually, scaled_timeout_s
+
+
+@pytest.fixture
+def engine(make_engine):
+    engine = make_engine(message_delay_level="1s 1h")
+    engine.start()
+    return engine
+
+
+def put(root, body: str, level: int) -> str:
+    return run("put", root, "--topic", "T", "--delay-level", level, "--json", body).document["msg_id"]
+
+
+def bodies(root) -> list[bytes]:
+    with pyengine.open_store(root) as store:
+        return [message.body for message in store.get_message("T", 0, 0).messages]
+
+
+def test_a_cancelled_message_is_never_delivered_and_a_delivered_one_not_cancelled(engine):
+    gone, kept = put(engine.root, "gone", 1), put(engine.root, "kept", 1)
+    ran = run("cancel", engine.root, gone)
+    assert (ran.code, ran.stdout) == (0, "cancelled: it is never delivered\n")
+    eventually(lambda: bodies(engine.root) == [b"kept"], "the other is delivered")
+    ran = run("cancel", engine.root, kept)
+    assert (ran.code, ran.stdout) == (1, "not cancelled: it is due, or was delivered\n")
+    assert run("cancel", engine.root, kept, "--json").document == {"msg_id": kept, "cancelled": False}
+    assert run("cancel", engine.root, gone, "--json").document == {"msg_id": gone, "cancelled": True}
+
+
+def test_no_engine_is_needed(engine):
+    gone, kept = put(engine.root, "gone", 1), put(engine.root, "kept", 1)
+    assert engine.stop()
+    assert run("cancel", engine.root, gone).code == 0 and bodies(engine.root) == []
+    engine.start()
+    eventually(lambda: bodies(engine.root) == [b"kept"], "the other is delivered")
+    assert engine.stop()
+    assert run("cancel", engine.root, kept).code == 1
+
+
+def test_an_id_that_names_no_delayed_message_is_an_error(engine):
+    now = run("put", engine.root, "--topic", "T", "--json", "now").document["msg_id"]
+    for msg_id, why in ((now, "is in T"), (now[:16] + "0" * 12 + "ABCD", "no message has the id"), ("xyz", "is not a message id")):
+        ran = run("cancel", engine.root, msg_id)
+        assert ran.code in (2, 3) and why in ran.stderr, ran
+
+
+def test_a_slave_cancels_nothing(engine):
+    msg_id = put(engine.root, "later", 2)
+    assert engine.stop()
+    ReplicationStateFile(engine.root).write(ReplicationState("SLAVE", 0))
+    ran = run("cancel", engine.root, msg_id)
+    assert ran.code == 1 and "cancel the message at its master" in ran.stderr
+
+
+def test_a_killed_cancel_counts_once_its_mark_is_written_and_can_be_given_again(engine):
+    for step in ("cancel_marked", "cancel_durable"):
+        msg_id = put(engine.root, step, 1)
+        done = subprocess.run(command_line("cancel", engine.root, msg_id), env=environment(PYENGINE_FAILPOINT=f"{step}:1:kill"),
+                              timeout=scaled_timeout_s(60))
+        assert done.returncode == -signal.SIGKILL, step
+        assert run("cancel", engine.root, msg_id).code == 0
+    put(engine.root, "kept", 1)
+    eventually(lambda: bodies(engine.root) == [b"kept"], "the other is delivered")
