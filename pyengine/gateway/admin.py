@@ -168,7 +168,7 @@ class Admin:
             codes.GET_TOPIC_STATS_INFO: executor.serving(self.topic_stats),
             codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: executor.serving(self.update_group),
             codes.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
-            codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: executor.serving(self.all_groups),
             codes.GET_CONSUME_STATS: self.consume_stats,
             codes.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
             codes.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
@@ -291,7 +291,7 @@ class Admin:
             await self._offsets.rewrite(lambda table: [table.pop(key) for key in list(table) if key.partition("@")[2] == name], name)
         return Answer()
 
-    async def all_groups(self, request: Request) -> Answer:
+    def all_groups(self, request: Request) -> Answer:
         rows = {name: GROUPS_FORMAT.fields_of(group) for name, group in self._names.groups().items()}
         return Answer(body=write_json({"dataVersion": self._names.groups_version, "subscriptionGroupTable": rows}))
 

@@ -37,6 +37,7 @@ _INT32 = struct.Struct(">i")
 _NUMBERS = re.compile(rb'"(opaque|flag)"\s*:\s*(-?[0-9]{1,10})(?![0-9])')
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _json: Callable[[str], str] = json.encoder.encode_basestring  # a text with its quotes, in C
+_PLAIN = frozenset((str, int, float, bool, type(None)))  # types that json writes as fastjson does
 _JSON_HEAD = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -267,6 +268,8 @@ def _write(value: object) -> str:
     if isinstance(value, IntKeys):
         return "{" + ",".join(f"{key}:{_write(each)}" for key, each in value.items()) + "}"
     if isinstance(value, dict):
+        if _PLAIN.issuperset(map(type, value.values())):  # a row of a table, of which there may be many
+            return _JSON_HEAD(value)
         return "{" + ",".join(f"{_JSON_HEAD(str(key))}:{_write(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_write, value)) + "]"
