@@ -26,7 +26,7 @@ class PutStatus(enum.IntEnum):
     SLAVE_NOT_AVAILABLE = 3
     """Stored; too few slaves are connected, or they lag too far."""
     SERVICE_NOT_AVAILABLE = 4
-    """Refused: no engine, a full disk, or a read-only store."""
+    """Refused: no engine, a full disk, a read-only store or a slave."""
     CREATE_MAPEDFILE_FAILED = 5
     """Refused: no next segment in time."""
     MESSAGE_ILLEGAL = 6

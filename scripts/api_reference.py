@@ -205,7 +205,8 @@ def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str
         if len(same) >= REPEATED:
             left = [re.split("[:=]", piece)[0] for piece in its if "=" in piece and piece not in same]
             pieces = [piece for piece in pieces if piece not in same]
-            pieces.append(f"# the keywords of {other}(){' except ' + ', '.join(left) if left else ''}")
+            rest = [pieces.pop()] if pieces and pieces[-1].startswith("**") else []
+            pieces += [f"# the keywords of {other}(){' except ' + ', '.join(left) if left else ''}", *rest]
             break
     before = "" if is_class or "async" not in function.labels else "async "
     after = "" if is_class or str(function.returns) == "None" else f" -> {_short(str(function.returns))}"

@@ -28,7 +28,7 @@ def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read
     It has every message that was flushed before it began. A second backup into the same DEST copies what is new;
     after an interruption run it again.
 
-    Exit codes: 0 complete, 3 complete, but the store's own log is damaged; 5 in use.
+    Exit code 3: complete, but the store's own log is damaged.
 
     \b
     Example:
@@ -64,7 +64,7 @@ def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> 
 
     It verifies each file, rebuilds queues and index, and checks the store. After an interruption run it again.
 
-    Exit codes: 0 restored, 3 the backup is damaged (nothing is restored), or the log was when it was backed up.
+    Exit code 3: the backup is damaged (nothing is restored), or the log was when it was backed up.
 
     \b
     Example:

@@ -85,8 +85,6 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
 
     The stores in STORE_PARENT are removed afterwards. A power cut is not tested.
 
-    Exit codes: 0 passed, 1 failed.
-
     \b
     Example:
       pyengine prove /var/lib --minutes 10

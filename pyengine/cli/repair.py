@@ -159,7 +159,7 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
 
     Bytes that are removed go to STORE/quarantine. Damaged durable bytes are refused without --accept-loss.
 
-    Exit codes: 0 recovered, 4 something went to quarantine, 3 refused, 5 in use.
+    Exit codes: 3 refused, 4 something went to quarantine.
 
     \b
     Examples:
@@ -220,8 +220,7 @@ def rebuild(
 
     Old files go to STORE/quarantine. The store must be stopped. The next run or start finishes an interrupted one.
 
-    Exit codes: 0 rebuilt, 3 refused (durable bytes are damaged; nothing was changed),
-    4 rebuilt, and part of the log went to quarantine, 5 in use.
+    Exit codes: 3 refused (durable bytes are damaged), 4 part of the log went to quarantine.
 
     \b
     Examples:
@@ -262,7 +261,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
 
     Records keep their order, those in STORE/quarantine last (docs/recovery.md). DEST must not exist or be empty.
 
-    Exit codes: 0 nothing is known to be missing, 4 something was left out.
+    Exit code 4: something was left out.
 
     \b
     Examples:

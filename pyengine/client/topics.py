@@ -75,7 +75,7 @@ class Topics:
     """
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
-        """Raises NotAStoreError and ConfigError."""
+        """NotAStoreError, ConfigError."""
         check_keywords(Topics, settings)
         self._root = existing_store(Path(path).absolute())
         self._settings = settings

@@ -113,10 +113,7 @@ class Engine:
         self._state, self._reason = "stopped", ""
 
     def start(self, progress: Progress | None = None) -> Engine:
-        """Create or recover the store and start its workers; returns when it takes puts.
-
-        `progress` gets (bytes of the log done, all bytes) during recovery.
-        """
+        """Create or recover the store and start its workers; returns when it takes puts."""
         if self._process is not None or self._shared and self._shared.is_joined:
             raise UsageError(f"the engine on {self.path} is started already")
         if self._shared:

@@ -156,7 +156,7 @@ def open_store(
 class StoreReader:
     """Reads one store by queue, offset, message id, key and time. A context manager; threads may share it.
 
-    A `level` is a ReadLevel or its name. Deleted messages are left out.
+    Deleted messages are left out.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class StoreReader:
         """Return messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
 
         At most the newest `max_messages`, up to the one that reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time.
-        `verify_key=False` gives RocketMQ's hits: at most 64, also of other keys, doubled, in whole seconds.
+        `verify_key=False` gives RocketMQ's hits: at most 64, also of other keys, doubled.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
