@@ -23,6 +23,7 @@ from pyengine.formats.record import BEGIN, CaseLabel, Message, body_crc, decode_
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.storage.check.parts import LogSegments
+from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, runs_of
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.recovery.report import Findings
 
@@ -136,15 +137,11 @@ def end_beyond_damage(log: LogSegments, end: int, *, was_stopped: bool) -> int:
         if used <= at:
             continue
         with mapped(segment.path) as view:
-            following: int | None = at
-            while following is not None and following < used:
-                walked = walk(view, base, following, used, limit=base + log.size_bytes, check_crc=not was_stopped)
-                end = walked.end_offset if walked.messages else end
-                at = walked.end_offset + 1
-                if walked.reason == CaseLabel.BLANK:
-                    break
-                following = sync(view, base, at, used, limit=base + log.size_bytes) if at < used else None
-                if following is None and was_stopped:
+            for piece in runs_of(SegmentBytes(view, base), at, used, base + log.size_bytes, next_record):
+                if isinstance(piece, LogRun):
+                    walked = piece.walk(check_crc=not was_stopped)
+                    end = walked.end_offset if walked.messages else end
+                elif was_stopped and piece.end == used:
                     end = max(end, used)
     return end
 

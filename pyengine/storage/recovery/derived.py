@@ -23,7 +23,6 @@ still has. If shared memory is valid, everything below its `reput_from` has been
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,9 +39,8 @@ from pyengine.native import dispatch
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
-from pyengine.native.scan import sync, walk
 from pyengine.storage.checkpoint import RebuildMarker, RecoveryPath
-from pyengine.storage.commit_log import Log, Owner, RecoveryStart
+from pyengine.storage.commit_log import Log, LogDamage, LogRun, Owner, RecoveryStart, next_record
 from pyengine.storage.consume_queue import message_stored_ms, sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, sync_file, sync_folder
@@ -61,7 +59,7 @@ from pyengine.storage.mapped_file import (
     used_end,
 )
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.log import LogPlan, Work, segments_between
+from pyengine.storage.recovery.log import LogPlan, Work
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.report import RecoveryOptions, SharedState
 
@@ -474,33 +472,18 @@ def record_start(log: Log, offset: int) -> int:
     base = log.segments[index].start_offset
     if offset == base:
         return base
-    with mapped(log.segments[index].path) as view:
-        reached = walk(
-            view, base, base, offset, check_crc=False, check_offset=False, limit=base + log.size_bytes
-        ).end_offset
+    with log.open(log.segments[index]) as segment:
+        reached = segment.walk(base, offset, limit=base + log.size_bytes, check_crc=False, check_offset=False).end_offset
     return offset if reached == offset else base
 
 
 def queues_between(log: Log, start: int, end: int, multi_dispatch: bool) -> Iterator[TouchedQueue]:
     """Yield the queues of the records in [start, end) that can be read; a queue may come several times."""
-    for view, base, at, stop in _mapped_parts(log, start, end):
-        while at < stop:
-            touched = touched_queues(view, base, at, stop, multi_dispatch=multi_dispatch)
+    for piece in log.runs(start, end, next_record):
+        if isinstance(piece, LogRun):
+            touched = touched_queues(piece.segment.view, piece.segment.base, piece.start, piece.end, multi_dispatch=multi_dispatch)
             yield from touched.queues
-            if touched.reason == "blank" or touched.reached == stop:
-                break
-            following = sync(view, base, touched.reached + 1, stop) if touched.reached + 1 < stop else None
-            at = stop if following is None else following
-
-
-def _mapped_parts(log: Log, start: int, end: int) -> Iterator[tuple[mmap.mmap, int, int, int]]:
-    """Yield (mapping, its first offset, start, end) of each segment's part of [start, end); it is mapped until the next step."""
-    for segment in log.segments:
-        base = segment.start_offset
-        at, stop = max(start, base), min(end, base + log.size_bytes)
-        if at < stop:
-            with mapped(segment.path) as view:
-                yield view, base, at, stop
+            piece.stopped(touched.reached, touched.reason)
 
 
 class LogDispatch:
@@ -565,23 +548,16 @@ class LogDispatch:
         undo = None if self._index_progress is None else bytearray(self._index_progress)
         options, store = DispatchOptions.of(self._work.options), self._work.store
         with contextlib.closing(Dispatcher(store, store.geometry, options, index_progress=undo, on_gap=on_gap)) as dispatcher:
-            for segment in segments_between(self._work.store, start, end):
-                base = segment.start_offset
-                with self._log.mapped(segment) as view:
-                    at, stop = max(start, base), min(end, base + self._log.size_bytes)
-                    while at < stop:
-                        reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))
-                        if reached == at:  # the record or the blank is longer than the slice
-                            reached = dispatcher.dispatch(view, base, at, stop)
-                        if dispatcher.stopped_by == GAP:
-                            return gaps[-1]
-                        if reached == at:  # RocketMQ's log may have damage that its recovery never reads
-                            following = sync(view, base, at + 1, stop) if at + 1 < stop else None
-                            reached = stop if following is None else following
-                            self._work.notes.append(
-                                f"nothing between {at} and {reached} could be dispatched ({dispatcher.stopped_by})")
-                        at = reached
-                        self._work.progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
+            log = replace(self._log, segments=store.list_log())  # with those that the drain has made
+            for piece in log.runs(start, end, next_record, DISPATCH_SLICE_BYTES):
+                if isinstance(piece, LogDamage):  # RocketMQ's log may have damage that its recovery never reads
+                    self._work.notes.append(f"nothing between {piece.start} and {piece.end} could be dispatched ({piece.reason})")
+                    continue
+                reached = dispatcher.dispatch(piece.segment.view, piece.segment.base, piece.start, piece.end)
+                if dispatcher.stopped_by == GAP:
+                    return gaps[-1]
+                piece.stopped(reached, dispatcher.stopped_by)
+                self._work.progress(scanned_bytes + min(reached, end) - start, scanned_bytes + end - start)
         return None
 
 
