@@ -1,9 +1,11 @@
-"""Recover a stopped store: the order of all steps (DefaultMessageStore.recover; docs/recovery.md).
+"""Recover a stopped store: `compare` makes the plan and reads only, `preview` tells it, `recover` carries it out.
+
+The order of all steps (DefaultMessageStore.recover; docs/recovery.md):
 
     look      refuse a store that RocketMQ would refuse; change nothing
     reread    after a failed sync: drop cached pages, so that reads come from the disk
     cut       finish a cut of the log that was noted before (storage/recovery/log.py)
-    decide    the end of the log, queues to truncate, index files to delete, where to dispatch from
+    compare   the end of the log, queues to truncate, index files to delete, where to dispatch from
     degraded? damage below pyengine's watermark: report it, change nothing
     spares    remove segments of zeros after the end: on a full disk that frees space
     marker    write config/recovery, durably
@@ -157,6 +159,16 @@ def preview(
     of groups are not read, and `queue_ends` is empty. EngineError if an interrupted cut or rebuild must be finished first.
     """
     started_s, steps = time.monotonic(), GrowingProgress(progress)
+    plan = _foreseen(store, shared, options or RecoveryOptions(), accept_loss, steps)
+    if not plan.is_refused:
+        steps.finish()
+    return replace(plan.report(), seconds=time.monotonic() - started_s)
+
+
+def _foreseen(
+    store: MessageStore, shared: SharedState | None, options: RecoveryOptions, accept_loss: bool, progress: Progress | None,
+) -> RecoveryPlan:
+    """Return what `recover` would do now, or raise its refusals."""
     refuse_no_store(store)
     known = _look(store, shared)
     store.list_complete_log(accept_loss=accept_loss)
@@ -165,17 +177,15 @@ def preview(
         begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
         raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
                           "preview cannot; run `recover`, or restore the store")
-    plan = compare(store, known, shared, options or RecoveryOptions(), accept_loss=accept_loss, progress=steps)
+    plan = compare(store, known, shared, options, accept_loss=accept_loss, progress=progress)
     plan.require_no_refusal()
-    if not plan.is_refused:
-        steps.finish()
-    return replace(plan.report(), seconds=time.monotonic() - started_s)
+    return plan
 
 
 def would_refuse(store: MessageStore) -> bool:
     """Whether `recover` would now find a loss that it accepts only with `accept_loss`. Reads only."""
     try:
-        return preview(store).state is RecoveryState.DEGRADED
+        return _foreseen(store, None, RecoveryOptions(), False, None).is_refused
     except EngineError as error:
         return type(error) is CorruptionError
 
