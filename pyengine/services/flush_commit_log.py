@@ -17,6 +17,7 @@ while its errno is in shared memory the writer refuses puts that find no free bu
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import PoolCommitLoop, fdatasync, monotonic_ns, raise_disk_error
 from pyengine.native.recorder import SYNC_PHASE, THRESHOLD_NS
 from pyengine.services.service import Service, ServiceContext
+from pyengine.storage.commit_log import LogRun
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import rewrite
 from pyengine.storage.mapped_file import mapped
@@ -149,20 +151,10 @@ class FlushRealTimeService(FlushService):
         if wrote == target:
             return slot_time_ms
         _, time_ms = native.flush_pair(self._control)
-        start = self._flushed
-        while start < target:
-            base = start - start % self._segment_bytes
-            end = min(target, base + self._segment_bytes)
-            try:
-                with mapped(self._store.commit_log_segment(base)) as view:
-                    walked = scan.walk(view, base, start, end, check_crc=False)
-            except (DiskError, FileNotFoundError):
-                break
-            if walked.messages:
-                time_ms = max(time_ms, walked.last_store_timestamp_ms)
-            if walked.reason not in ("range_end", "blank"):
-                break
-            start = end
+        with contextlib.suppress(DiskError, FileNotFoundError):
+            for run in self._store.log_between(self._flushed, target).runs(self._flushed, target):
+                if isinstance(run, LogRun) and (walked := run.walk(check_crc=False)).messages:
+                    time_ms = max(time_ms, walked.last_store_timestamp_ms)
         return time_ms
 
     def pause_s(self) -> float:

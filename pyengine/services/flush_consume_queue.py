@@ -30,7 +30,7 @@ from pyengine.events import Event, Report
 from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
 from pyengine.formats.index_file import unpack_header
-from pyengine.formats.paths import segment_name
+from pyengine.formats.paths import segment_name, segment_start
 from pyengine.formats.record import CaseLabel
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native import control as native
@@ -40,6 +40,7 @@ from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_f
 from pyengine.native.scan import walk
 from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.checkpoint import DurableWatermark, read_checkpoint, write_checkpoint, write_watermark
+from pyengine.storage.commit_log import LogDamage
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.durable_writes import MANY_FILES
@@ -149,20 +150,17 @@ class FlushConsumeQueueService(Service):
         last_ms = -1
         spans: dict[tuple[str, int], tuple[int, int]] = {}
         newest: list[tuple[str, int, int]] = []
-        while start < end:
-            base = start - start % self._segment_bytes
-            stop = min(end, base + self._segment_bytes)
-            with mapped(self._store.commit_log_segment(base)) as view:
-                touched = touched_queues(view, base, start, stop, multi_dispatch=self._multi_dispatch)
-            if touched.reason not in ("range_end", "blank"):
-                raise DiskError(f"the log cannot be read at {touched.reached} ({touched.reason})",
-                                path=str(self._store.commit_log_segment(base)))
+        for run in self._store.log_between(start, end).runs(start, end):
+            if isinstance(run, LogDamage):
+                path = self._store.commit_log_segment(segment_start(run.start, self._segment_bytes))
+                raise DiskError(f"the log cannot be read at {run.start} ({run.reason})", path=str(path))
+            touched = touched_queues(run.segment.view, run.segment.base, run.start, run.end, multi_dispatch=self._multi_dispatch)
+            run.stopped(touched.reached, touched.reason)
             last_ms = max(last_ms, touched.last_store_timestamp_ms)
             for queue in touched.queues:
                 newest.append((queue.topic, queue.queue_id, queue.newest_ms))
                 low, high = spans.get((queue.topic, queue.queue_id), (queue.min_queue_offset, queue.max_queue_offset))
                 spans[queue.topic, queue.queue_id] = min(low, queue.min_queue_offset), max(high, queue.max_queue_offset)
-            start = stop
             self._heartbeat()
         self._enter_topics(newest)
         is_synced = len(spans) >= MANY_FILES and sync_file_system(self._store.consume_queue)

@@ -29,13 +29,14 @@ from typing import NamedTuple
 from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import DiskFullError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.paths import StorePaths, parse_segment_name
+from pyengine.formats.paths import StorePaths, parse_segment_name, segment_start
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.commit_log import (
     SEGMENTS_AHEAD,
     CommitLog,
+    Log,
     list_complete_log,
     list_log,
     reserve_ahead_bytes,
@@ -154,6 +155,11 @@ class MessageStore(StorePaths):
     def open_log(self, cache: MappingCache) -> CommitLog:
         """Open the log, which is followed while other processes create and delete segments."""
         return CommitLog(self.root, self.segment_bytes, cache)
+
+    def log_between(self, start: int, end: int) -> Log:
+        """Return the log's segments that have bytes of [start, end), by their names: it does not look which exist."""
+        starts = range(segment_start(start, self.segment_bytes), end, self.segment_bytes)
+        return Log([MappedFile(self.commit_log_segment(base), base) for base in starts], self.segment_bytes, None)
 
     def read_watermark(self) -> WatermarkReading:
         """Read config/watermark; DiskError when it cannot be read."""
