@@ -641,7 +641,7 @@ def _real_topic(message: Message) -> str:
     return properties.get(PROPERTY_TIMED_TOPIC, "") if topic == TIMER_TOPIC else topic
 
 
-CANCEL_READ_S = 5.0     # longest wait until a message that was put can be read
+CANCEL_READ_S = 2.0     # longest wait until a message that was put can be read
 CANCEL_POLL_INTERVAL_S = 0.005
 CANCEL_READ_MESSAGES = 256
 CANCEL_LOOKS = 3
@@ -656,13 +656,15 @@ class DelayedCancels:
         self._cancels = DelayCancels(reader.root)
         self._lock = threading.Lock()
 
-    def cancel(self, msg_id: str) -> bool:
-        """Cancel a message; see Producer.cancel_delayed()."""
+    def cancel(self, msg_id: str, topic: str | None = None) -> bool:
+        """Cancel a message; see Producer.cancel_delayed(). UsageError also if it is to be delivered to another topic than `topic`."""
         with self._lock:
             self._require_scheduler()
             message = self._find(arguments.text(msg_id, "msg_id"))
             if message is None:
                 return False
+            if topic is not None and _real_topic(message) != topic:
+                raise UsageError(f"the message {msg_id} is not one of topic {topic}")
             mark = DelayMark.of(message)
             if isinstance(mark, str):
                 raise UsageError(f"the message {msg_id} cannot be cancelled: {mark}")

@@ -255,6 +255,7 @@ def refused_by_slave() -> Handlers:
         codes.SEND_MESSAGE: send, codes.SEND_MESSAGE_V2: send, codes.SEND_BATCH_MESSAGE: send,
         codes.CONSUMER_SEND_MSG_BACK: Answer(codes.SYSTEM_ERROR, PutStatus.SERVICE_NOT_AVAILABLE.name),
         codes.END_TRANSACTION: Answer(codes.SLAVE_NOT_AVAILABLE),
+        codes.RECALL_MESSAGE: Answer(codes.SLAVE_NOT_AVAILABLE, "recall failed, this is a slave"),
         codes.RESUME_CHECK_HALF_MESSAGE: Answer(codes.SYSTEM_ERROR, NOT_RESUMED),
     }
     return {code: lambda request, answer=answer: answer for code, answer in refusals.items()}  # type: ignore[misc]

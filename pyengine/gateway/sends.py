@@ -1,6 +1,6 @@
-"""Sends of clients: single messages, batches, one-way messages, and the ends of transactions.
+"""Sends of clients: single messages, batches, one-way messages, the ends of transactions, and recalls.
 
-RocketMQ: SendMessageProcessor, EndTransactionProcessor, TransactionalMessageCheckService.
+RocketMQ: SendMessageProcessor, EndTransactionProcessor, TransactionalMessageCheckService, RecallMessageProcessor.
 
 A message is stored as by the broker: body, flag, sysFlag, born time and properties are the client's, with CLUSTER and without
 WAIT; the born host is the client's address and the store host the gateway's. The gateway answers when the flush mode and the
@@ -8,11 +8,15 @@ broker role are satisfied, or with the code of what is missing.
 
 A client's transaction is stored like pyengine's own (pyengine/client/half_messages.py): a half message, then the committed
 message and an op message. If no end arrives, the gateway asks the producer.
+
+The answer to a message for a later time has RocketMQ's recall handle, with the message's id as a sixth word. By that the client
+cancels the message.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import random
 import threading
@@ -23,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
-from pyengine.client.outgoing import RawMessage, delayed, map_text
+from pyengine.client.outgoing import DelayedCancels, RawMessage, delayed, map_text
 from pyengine.client.pending_puts import LoopPuts, PutFuture
 from pyengine.client.retries import SentBack, fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
@@ -462,10 +466,14 @@ class Sends:
             return Answer(codes.MESSAGE_ILLEGAL, f"{TIMER_ILLEGAL} ({error})", REGION)
         message = half_of(message) if sent.is_half else message
         # RocketMQ 5's proxy needs the number of a transaction, which is its message's unique key.
-        more = {"transactionId": sent.properties.get(PROPERTY_UNIQ_KEY, "")} if sent.is_half else {}
+        unique_key = sent.properties.get(PROPERTY_UNIQ_KEY, "")
+        more = {"transactionId": unique_key} if sent.is_half else {}
 
         def answer(result: PutResult) -> None:
             found = self._answer(result, sent.queue_id)
+            if message.deliver_at_ms and unique_key and " " not in unique_key:
+                text = f"v1 {sent.topic} {self._address.broker_name} {message.deliver_at_ms} {unique_key} {result.msg_id}"
+                more["recallHandle"] = base64.urlsafe_b64encode(text.encode()).decode()
             request.reply(replace(found, fields={**found.fields, **more}) if more and result.stored else found)
 
         self._puts.submit(message, answer, members)
@@ -582,7 +590,7 @@ def _described(topic: TopicConfig) -> str:
 
 
 class Ends:
-    """Serves the ends of transactions, and asks producers for missing ones."""
+    """Serves the ends of transactions, asks producers for missing ones, and cancels messages for a later time."""
 
     def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address) -> None:
         config = reader.config
@@ -590,12 +598,15 @@ class Ends:
         self._reader = reader
         self._members = members
         self._executor = TurnExecutor(END_THREADS, "ends")
+        self._recalls = TurnExecutor(1, "recalls")  # one after the other waits for the disk
         self._halves = HalfMessages(reader.root, lambda message, timeout_s: puts.open().put_raw(message, timeout_s=timeout_s),
                                     host=address.broker, timeout_ms=config.transaction_timeout_ms)
         self._check = PreparedCheck(self._halves, check_max=config.transaction_check_max,
                                     reserved_ms=config.file_reserved_time_hours * 3_600_000)
         self.interval_s = config.transaction_check_interval_ms / 1000  # between two rounds of ask_for_ends()
-        self.handlers: Handlers = {codes.END_TRANSACTION: self.end, codes.RESUME_CHECK_HALF_MESSAGE: self.resume}
+        self._cancels: DelayedCancels | None = None
+        self.handlers: Handlers = {codes.END_TRANSACTION: self.end, codes.RESUME_CHECK_HALF_MESSAGE: self.resume,
+                                   codes.RECALL_MESSAGE: self.recall}
 
     def prepare(self) -> None:
         """Add the half topic to topics.json; not in the loop's thread."""
@@ -646,6 +657,32 @@ class Ends:
 
         return await self._executor.run(put_back)
 
+    async def recall(self, request: Request) -> Answer:
+        """Cancel a message for a later time by its recall handle; the answer has its unique key."""
+        topic = request.text("topic")
+        if refused := request.refusal(topic, PUB):
+            return refused
+        try:
+            version, of_topic, _, _, unique_key, msg_id = base64.urlsafe_b64decode(request.text("recallHandle")).decode().split(" ")
+        except ValueError:
+            version = of_topic = ""
+        if version != "v1" or of_topic != topic:
+            return Answer(codes.INVALID_PARAMETER, "recall failed, the handle is none of a message of this topic here")
+
+        def cancel() -> Answer:
+            if self._cancels is None:
+                self._cancels = DelayedCancels(LiveStoreReader(self._reader.root))
+            try:
+                is_cancelled = self._cancels.cancel(msg_id, topic)
+            except (FormatError, UsageError) as error:
+                return Answer(codes.INVALID_PARAMETER, f"recall failed, {error}")
+            except EngineError as error:
+                return Answer(codes.SERVICE_NOT_AVAILABLE, f"recall failed, {error}")
+            return Answer(fields={"msgId": unique_key}) if is_cancelled else Answer(
+                codes.SYSTEM_ERROR, "recall failed, the message is due, or was delivered")
+
+        return await self._recalls.run(cancel)
+
     async def _find(self, offset: int) -> Message | None:
         """Return the half message; wait, without a thread, while its acknowledged bytes are not in the file yet."""
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
@@ -688,5 +725,8 @@ class Ends:
 
     def close(self) -> None:
         """Wait for pending ends and close the store's files."""
-        self._executor.shutdown(wait=True)
+        for executor in (self._executor, self._recalls):
+            executor.shutdown(wait=True)
+        if self._cancels is not None:
+            self._cancels.close()
         self._halves.close()

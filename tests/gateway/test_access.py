@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import os
@@ -561,6 +562,19 @@ def test_a_transaction_is_ended_only_with_the_right_of_its_topic(guarded):
         fields = {"producerGroup": "p", "tranStateTableOffset": half["queueOffset"], "commitLogOffset": int(half["msgId"][16:], 16)}
         ended = ask(client, codes.END_TRANSACTION, fields | {"commitOrRollback": 12}, account=account)
         assert (ended.code, ended.remark) == (codes.SYSTEM_ERROR if outcome else codes.SUCCESS, outcome)
+
+
+def test_a_message_is_recalled_only_with_the_right_of_its_topic(guarded):
+    client, text = guarded.broker(), "UNIQ_KEY\x01R\x02TIMER_DELAY_SEC\x01999"
+    sent = {topic: ask(client, codes.SEND_MESSAGE_V2, send_fields(topic, 0, text), b"later", account=ADMIN).fields["recallHandle"]
+            for topic in ("reads", "writes")}
+    refused = ask(client, codes.RECALL_MESSAGE, {"topic": "reads", "recallHandle": sent["reads"]}, account=USER)
+    assert (refused.code, refused.remark) == (codes.SYSTEM_ERROR, REFUSED + "No default permission for topic:reads")
+    words = base64.urlsafe_b64decode(sent["reads"]).decode().split(" ")
+    forged = base64.urlsafe_b64encode(" ".join(["v1", "writes", *words[2:]]).encode()).decode()
+    refused = ask(client, codes.RECALL_MESSAGE, {"topic": "writes", "recallHandle": forged}, account=USER)
+    assert refused.code == codes.INVALID_PARAMETER and "is not one of topic writes" in refused.remark
+    assert ask(client, codes.RECALL_MESSAGE, {"topic": "writes", "recallHandle": sent["writes"]}, account=USER).code == codes.SUCCESS
 
 
 def test_changes_at_the_name_server_need_an_admin_and_routes_no_key(guarded):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import signal
@@ -170,6 +171,33 @@ def test_a_message_of_a_later_client_is_delivered_at_its_time(served, topic, nam
     assert began_ms + 1000 <= int(message.properties["TIMER_OUT_MS"]) <= message.store_timestamp_ms
     again = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 3, message.raw_properties), b"forwarded")
     assert again.code == codes.SUCCESS and again.fields["queueOffset"] == "0" and stored(served, topic, 3, 0).body == b"forwarded"
+
+
+def test_a_message_for_a_later_time_is_recalled_by_the_handle_in_its_answer(served, topic):
+    client = served.broker()
+
+    def send(body: bytes, delay_ms: int, key: str) -> dict[str, str]:
+        answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, f"UNIQ_KEY\x01{key}\x02TIMER_DELAY_MS\x01{delay_ms}"), body)
+        assert answer.code == codes.SUCCESS
+        return {"topic": topic, "recallHandle": answer.fields["recallHandle"]}
+
+    gone, kept = send(b"gone", 1500, "A1"), send(b"kept", 1500, "A2")
+    words = base64.urlsafe_b64decode(gone["recallHandle"]).decode().split(" ")
+    assert words[:2] == ["v1", topic] and words[4] == "A1" and len(words) == 6, "clients of RocketMQ 5 read five of them"
+    for _ in range(2):
+        answer = client.ask(codes.RECALL_MESSAGE, gone)
+        assert (answer.code, answer.fields["msgId"]) == (codes.SUCCESS, "A1")
+    assert stored(served, topic, 1, 0).body == b"kept"
+    answer = client.ask(codes.RECALL_MESSAGE, kept)
+    assert answer.code == codes.SYSTEM_ERROR and "is due, or was delivered" in answer.remark
+    assert "recallHandle" not in client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "UNIQ_KEY\x01A3"), b"now").fields
+    later = send(b"later", 3_600_000, "A4")
+    words = base64.urlsafe_b64decode(later["recallHandle"]).decode().split(" ")
+    other = base64.urlsafe_b64encode(" ".join(["v1", "other", *words[2:]]).encode())
+    for fields in ({"topic": "other", "recallHandle": later["recallHandle"]}, {"topic": "other", "recallHandle": other.decode()},
+                   {"topic": topic, "recallHandle": "?"}, {"topic": topic, "recallHandle": "djEgVA=="}):
+        answer = client.ask(codes.RECALL_MESSAGE, fields)
+        assert answer.code == codes.INVALID_PARAMETER and answer.remark.startswith("recall failed"), fields
 
 
 def test_a_time_that_is_past_and_a_time_beside_a_level_do_not_count(served, topic):
