@@ -49,9 +49,8 @@ def config() -> None:
     """Show settings, and change them.
 
     \b
-    Examples:
+    Example:
       pyengine config explain STORE
-      pyengine config set STORE file_reserved_time_hours=24
     """
 
 
