@@ -40,7 +40,7 @@ from pyengine.spark.plan import grouped, require_messages_of_times, starting_tim
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segment_of, segments_of
 from pyengine.storage.arrow import allocate, to_array
-from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, refuse_damage, runs_of
+from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, record_or_limit, refuse_damage, runs_of
 from pyengine.storage.queue_entries import queue_entries, slice_bytes
 
 if TYPE_CHECKING:
@@ -248,8 +248,7 @@ class LogStream(StreamOffsets):
         """Return the next record, which may be after the range, or `limit`; CorruptionError if damage is not skipped."""
         if self._options.on_corrupt == "fail":
             refuse_damage(segment, damage, limit)
-        found = segment.find_record(damage.start + 1, limit, limit)
-        return limit if found is None else found
+        return record_or_limit(segment, damage, limit)
 
     def _by_time(self, timestamp_ms: int, end: int) -> int:
         """Return the first record stored at that time or later; the log's end if there is none."""

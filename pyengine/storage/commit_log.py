@@ -315,7 +315,8 @@ class LogRun:
         return found
 
 
-class LogDamage(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LogDamage:
     """Bytes [start, end) without a record at their start, for this reason of native.scan."""
 
     start: int
@@ -330,6 +331,12 @@ OnDamage = Callable[[SegmentBytes, LogDamage, int], int | None]
 def next_record(segment: SegmentBytes, damage: LogDamage, limit: int) -> int | None:
     """Go on at the next record."""
     return segment.find_record(damage.start + 1, damage.end, limit)
+
+
+def record_or_limit(segment: SegmentBytes, damage: LogDamage, limit: int) -> int:
+    """Go on at the next record, which may begin after the range, or at the limit."""
+    found = segment.find_record(damage.start + 1, limit, limit)
+    return limit if found is None else found
 
 
 def refuse_damage(segment: SegmentBytes, damage: LogDamage, limit: int) -> NoReturn:
@@ -357,7 +364,7 @@ def runs_of(segment: SegmentBytes, start: int, end: int, limit: int, on_damage: 
         else:
             damage = LogDamage(run.reached, end, run.reason)
             following = on_damage and on_damage(segment, damage, limit)
-            yield damage if following is None else damage._replace(end=following)
+            yield damage if following is None else replace(damage, end=following)
             if following is None:
                 return
             at = following

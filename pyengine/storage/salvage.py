@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError, shown
@@ -57,10 +57,10 @@ from pyengine.formats.record import (
 )
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.native.flush import allocate
-from pyengine.native.scan import classify, walk
+from pyengine.native.scan import classify
 from pyengine.storage.check.check import NOT_KEPT, why_unusable
 from pyengine.storage.checkpoint import read_watermark
-from pyengine.storage.commit_log import log_exists
+from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, log_exists, runs_of
 from pyengine.storage.config import record_sizes
 from pyengine.storage.consumer_offset import CANCELS_NAME, delay_marks
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, write_config
@@ -75,24 +75,8 @@ from pyengine.storage.recovery.report import Findings, Progress, RecoveryOptions
 # ---- the logs: runs of complete records of the old one, and the new one, in which every offset of a record is changed -------------
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
+_WRONG_BLANK = "blank of another length"
 _ZEROS_LEFT_OUT_MAX = 8  # a record without properties ends in two zeros
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive complete records in [start, end)."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Bytes of [start, end) that are no complete records; `reason` is what is at the start, "" for a blank that closes the segment."""
-
-    start: int
-    end: int
-    reason: str
 
 
 def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path]], set[int]]:
@@ -111,7 +95,7 @@ def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path
     return sorted(found), no_files - {start for start, _ in found}
 
 
-def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped, memoryview]]:
+def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[LogRun | LogDamage, memoryview]]:
     """Yield runs and skipped ranges of one segment in order, each with its bytes; `size_bytes`: its right length.
 
     Zeros up to the segment's end are left out. The bytes are valid until the next step.
@@ -123,7 +107,7 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
         yield from _carve(mapping, base, end, min(end, base + used_end(path)), base + size_bytes)
 
 
-def carve_quarantined(entry: QuarantineEntry) -> Iterator[tuple[Run | Skipped, memoryview]]:
+def carve_quarantined(entry: QuarantineEntry) -> Iterator[tuple[LogRun | LogDamage, memoryview]]:
     """Like carve(), for a piece of the log in quarantine/, which may lack its final zeros."""
     if entry.path.stat().st_size == 0:
         return
@@ -137,7 +121,7 @@ def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
     """Yield the messages of complete records in a piece of the log in quarantine/, in order; none for pieces of other kinds."""
     if entry.holds_messages:
         for piece, data in carve_quarantined(entry):
-            if isinstance(piece, Run):
+            if isinstance(piece, LogRun):
                 for _, record in records_of(piece, data):
                     yield decode_record(bytes(record))
 
@@ -146,7 +130,7 @@ def _half_number(body: bytes) -> int | None:
     return int(body) if body.isdigit() and len(body) < _NUMBER_BYTES_MAX else None
 
 
-def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+def records_of(run: LogRun, data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield (physical offset, bytes) of each record of a run."""
     at = 0
     while at < len(data):
@@ -156,39 +140,31 @@ def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:
         at += size_bytes
 
 
-def _carve(
-    mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: int
-) -> Iterator[tuple[Run | Skipped, memoryview]]:
+def _carve(mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: int) -> Iterator[tuple[LogRun | LogDamage, memoryview]]:
     """Carve [base, end), which has only zeros from `data_end` on; a blank reaches to `segment_end`."""
     with memoryview(mapping) as view:
-        at = base
-        while at < data_end:
-            result = walk(mapping, base, at, end)
-            if result.end_offset > at:
-                with view[at - base : result.end_offset - base] as piece:
-                    yield Run(at, result.end_offset), piece
-                at = result.end_offset
-            if at >= data_end or result.reason == CaseLabel.RANGE_END:
-                return
-            if result.reason == CaseLabel.BLANK and BEGIN.unpack_from(view, at - base)[0] == segment_end - at:
-                with view[at - base : end - base] as piece:  # the bytes after the blank's head are undefined
-                    yield Skipped(at, segment_end, ""), piece
-                return
-            following = _next_record(mapping, base, at + 1, end)
-            stop = data_end if following is None else following
-            with view[at - base : stop - base] as piece:
-                yield Skipped(at, stop, str(result.reason)), piece
-            at = stop
+        for piece in runs_of(SegmentBytes(mapping, base), base, data_end, end, _whole_record):
+            at = piece.end if isinstance(piece, LogDamage) else piece.walk().end_offset
+            if at > piece.start:
+                with view[piece.start - base : at - base] as data:
+                    yield (replace(piece, reason=str(CaseLabel.BLANK)) if piece.reason == _WRONG_BLANK else piece), data
+            if isinstance(piece, LogRun) and piece.reason == CaseLabel.BLANK:
+                if BEGIN.unpack_from(view, at - base)[0] == segment_end - at:
+                    with view[at - base : end - base] as data:  # the bytes after the blank's head are undefined
+                        yield LogDamage(at, segment_end, ""), data
+                else:
+                    piece.reason = _WRONG_BLANK
 
 
-def _next_record(view: mmap.mmap, base: int, start: int, end: int) -> int | None:
-    """Return the first complete record that begins in [start, end)."""
-    found = view.find(_MAGIC, start - base + MAGIC_AT, end - base)
+def _whole_record(segment: SegmentBytes, damage: LogDamage, limit: int) -> int | None:
+    """Return the first complete record after the damage."""
+    view, base = cast("mmap.mmap", segment.view), segment.base
+    found = view.find(_MAGIC, damage.start + 1 - base + MAGIC_AT, limit - base)
     while found >= 0:
         at = found - MAGIC_AT
-        if classify(view, at, end - base - at, base + at) == CaseLabel.MESSAGE:
+        if classify(view, at, limit - base - at, base + at) == CaseLabel.MESSAGE:
             return base + at
-        found = view.find(_MAGIC, found + 1, end - base)
+        found = view.find(_MAGIC, found + 1, limit - base)
     return None
 
 
@@ -280,7 +256,7 @@ class SalvagedLog:
         """Return the physical end of the last record."""
         return self._at
 
-    def append_run(self, run: Run, data: memoryview) -> None:
+    def append_run(self, run: LogRun, data: memoryview) -> None:
         """Append all records of a run of the old log."""
         for old_offset, record in records_of(run, data):
             self._append(old_offset, bytearray(record))
@@ -431,7 +407,7 @@ class SalvageReport(Findings):
 
     records: int
     kept_bytes: int
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[LogDamage, ...]
     missing_segments: tuple[int, ...]  # start offsets
     moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
     quarantined: int  # records that came from quarantine/, after those of the log
@@ -517,8 +493,8 @@ def _salvage(
     missing = tuple(sorted({*missing, *no_files}))
     notes += [f"the log's folder {folder} does not exist: if its disk is not mounted, mount it and salvage again"
               for folder in folders if not folder.is_dir()]
-    skipped: list[Skipped] = []
-    unsure: list[Skipped] = []  # zeros that are the end of the log, unless records follow
+    skipped: list[LogDamage] = []
+    unsure: list[LogDamage] = []  # zeros that are the end of the log, unless records follow
     end = segments[0][0] if segments else 0
     with SalvagedLog(StorePaths(destination).commit_log, size_bytes) as log:
         for number, (base, path) in enumerate(segments, 1):
@@ -526,16 +502,16 @@ def _salvage(
             for piece, data in carve(path, base, size_bytes):
                 skipped += unsure
                 unsure.clear()
-                end = reached = piece.end
-                if isinstance(piece, Run):
+                end = reached = piece.reached if isinstance(piece, LogRun) else piece.end
+                if isinstance(piece, LogRun):
                     log.append_run(piece, data)
                 elif piece.reason:
                     skipped.append(piece)
             there = max(reached, base + min(size_bytes, path.stat().st_size))
             if reached < there:
-                unsure.append(Skipped(reached, there, str(CaseLabel.ZEROES)))
+                unsure.append(LogDamage(reached, there, str(CaseLabel.ZEROES)))
             if there < base + size_bytes:
-                unsure.append(Skipped(there, base + size_bytes, LOST))
+                unsure.append(LogDamage(there, base + size_bytes, LOST))
             if progress is not None:
                 progress(number * size_bytes, len(segments) * size_bytes)
         if has_log:
@@ -549,7 +525,7 @@ def _salvage(
     reading = read_watermark(root)
     durable = reading.watermark
     if durable is not None and end < durable.flushed:
-        skipped.append(Skipped(end, durable.flushed, LOST))
+        skipped.append(LogDamage(end, durable.flushed, LOST))
     notes += [f"{one.sentence}; nothing of that comes over" for one in find_later_features(root)]
     report = recover(MessageStore(destination, geometry), options=options)
     if report.end_offset < log.end_offset:
@@ -568,15 +544,15 @@ def _salvage(
 
 def _append_pieces(
     entries: Sequence[QuarantineEntry], log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int,
-) -> tuple[int, list[Skipped]]:
+) -> tuple[int, list[LogDamage]]:
     """Append the complete records of these pieces of a log that are not in the log; return their number, and what they lack."""
     seen: set[tuple[int, bytes]] = set()
-    left_out: list[Skipped] = []
+    left_out: list[LogDamage] = []
     for entry in entries:
         if not entry.holds_messages:
             continue
         for piece, data in carve_quarantined(entry):
-            if isinstance(piece, Skipped):
+            if isinstance(piece, LogDamage):
                 left_out += [piece] if piece.reason not in ("", str(CaseLabel.BLANK)) else []
                 continue
             for offset, record in records_of(piece, data):

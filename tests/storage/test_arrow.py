@@ -340,7 +340,7 @@ def test_damage_fails_or_is_passed_and_reported(reason, spoil, last):
     passed = []
     expected = [row_of(message) for message in builder.messages if message is not broken]
     assert scanned(data, builder.end, passed=passed, verify_crc=True) == expected
-    assert passed == [(broken.physical_offset, broken.physical_offset + broken.size_bytes, reason)]
+    assert passed == [LogDamage(broken.physical_offset, broken.physical_offset + broken.size_bytes, reason)]
 
 
 def test_without_verify_crc_a_changed_body_is_read():

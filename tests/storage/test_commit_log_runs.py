@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import astuple
 from itertools import groupby
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def walked(pieces: Iterable[LogRun | LogDamage]) -> list[tuple[int, int, str]]:
     found = []
     for piece in pieces:
         if isinstance(piece, LogDamage):
-            found.append(tuple(piece))
+            found.append(astuple(piece))
         elif piece.walk(check_crc=False).messages:
             found.append((piece.start, piece.reached, ""))
     return joined(found)

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from pyengine.errors import ExitCode
-from pyengine.formats.record import BEGIN, CaseLabel, Message, body_crc, decode_record, total_size
+from pyengine.formats.record import Message, body_crc, decode_record, total_size
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.storage.check.parts import LogSegments
-from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, runs_of
+from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, next_record, record_or_limit, runs_of
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.recovery.report import Findings
 
@@ -192,20 +192,20 @@ def _records(logs: Logs, side: int, at: int, boundary: int, found: PieceFound) -
             at = at - at % log.size_bytes + log.size_bytes
             continue
         base, limit, view = segment
-        walked = walk(view, base, at, min(boundary, limit), limit=limit, check_crc=False, check_offset=False)
-        for queue in touched_queues(view, base, at, walked.end_offset).queues:
-            counts, name = found.topic(queue.topic), logs._fields[side]
-            setattr(counts, name, getattr(counts, name) + queue.count)
-        while at < walked.end_offset:
-            records[at] = total_size(view, at - base)
-            at += records[at]
-        if at >= boundary:
-            break
-        following = None
-        if walked.reason != CaseLabel.BLANK and limit - at >= BEGIN.size:
-            found.damaged[side].append(at)
-            following = sync(view, base, at + 1, limit, limit=limit)
-        at = base + log.size_bytes if following is None else following
+        for piece in runs_of(SegmentBytes(view, base), at, min(boundary, limit), limit, record_or_limit):
+            if isinstance(piece, LogDamage):
+                found.damaged[side].append(piece.start)
+                at = piece.end
+                continue
+            walked = piece.walk(check_crc=False, check_offset=False)
+            for queue in touched_queues(view, base, at, walked.end_offset).queues:
+                counts, name = found.topic(queue.topic), logs._fields[side]
+                setattr(counts, name, getattr(counts, name) + queue.count)
+            while at < walked.end_offset:
+                records[at] = total_size(view, at - base)
+                at += records[at]
+        if at < boundary:  # a blank, or the log's end
+            at = base + log.size_bytes
     return records, at
 
 
