@@ -920,8 +920,9 @@ class Consumer:
                     if len(messages) >= max_messages:
                         break
         except BaseException as error:
-            for flight in flights:
-                flight.undo()
+            for held in queues:
+                held.shared.undo()
+                held.drop_buffer()  # it lacks what was taken
             if isinstance(error, StoreBusyError):  # another member has stopped in its turn
                 self._note(str(error))
                 return [], False

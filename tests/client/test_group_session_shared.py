@@ -16,7 +16,7 @@ import pyengine
 from fix_cli import environment
 from fix_engine import SMALL
 from pyengine.client.retries import retry_topic
-from pyengine.errors import UsageError
+from pyengine.errors import DiskFullError, UsageError
 from pyengine.storage import acknowledgements
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -381,6 +381,22 @@ def test_the_file_is_compacted_under_members_that_use_it(engine, names, member, 
     assert os.stat(engine.path / "config" / "consumers" / "acks" / "@".join(names)).st_size < 6000
     one.ack(kept)
     assert other.commit([]) == {0: 0} and one.commit([]) == {0: 600}
+
+
+def test_messages_of_a_turn_that_failed_come_with_the_next_one(engine, names, member, monkeypatch):
+    put(engine, names[0], 6)
+    one, other = member(), member()
+    (first,) = pull(one)
+    with monkeypatch.context() as patch:
+        def full(log):
+            raise DiskFullError("no space left")
+
+        patch.setattr(acknowledgements.SharedLog, "write", full)
+        with pytest.raises(DiskFullError):
+            one.pull(2, timeout_s=0)
+    assert counted(pull(one, 2)) == [(1, 1), (2, 1)] and offsets(pull(other, 3)) == [3, 4, 5]
+    one.ack(first)
+    assert one.commit([]) == {0: 1}
 
 
 # --- kills, hung members --------------------------------------------------------------------------
