@@ -247,14 +247,14 @@ void ms_pulse_wait(void *argument, int64_t interval_ns, int64_t timeout_ns)
 {
     struct pulse *pulse = argument;
     const int64_t until_ns = ms_monotonic_ns() + timeout_ns;
-    int is_over = 0;
-    while (!is_over && ms_monotonic_ns() < until_ns) {
+    int is_over;
+    do {
         const struct timespec due = {.tv_sec = pulse->due_ns / 1000000000, .tv_nsec = pulse->due_ns % 1000000000};
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR) {
         }
         pulse->due_ns = ms_monotonic_ns() + interval_ns;
         is_over = beat_all(pulse);
-    }
+    } while (!is_over && ms_monotonic_ns() < until_ns);
 }
 
 void *ms_beat_add(void *argument, const struct ms_member *member)

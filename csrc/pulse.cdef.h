@@ -41,7 +41,7 @@ struct ms_member {
 
 /* NULL without memory. It is never freed, since its thread may outlive the interpreter. */
 void *ms_pulse_new(void);
-/* Beat each `interval_ns`; return after a beat that has something to take, or when nothing is left to do, or after `timeout_ns`. */
+/* Beat each `interval_ns`; return after a beat that has something to take, or if there is none, or after one at `timeout_ns`. */
 void ms_pulse_wait(void *pulse, int64_t interval_ns, int64_t timeout_ns);
 /* Begin a beat, of a member or (NULL) of none; NULL without memory. */
 void *ms_beat_add(void *pulse, const struct ms_member *member);
