@@ -62,7 +62,7 @@ from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Pulse, Sleeper
 from pyengine.results import GetStatus, PutError, PutResult, ReadLevel
-from pyengine.storage.acknowledgements import Identity, InFlight, suspicious_deliveries
+from pyengine.storage.acknowledgements import Identity, InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
@@ -926,6 +926,8 @@ class Consumer:
             if isinstance(error, StoreBusyError):  # another member has stopped in its turn
                 self._note(str(error))
                 return [], False
+            if isinstance(error, PassedOverError):  # this one had
+                return [], True
             raise
         self._has_suspects = any(flight.is_suspicious(self._options.max_deliveries) for flight in flights)
         return messages, has_moved

@@ -19,7 +19,8 @@ If the members share messages (`sharing="messages"`), each takes the next messag
 They keep one table of the messages that are open, in the acknowledgements' file (SharedLog): a turn reads what others have
 appended, and appends what this member has taken, ended and given back, before the program gets a message. So a member that is
 killed at any moment costs the others its open messages only, which are theirs within two heartbeats. The first member that
-joins begins with what earlier ones have stored beside the group's offset, like the holder of a queue (InFlight.resume).
+joins begins with what earlier ones have stored beside the group's offset, like the holder of a queue (InFlight.resume). A member
+that is stopped in its turn is passed over after PASS_OVER_S.
 """
 
 from __future__ import annotations
@@ -36,17 +37,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyengine.errors import StoreBusyError
-from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers
+from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers, SlotRecord
 from pyengine.native.waiting import ITS_LENGTH, THIS_FILE
 from pyengine.results import GetStatus, ReadLevel
-from pyengine.storage.acknowledgements import AckFile, Identity, InFlight, SavedQueue, SharedLog, SharedQueue, new_tenure
+from pyengine.storage.acknowledgements import (
+    AckFile,
+    Identity,
+    InFlight,
+    PassedOverError,
+    SavedQueue,
+    SharedLog,
+    SharedQueue,
+    new_tenure,
+)
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
+from pyengine.storage.durable_file import wait_until_held
 from pyengine.storage.engine_id import read_epoch
 
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
     from pyengine.native.waiting import Names, Pulse
     from pyengine.storage.store_reader import StoreReader
+
+
+PASS_OVER_S = 1.5  # so long a member that has a turn may show no life
 
 
 class HistoryChangedError(Exception):
@@ -620,7 +634,7 @@ class SharedSession(GroupSession):
                 self._slot = self._members.join(SHARERS)
             row = table.setdefault(self._key, found)
             if len(self._members.members()) == 1:  # the first one: whoever joins next waits for this lock
-                with self._turn, self._members.table():
+                with self._turn, self._table():
                     self.log.forget()
                     self.log.follow()
                     states = self.log.saved()
@@ -668,12 +682,62 @@ class SharedSession(GroupSession):
         """There is no claim to release."""
 
     @contextlib.contextmanager
-    def turn(self, flights: Sequence[SharedFlight]) -> Iterator[None]:
-        """Exclude the other members; note what they have done, and at the end what this one has, in the file."""
-        with self._turn, self._members.table():
-            member = self._members.incarnation
+    def _table(self) -> Iterator[None]:
+        """Exclude the other members, and read what they have done. StoreBusyError as durable_file.exclusive().
+
+        A thread of this process that already has it must not ask for it.
+        """
+        is_newest = False
+        while not is_newest:
+            fence = self._locked_table(self.log.fence)
             try:
                 self.log.follow()
+                is_newest = self.log.fence == fence
+                if is_newest:
+                    yield
+                else:
+                    self.log.forget()  # others may have been writing
+            finally:
+                self._members.leave_table(fence)
+
+    def _locked_table(self, fence: int) -> int:
+        """Take the lock of this fence, or of a later one past a member that has it and seems stopped; return the fence."""
+        since_s = time.monotonic()
+        seen: dict[int, SlotRecord] = {}
+
+        def try_lock() -> bool:
+            nonlocal fence, since_s, seen
+            if self._members.try_table(fence):
+                return True
+            waited_s = time.monotonic() - since_s
+            if not seen and waited_s >= PASS_OVER_S / 10:
+                seen, fence = self._members.members(), max(fence, self.log.read_fence())
+            elif waited_s >= PASS_OVER_S:
+                if any(record == seen.get(at) and record.incarnation != self._members.incarnation
+                       for at, record in self._members.members().items()):
+                    fence = self._passed_over(fence)
+                since_s, seen = time.monotonic(), {}
+            return False
+
+        wait_until_held(try_lock, self._members.path, self._members.path.name)
+        return fence
+
+    def _passed_over(self, fence: int) -> int:
+        """Raise the fence above this one, and return it, unless a stopped member replaces the file, which no fence could prevent."""
+        with self._members.compaction() as may_raise:
+            if may_raise:
+                self.log.raise_fence(fence + 1)
+        return fence + may_raise
+
+    @contextlib.contextmanager
+    def turn(self, flights: Sequence[SharedFlight]) -> Iterator[None]:
+        """Exclude the other members; note what they have done, and at the end what this one has, in the file.
+
+        PassedOverError if others have passed over this process meanwhile: what it has noted does not count.
+        """
+        with self._turn, self._table():
+            member = self._members.incarnation
+            try:
                 stored: dict[int, int] | None = None
                 for flight in flights:
                     if flight.state is None:  # a new queue, or a file that was removed
@@ -695,7 +759,7 @@ class SharedSession(GroupSession):
         with self._turn:
             if not self._others() and not self.log.has_news:
                 return
-            with self.turn(()):
+            with contextlib.suppress(PassedOverError), self.turn(()):
                 living = {record.incarnation for at, record in self._members.members().items()
                           if record.incarnation == self._members.incarnation or not self._liveness.is_expired(("member", at), record)}
                 if 0 in living:  # a record that is just being written
@@ -718,20 +782,32 @@ class SharedSession(GroupSession):
             if read_epoch(self._root) != self.epoch:
                 raise HistoryChangedError
             row = table.get(self._key, {})
-            with self.turn(flights):
-                moved = {queue_id: queue.done for queue_id, queue in self.log.queues.items() if row.get(queue_id) != queue.done}
-                for queue_id, done in moved.items():
-                    self.log.add(self.log.queues[queue_id].saved(done))
-            self.log.sync()
+            found.clear()
+            with self._turn:
+                with self.turn(flights):
+                    moved = {queue_id: queue.done for queue_id, queue in self.log.queues.items() if row.get(queue_id) != queue.done}
+                    for queue_id, done in moved.items():
+                        self.log.add(self.log.queues[queue_id].saved(done))
+                sync = self.log.syncing()
+            sync()
             found.update(row | moved)
             if moved:
                 table[self._key] = found.copy()
-            with self._turn, self._members.table():
-                self.log.compact(row)
+            if self.log.is_long:
+                self._compact(row)
             self._stored_size = self.log.size_bytes
 
-        self._offsets.update(change)
-        return found
+        while True:
+            with contextlib.suppress(PassedOverError):
+                self._offsets.update(change)
+                return found
+
+    def _compact(self, row: Mapping[int, int]) -> None:
+        with self._turn, self._table(), self._members.compaction() as may_replace:
+            fence = self.log.fence
+            self.log.follow()
+            if may_replace and self.log.fence == fence:  # others had not passed over this member before it had that lock
+                self.log.compact(row)
 
     def close(self) -> None:
         """Leave the group; messages that this member still has are the others'."""

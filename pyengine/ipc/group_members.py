@@ -8,7 +8,8 @@ what locks cannot express: each member's heartbeat, and which claims are no long
 | MEMBERS + slot | a member, as long as it lives | gets a share of the queues |
 | GUESTS + slot | a member that chose its queues itself | lives, but gets no share |
 | SHARERS + slot | a member of a group whose members share messages | reads all queues, claims none |
-| TABLE | such a member, during a step | no other one takes or ends messages |
+| TABLE + fence | such a member, during a turn | no other one takes or ends messages under this fence |
+| COMPACTION | such a member, while it replaces their file or raises the fence | no other one does either |
 | QUEUES + fence * 2^32 + queue id | the holder of a queue | no other member may claim it under this fence |
 
 | bytes | contents | written by |
@@ -44,7 +45,6 @@ from pyengine.errors import EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.native.waiting import BEAT_CHANGED, MEMBER_SLOTS_MAX, Beat, Pulse
 from pyengine.storage.consumer_offset import group_key
-from pyengine.storage.durable_file import wait_until_held
 from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.ofd_lock import find_lock, try_lock, unlock
 
@@ -53,6 +53,7 @@ MEMBERS = 1 << 40
 GUESTS = 1 << 41
 SHARERS = 1 << 42
 TABLE = 1 << 43
+COMPACTION = TABLE - 1
 QUEUES = 1 << 61
 SLOTS_AT = 4096
 RECORDS_AT = 1 << 20
@@ -208,18 +209,24 @@ class GroupMembers:
 
     # -- members that share messages ----------------------------------------------
 
-    @contextlib.contextmanager
-    def table(self) -> Iterator[None]:
-        """Allow one process at a time to change which member has which message. StoreBusyError as durable_file.exclusive().
+    def try_table(self, fence: int) -> bool:
+        """Take the lock under which members change who has which message, if no other process has it."""
+        return self._try_lock(TABLE + fence)
 
-        A thread of this process that already has it must not ask for it.
-        """
-        wait_until_held(lambda: self._try_lock(TABLE), self._path, self._path.name)
+    def leave_table(self, fence: int) -> None:
+        """Release it."""
+        if self._descriptor >= 0:
+            self._unlock(TABLE + fence)
+
+    @contextlib.contextmanager
+    def compaction(self) -> Iterator[bool]:
+        """Allow one process at a time to replace the members' table or to raise its fence; False if another one does now."""
+        is_held = self._try_lock(COMPACTION)
         try:
-            yield
+            yield is_held
         finally:
-            if self._descriptor >= 0:
-                self._unlock(TABLE)
+            if is_held and self._descriptor >= 0:
+                self._unlock(COMPACTION)
 
     # -- queues: a caller that changes a record must hold the lock of the groups' offsets --
 

@@ -26,6 +26,11 @@ the whole table in its memory (SharedQueue), and first reads the lines that othe
 change the newest state: of a member, what it has taken, ended and given back. A step is appended under the group's lock, before
 the messages are handed out. States are appended and the file is compacted under both that lock and the offsets' lock, which comes
 first: a reset, or a recovery, has only that one. A file that has another inode, or more lines than a member has written, is read again.
+
+A member that is stopped in its turn has the group's lock for as long as that lasts. Others go on without it: they append a *fence*,
+a number from which on turns count, and lock another byte. Each line of a turn has the fence that was the newest at its beginning; one that
+comes after a higher fence does not count. So when the stopped member goes on, what it appends changes nothing for any reader of the
+file, and it finds the fence there before its program gets a message (PassedOverError).
 """
 
 from __future__ import annotations
@@ -82,6 +87,7 @@ class SavedQueue:
     counts    how often open messages were delivered; those below `end` that are not among them once
     last      the queue offset and the Identity of the last message delivered; None if nothing is to be compared
     taken     the open messages that members which share messages have: (start, end, the member's incarnation)
+    fence     of the turn in which such a member has written it; -1: it counts whatever the fence is
     """
 
     queue: int
@@ -92,12 +98,15 @@ class SavedQueue:
     counts: Counts = ()
     last: tuple[int, ...] | None = None
     taken: Counts = ()
+    fence: int = -1
 
     def line(self) -> bytes:
         """Return the line of the file. It begins with a newline, because a torn line may be before it."""
         fields = asdict(self)
         if not self.taken:
             del fields["taken"]
+        if self.fence < 0:
+            del fields["fence"]
         return sealed_line(fields)
 
     def recounted(self, offset: int, deliveries: int) -> SavedQueue:
@@ -133,12 +142,16 @@ class AckFile:
         if not content:
             return
         size_bytes = self._append(content, is_durable=is_durable)
-        self.compact_if_long(size_bytes, stored)
+        if self.is_long(size_bytes):
+            self.compact(stored)
 
-    def compact_if_long(self, size_bytes: int, stored: Mapping[int, int]) -> None:
-        """Keep what counts of a file that has become long. The caller may append states."""
-        if size_bytes > max(COMPACT_BYTES, COMPACT_FACTOR * self._compacted_bytes):
-            self._compact(stored)
+    def is_long(self, size_bytes: int) -> bool:
+        """Whether a file of this size is to be compacted."""
+        return size_bytes > max(COMPACT_BYTES, COMPACT_FACTOR * self._compacted_bytes)
+
+    def raise_fence(self, fence: int) -> None:
+        """Let no line of a turn count that comes later and has a lower fence. Not during a compaction."""
+        self._append(sealed_line({"fence": fence}), is_durable=False)
 
     def content(self) -> bytes:
         """Return the bytes of the file, none without a file."""
@@ -196,14 +209,19 @@ class AckFile:
             os.close(descriptor)
         return size_bytes
 
-    def _compact(self, stored: Mapping[int, int]) -> None:
-        """Keep the last state of each queue, and the one that the stored offset still needs if a crash comes before the next is stored."""
+    def compact(self, stored: Mapping[int, int]) -> None:
+        """Keep the last state of each queue, and the one that the stored offset still needs if a crash comes before the next is stored.
+
+        The caller may append states.
+        """
         kept: list[SavedQueue] = []
-        for queue, states in self.read().items():
+        before = self.content()
+        for queue, states in decode(before).items():
             fitting = _fitting(states, stored.get(queue, -1))
             kept += [fitting] if fitting is not None and fitting is not states[-1] else []
             kept.append(states[-1])
-        content = b"".join(state.line() for state in kept)
+        fence = newest_fence(before)
+        content = (sealed_line({"fence": fence}) if fence else b"") + b"".join(state.line() for state in kept)
         write_config(self.path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
         self._compacted_bytes = len(content)
 
@@ -212,10 +230,11 @@ def decode(content: bytes) -> dict[int, list[SavedQueue]]:
     """Return queue id -> its states, oldest first, of the bytes of a file. Damaged lines are left out."""
     found: dict[int, list[SavedQueue]] = {}
     shared: dict[int, SharedQueue] = {}  # the newest states, with the steps since then
-    for line in parse(content):
+    fence = Fence()
+    for line in filter(fence.admits, parse(content)):
         if isinstance(line, SavedQueue):
             _fold(found, shared, line.queue)
-            found.setdefault(line.queue, []).append(line)
+            found.setdefault(line.queue, []).append(replace(line, fence=-1) if line.fence >= 0 else line)
             continue
         queue = line["queue"]
         states = found.get(queue, [])
@@ -232,19 +251,49 @@ def decode(content: bytes) -> dict[int, list[SavedQueue]]:
     return found
 
 
+class PassedOverError(Exception):
+    """Others have passed over this member, because it seemed stopped: nothing of its turn counts."""
+
+
+class Fence:
+    """The newest fence of the lines that it was asked about, one after the other."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def admits(self, line: SavedQueue | Fields) -> bool:
+        """Whether a state or step counts; not what a member has appended that others had passed over."""
+        if isinstance(line, SavedQueue):
+            return line.fence < 0 or line.fence >= self.number
+        if "queue" not in line:
+            self.number = max(self.number, line["fence"])
+            return False
+        return "by" not in line or line["fence"] >= self.number
+
+
+def newest_fence(content: bytes) -> int:
+    """Return the newest fence in the bytes of a file."""
+    fence = Fence()
+    for line in parse(content):
+        fence.admits(line)
+    return fence.number
+
+
 def _fold(found: dict[int, list[SavedQueue]], shared: dict[int, SharedQueue], queue: int) -> None:
     if queue in shared:
         found[queue][-1] = shared.pop(queue).saved(found[queue][-1].offset)
 
 
 def parse(content: bytes) -> Iterator[SavedQueue | Fields]:
-    """Yield the states and steps of these lines. Damaged lines are left out."""
+    """Yield the states, steps and fences of these lines. Damaged lines are left out."""
     for line in content.split(b"\n"):
         with suppress(*PARSE_ERRORS):
             yield _checked(unsealed(line))
 
 
 def _checked(fields: Fields) -> SavedQueue | Fields:
+    if "queue" not in fields:
+        return {"fence": _number(fields["fence"])}
     if "again" in fields:
         return {name: _number(fields[name]) for name in ("queue", "tenure", "again", "deliveries")}
     last = None if fields["last"] is None else tuple(map(int, fields["last"]))
@@ -253,11 +302,11 @@ def _checked(fields: Fields) -> SavedQueue | Fields:
         runs = {name: [_run(run) for run in fields.get(name, ())] for name in STEPS}
         if any(end - start > STEP_MESSAGES_MAX for each in runs.values() for start, end in each):
             raise ValueError(fields)
-        return {**step, **runs, "last": last}
+        return {**step, **runs, "last": last, "fence": _number(fields.get("fence", 0))}
     return SavedQueue(
         _number(fields["queue"]), _number(fields["tenure"]), _number(fields["offset"], -1), _number(fields["end"]),
         tuple(_run(run) for run in fields["acked"]), tuple((*_run(run[:2]), _number(run[2])) for run in fields["counts"]),
-        last, tuple((*_run(run[:2]), _number(run[2])) for run in fields.get("taken", ())))
+        last, tuple((*_run(run[:2]), _number(run[2])) for run in fields.get("taken", ())), _number(fields.get("fence", -1), -1))
 
 
 def new_tenure() -> int:
@@ -396,7 +445,7 @@ class SharedQueue:
 class SharedLog:
     """The file of a group whose members share messages, as one member reads and writes it. It keeps the file open until close().
 
-    The caller of follow(), add(), write() and compact() has the group's lock.
+    The caller of follow(), add(), write() and compact() has the group's lock, which is one for each fence.
     """
 
     def __init__(self, root: Root, key: str) -> None:
@@ -406,7 +455,13 @@ class SharedLog:
         self._descriptor = -1
         self._read_to = 0
         self._lines: list[bytes] = []
-        self._is_name_durable = False
+        self._fence = Fence()
+        self._opened = self._durable = 0  # how many files it has opened, and which of them has a durable name
+
+    @property
+    def fence(self) -> int:
+        """The newest fence of what was read."""
+        return self._fence.number
 
     @property
     def path(self) -> Path:
@@ -425,15 +480,24 @@ class SharedLog:
 
     def follow(self) -> None:
         """Read what others have appended. Raises DiskError."""
+        try:
+            self._follow()
+        except BaseException:
+            self.forget()
+            raise
+
+    def _follow(self) -> None:
         self._lines.clear()
         if not self._is_current:
             self.close()
             self._descriptor = self._file.open()
-            self._is_name_durable = False
+            self._opened += 1
         size_bytes = os.fstat(self._descriptor).st_size
         if self._read_to == 0 or size_bytes < self._read_to:
             content = self._file.content()
             self.queues = {queue: SharedQueue(states[-1]) for queue, states in decode(content).items()}
+            self._fence = Fence()
+            self._fence.number = newest_fence(content)
             self._read_to = len(content)
         elif size_bytes > self._read_to:
             with disk_errors("read", self._file.path):
@@ -448,34 +512,69 @@ class SharedLog:
 
     def add(self, line: SavedQueue | Fields) -> None:
         """Apply a line; write() appends it."""
+        line = replace(line, fence=self.fence) if isinstance(line, SavedQueue) else {**line, "fence": self.fence}
         self._lines.append(line.line() if isinstance(line, SavedQueue) else sealed_line(line))
         self._apply(line if isinstance(line, SavedQueue) else {**dict.fromkeys(STEPS, ()), **line})
 
     def write(self) -> bool:
-        """Append what was added; return whether there was any. Raises DiskFullError or DiskError: then forget() it."""
+        """Append what was added; return whether there was any.
+
+        Raises DiskFullError, DiskError, or PassedOverError if what was added does not count: then forget() it.
+        """
         content = b"".join(self._lines)
         self._lines.clear()
         if content:
             pwrite_all(self._descriptor, content, 0, self._file.path)  # Linux appends, whatever the position
             size_bytes = os.fstat(self._descriptor).st_size
-            self._read_to = size_bytes if size_bytes == self._read_to + len(content) else 0  # 0: a reset has appended a line before
+            if size_bytes == self._read_to + len(content):
+                self._read_to = size_bytes
+            else:  # others have appended: a reset a state, or members that pass over this one a fence
+                self._read_to = 0
+                with disk_errors("read", self._file.path):
+                    if newest_fence(os.pread(self._descriptor, size_bytes, 0)) > self.fence:
+                        raise PassedOverError
         return bool(content)
 
-    def sync(self) -> None:
-        """Make what was written durable; needs no lock. Raises DiskFullError or FlushError."""
-        sync_descriptor(self._descriptor, self._file.path, may_repeat=True)
-        if not self._is_name_durable:
-            sync_folder(self._file.path.parent)
-            self._is_name_durable = True
+    def syncing(self) -> Callable[[], None]:
+        """Return a call that makes durable what was written, without a lock. It raises DiskFullError or FlushError.
+
+        It has a descriptor of its own, since another thread may open the next file meanwhile.
+        """
+        with disk_errors("open", self._file.path):
+            descriptor, opened = os.dup(self._descriptor), self._opened
+
+        def sync() -> None:
+            try:
+                sync_descriptor(descriptor, self._file.path, may_repeat=True)
+                if self._durable != opened:
+                    sync_folder(self._file.path.parent)
+                    self._durable = opened
+            finally:
+                os.close(descriptor)
+
+        return sync
 
     def forget(self) -> None:
         """Read the whole file again next time."""
         self._lines.clear()
         self._read_to = 0
 
+    def raise_fence(self, fence: int) -> None:
+        """Begin to lock another byte, without the lock, which a stopped member has."""
+        self._file.raise_fence(fence)
+
+    def read_fence(self) -> int:
+        """Return the newest fence in the file, without the lock."""
+        return newest_fence(self._file.content())
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the file is to be compacted."""
+        return self._file.is_long(self._read_to)
+
     def compact(self, stored: Mapping[int, int]) -> None:
-        """Compact a file that is long, with the offsets that are stored now. The caller also has the lock of the offsets."""
-        self._file.compact_if_long(self._read_to, stored)
+        """Compact the file, with the offsets that are stored now. The caller also has the lock of the offsets."""
+        self._file.compact(stored)
 
     def close(self) -> None:
         """Close the file."""
@@ -489,6 +588,8 @@ class SharedLog:
         return self._descriptor >= 0 and is_at(self._descriptor, self._file.path)
 
     def _apply(self, line: SavedQueue | Fields) -> None:
+        if not self._fence.admits(line):
+            return
         if isinstance(line, SavedQueue):
             self.queues[line.queue] = SharedQueue(line)
         elif "by" in line and (queue := self.queues.get(line["queue"])) is not None and queue.tenure == line["tenure"]:

@@ -17,7 +17,8 @@ from fix_cli import environment
 from fix_engine import SMALL
 from pyengine.client.retries import retry_topic
 from pyengine.errors import DiskFullError, UsageError
-from pyengine.storage import acknowledgements
+from pyengine.ipc.heartbeat import is_stopped
+from pyengine.storage import acknowledgements, durable_file
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -399,6 +400,29 @@ def test_messages_of_a_turn_that_failed_come_with_the_next_one(engine, names, me
     assert one.commit([]) == {0: 1}
 
 
+def test_a_sync_is_of_the_file_that_was_written_though_another_one_is_opened_meanwhile(engine, names, member, monkeypatch):
+    put(engine, names[0], 4)
+    one = member(commit_interval_s=60)
+    one.ack(pull(one))
+    path = one._session.log.path
+    written, synced, sync = os.stat(path), [], acknowledgements.sync_descriptor
+
+    def replaced_before(descriptor, *rest, **options):
+        monkeypatch.setattr(acknowledgements, "sync_descriptor", sync)
+        path.rename(path.with_name("other"))
+        thread = threading.Thread(target=lambda: one._session.tend())  # of the program, which may pull meanwhile
+        thread.start()
+        thread.join()
+        synced.append(os.fstat(descriptor))
+        path.with_name("other").rename(path)
+        return sync(descriptor, *rest, **options)
+
+    monkeypatch.setattr(acknowledgements, "sync_descriptor", replaced_before)
+    before = len(os.listdir("/proc/self/fd"))
+    assert one.commit([]) == {0: 1}
+    assert os.path.samestat(synced[0], written) and len(os.listdir("/proc/self/fd")) <= before
+
+
 # --- kills, hung members --------------------------------------------------------------------------
 
 
@@ -517,6 +541,72 @@ def test_a_stopped_member_loses_its_messages_and_its_late_acknowledgement_does_n
         assert one.commit([]) == {0: 3}
     finally:
         end([process])
+
+
+STOPS_IN_A_TURN = """
+import os, signal, sys
+import pyengine
+from pyengine.storage import acknowledgements
+store, topic, group, log, where = sys.argv[1:6]
+stops = [1]
+def stopping(name, when):
+    real = getattr(acknowledgements, name)
+    def call(*arguments, **options):
+        if when == "after":
+            done = real(*arguments, **options)
+        if stops and armed:
+            stops.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return done if when == "after" else real(*arguments, **options)
+    setattr(acknowledgements, name, call)
+armed = []
+name, when = where.split()
+stopping(name, when)
+if name == "write_config":
+    acknowledgements.COMPACT_BYTES = 0
+with pyengine.consume(store, topic, group=group, auto_commit=False, commit_interval_s=60, sharing="messages") as consumer:
+    held = consumer.pull(2, timeout_s=30)
+    armed.append(1)
+    consumer.ack(held[:1])
+    if name == "write_config":
+        consumer.commit([])
+    held = held[1:] + consumer.pull(2, timeout_s=0)
+    with open(log, "w") as file:
+        print(*(message.queue_offset for message in held), file=file)
+    os.read(0, 1)
+    consumer.ack(held)
+    consumer.commit([])
+"""
+
+
+@pytest.mark.parametrize("where", ["pwrite_all before", "pwrite_all after", "write_config before"])
+def test_a_member_that_is_stopped_in_its_turn_holds_up_nobody_for_long_and_nothing_of_it_counts_late(engine, names, member, tmp_path,
+                                                                                                    where):
+    put(engine, names[0], 8)
+    one, log = member(), tmp_path / "log"
+    process = subprocess.Popen([sys.executable, "-c", STOPS_IN_A_TURN, str(engine.path), *names, str(log), where], env=environment(),
+                               stdin=subprocess.PIPE)
+    try:
+        eventually(lambda: is_stopped(process.pid), "it has stopped itself")
+        if where.startswith("write_config"):  # while it replaces the file, others wait for it
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(durable_file, "LOCK_WAIT_S", 2.5)
+                assert one.pull(1, timeout_s=0) == [] and "has held" in one.notes[-1]
+            os.kill(process.pid, signal.SIGCONT)
+        mine = pull(one, 2)
+        os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: log.exists() and log.read_text(), "its program has its messages")
+        theirs = [int(each) for each in log.read_text().split()]
+        mine += pull(one, 7 - len(mine) - len(theirs))
+        assert sorted(offsets(mine) + theirs) == list(range(1, 8)) and {each.delivery_count for each in mine} == {1}
+        assert one.pull(timeout_s=0) == []
+        one.ack(mine)
+        process.communicate(b"x", timeout=60)
+        assert process.returncode == 0 and one.commit([]) == {0: 8}
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
 
 
 def test_a_handler_of_a_shared_group_that_kills_is_a_dead_letter_and_the_slow_one_beside_it_is_none(engine, names, tmp_path):
