@@ -216,7 +216,7 @@ static void look(struct beat *beat)
         changed |= have_records_changed(beat);
     }
     for (struct name *name = beat->names; name != NULL; name = name->next)
-        if (!name->is_known || name->what == MS_NAME_LENGTH || (beat->looks & 1) == 0)
+        if (!name->is_known || name->what == MS_NAME_LENGTH || name->what == MS_NAME_FOLDER || (beat->looks & 1) == 0)
             changed |= has_name_changed(name);
     if (changed)
         raise_flag(beat, MS_BEAT_CHANGED);

@@ -3,7 +3,7 @@
  * A *beat* is what one consumer, or one member of a group, is watched by: a member's heartbeat is written into the file of its
  * group, whose layout ipc/group_members.py describes; the records of the other members and of the queues, the kernel's locks of
  * members, and names of files are compared with what they were at the look before. The first look, or one that finds a difference,
- * raises MS_BEAT_CHANGED. Names are looked at each second time, which costs a third less, except those of MS_NAME_LENGTH.
+ * raises MS_BEAT_CHANGED. What is seldom replaced, MS_NAME_FILE and MS_NAME_LOCK, is looked at each second time.
  *
  * Who: ms_pulse_wait, one thread of a process with consumers, without the interpreter; the rest, any thread. Blocks on:
  * ms_pulse_wait; the others on a mutex that is held for a pass over all beats, which reads and writes files. After a crash the

@@ -142,7 +142,7 @@ static void make_old(const char *name)
     CHECK(utimensat(AT_FDCWD, name, times, 0) == 0);
 }
 
-/* Two looks: names are looked at by each second one. */
+/* Two looks: files and locks are looked at by each second one. */
 static int renamed(void *beat)
 {
     const int first = changes(beat), second = changes(beat);

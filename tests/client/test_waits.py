@@ -449,7 +449,7 @@ def settle(*consumers) -> None:
     def is_settled() -> bool:
         for consumer in consumers:
             consumer._housekeep_once()
-            for folder in (consumer._reader.root / "consumequeue").iterdir():
+            for folder in consumer._reader.root.glob("consumequeue/*"):
                 os.utime(folder, (1, 1))  # as if its last queue was made long ago
         return all(rests(consumer) for consumer in consumers)
 
