@@ -449,6 +449,8 @@ class GrpcServer:
             **transaction_fields(request.transaction_id), "producerGroup": name, "commitOrRollback": str(_ENDS[request.resolution]),
             "fromTransactionCheck": str(request.source == self._v2.SOURCE_SERVER_CHECK).lower(), "msgId": request.message_id,
             "transactionId": request.message_id}, until_s=_until_s(context))
+        if frame.code == codes.SYSTEM_ERROR and not (frame.remark or "").startswith(_ACCESS):
+            raise CallRefusedError("INVALID_TRANSACTION_ID", frame.remark or "")
         return self._v2.EndTransactionResponse(status=self._status_of(frame))
 
     async def _recall(self, client: GrpcClient, request: Any, context: Any) -> Any:

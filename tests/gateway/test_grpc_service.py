@@ -7,7 +7,7 @@ import time
 import pytest
 
 import pyengine
-from grpc_caller import V2, message
+from grpc_caller import V2, duration, message
 from pyengine.gateway import codes
 from waiting import eventually
 
@@ -165,3 +165,190 @@ def test_a_delayed_message_comes_at_its_time(grpc_store, topic):
     assert grpc_store.caller().SendMessage(messages=[sent]).status.code == V2.OK
     eventually(lambda: stored(grpc_store.root, topic), "it is delivered")
     assert stored(grpc_store.root, topic)[0].store_timestamp_ms >= due_s * 1000
+
+
+# ---- receipts --------------------------------------------------------------------------
+
+
+def bodies(messages) -> list[bytes]:
+    return sorted(each.body for each in messages)
+
+
+def test_a_message_is_received_acknowledged_and_gone(grpc_store, topic):
+    caller = grpc_store.caller()
+    for at in range(3):
+        caller.send(topic, b"%d" % at, tag="t", keys=["k"], user_properties={"n": str(at)})
+    found, group = [], f"G_{topic}"
+    while len(found) < 3:
+        found += caller.receive(topic, group)[0]
+    assert bodies(found) == [b"0", b"1", b"2"]
+    one = found[0]
+    assert (one.topic.name, one.system_properties.tag, list(one.system_properties.keys)) == (topic, "t", ["k"])
+    assert one.system_properties.delivery_attempt == 1 and one.user_properties["n"] == one.body.decode()
+    answer = caller.ack(topic, group, *found)
+    assert answer.status.code == V2.OK and [each.status.code for each in answer.entries] == [V2.OK] * 3
+    assert caller.ack(topic, group, one).status.code == V2.OK  # a client whose answer was lost repeats it
+    messages, status = caller.receive(topic, group, poll_s=0.2)
+    assert (messages, status.code, status.message) == ([], V2.MESSAGE_NOT_FOUND, "no new message")
+
+
+def test_a_held_receive_gets_a_message_that_comes(grpc_store, topic):
+    import threading
+
+    caller, got = grpc_store.caller(), []
+    waiting = threading.Thread(target=lambda: got.extend(caller.receive(topic, f"G_{topic}", poll_s=25)[0]))
+    waiting.start()
+    grpc_store.caller().send(topic, b"late")
+    waiting.join(60)
+    assert bodies(got) == [b"late"]
+
+
+def test_only_messages_that_the_expression_wants_are_received(grpc_store, topic):
+    caller = grpc_store.caller()
+    for tag in "abc":
+        caller.send(topic, tag.encode(), tag=tag, user_properties={"n": str(ord(tag))})
+    found = []
+    eventually(lambda: len(found) == 2 or found.extend(caller.receive(topic, f"G_{topic}", expression="a || c")[0]), "both came")
+    assert bodies(found) == [b"a", b"c"]
+    by_sql = V2.FilterExpression(type=V2.SQL, expression="n > 98")
+    got = [answer.message.body for answer in caller.ReceiveMessage(
+        group=V2.Resource(name=f"S_{topic}"), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic)), batch_size=32,
+        filter_expression=by_sql, invisible_duration=duration(30), long_polling_timeout=duration(1)) if answer.HasField("message")]
+    assert got == [b"c"]
+    wrong = caller.ReceiveMessage(
+        group=V2.Resource(name=f"W_{topic}"), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic)), batch_size=1,
+        filter_expression=V2.FilterExpression(type=V2.SQL, expression="n >"), invisible_duration=duration(30))
+    assert next(wrong).status.code == V2.ILLEGAL_FILTER_EXPRESSION
+
+
+def test_a_message_comes_again_when_its_time_is_over_and_its_old_handle_is_not_taken(grpc_store, topic):
+    caller, group = grpc_store.caller(), f"G_{topic}"
+    caller.send(topic, b"once more")
+    first, = caller.receive(topic, group, invisible_s=1)[0]
+    second, = eventually(lambda: caller.receive(topic, group)[0], "it comes again")
+    assert second.body == b"once more" and second.topic.name == topic
+    assert second.system_properties.delivery_attempt == 2 and second.system_properties.message_id == first.system_properties.message_id
+    assert caller.ack(topic, group, first).entries[0].status.code == V2.INVALID_RECEIPT_HANDLE
+    assert caller.ack(topic, group, second).status.code == V2.OK
+
+
+def test_a_changed_time_gives_a_new_handle(grpc_store, topic):
+    caller, group = grpc_store.caller(), f"G_{topic}"
+    caller.send(topic, b"body")
+    found, = caller.receive(topic, group)[0]
+    names = {"group": V2.Resource(name=group), "topic": V2.Resource(name=topic)}
+    answer = caller.ChangeInvisibleDuration(
+        **names, receipt_handle=found.system_properties.receipt_handle, invisible_duration=duration(60))
+    assert answer.status.code == V2.OK and answer.receipt_handle != found.system_properties.receipt_handle
+    assert caller.ack(topic, group, found).entries[0].status.code == V2.INVALID_RECEIPT_HANDLE
+    soon = caller.ChangeInvisibleDuration(**names, receipt_handle=answer.receipt_handle, invisible_duration=duration(0.5))
+    again, = eventually(lambda: caller.receive(topic, group)[0], "it comes again")
+    assert soon.status.code == V2.OK and again.system_properties.delivery_attempt == 2
+
+
+@pytest.mark.parametrize("fields", [{"invisible_s": 0}, {"invisible_s": 13 * 3600}])
+def test_a_wrong_invisible_time_is_refused(grpc_store, topic, fields):
+    assert grpc_store.caller().receive(topic, f"G_{topic}", **fields)[1].code == V2.ILLEGAL_INVISIBLE_TIME
+
+
+@pytest.mark.parametrize("handle", ["", "x", "1 2 3", "0 1 60000 1 0 broker-a x 0", "0 1 60000 1 0 broker-a 0 " + "9" * 30])
+def test_a_handle_that_is_none_is_refused(grpc_store, topic, handle):
+    names = {"group": V2.Resource(name=f"G_{topic}"), "topic": V2.Resource(name=topic)}
+    caller = grpc_store.caller()
+    assert caller.AckMessage(**names, entries=[V2.AckMessageEntry(receipt_handle=handle)]).status.code == V2.INVALID_RECEIPT_HANDLE
+    assert caller.ChangeInvisibleDuration(**names, receipt_handle=handle, invisible_duration=duration(10)
+                                          ).status.code == V2.INVALID_RECEIPT_HANDLE
+    assert caller.ForwardMessageToDeadLetterQueue(**names, receipt_handle=handle).status.code == V2.INVALID_RECEIPT_HANDLE
+
+
+def test_a_message_is_forwarded_to_the_dead_letters(grpc_store, topic):
+    caller, group = grpc_store.caller(), f"G_{topic}"[:100]
+    caller.send(topic, b"dead", message_id="DEAD1")
+    found, = caller.receive(topic, group)[0]
+    answer = caller.ForwardMessageToDeadLetterQueue(
+        group=V2.Resource(name=group), topic=V2.Resource(name=topic), receipt_handle=found.system_properties.receipt_handle,
+        message_id="DEAD1", delivery_attempt=17, max_delivery_attempts=16)
+    assert answer.status.code == V2.OK
+    eventually(lambda: stored(grpc_store.root, f"%DLQ%{group}"), "it is a dead letter")
+    assert bodies(stored(grpc_store.root, f"%DLQ%{group}")) == [b"dead"]
+    assert caller.receive(topic, group, poll_s=0.2)[0] == []
+
+
+def test_messages_of_a_client_that_is_gone_come_again_at_once(grpc_store, topic):
+    group, sender = f"G_{topic}", grpc_store.caller()
+    sender.send(topic, b"one")
+    gone = grpc_store.caller()
+    gone.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(group=V2.Resource(name=group)))
+    assert bodies(gone.receive(topic, group, auto_renew=True)[0]) == [b"one"]
+    assert sender.receive(topic, group, poll_s=0.2)[0] == []
+    gone.close()
+    again, = eventually(lambda: sender.receive(topic, group)[0], "it comes again")
+    assert again.system_properties.delivery_attempt == 2
+
+
+def test_what_a_client_no_longer_waits_for_is_given_back(grpc_store, topic):
+    import grpc
+
+    group, caller = f"G_{topic}", grpc_store.caller()
+    request = V2.methods["ReceiveMessage"].request(
+        group=V2.Resource(name=group), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic), id=-1), batch_size=32,
+        invisible_duration=duration(3600), long_polling_timeout=duration(20))
+    call = caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60)
+    eventually(lambda: grpc_store.broker().ask(codes.GET_TOPIC_STATS_INFO, {"topic": topic}).code == codes.SUCCESS, "it is held")
+    time.sleep(0.3)  # the call has reached the gateway; nothing shows that
+    call.cancel()
+    with pytest.raises(grpc.RpcError):
+        next(call)
+    caller.send(topic, b"body")
+    found, = eventually(lambda: caller.receive(topic, group)[0], "it comes to the one that waits")
+    assert found.body == b"body"
+
+
+def test_a_fifo_group_gets_one_batch_of_a_queue_after_the_other(grpc_store, topic):
+    from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
+
+    group, caller = f"G_{topic}", grpc_store.caller()
+    SubscriptionGroups(grpc_store.root).put(SubscriptionGroup(group, more={"consumeMessageOrderly": True}))
+    told = caller.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(group=V2.Resource(name=group)))
+    assert told.settings.subscription.fifo
+    answer = caller.QueryAssignment(topic=V2.Resource(name=topic), group=V2.Resource(name=group))
+    assert [each.message_queue.id for each in answer.assignments] == [0, 1, 2, 3]
+    for at in range(4):
+        caller.send(topic, b"%d" % at, message_type=V2.FIFO, message_group="g1")
+    eventually(lambda: len(stored(grpc_store.root, topic)) == 4, "they can be read")
+    queue_id = stored(grpc_store.root, topic)[0].queue_id
+    first = caller.receive(topic, group, queue_id=queue_id, batch=2)[0]
+    assert [each.body for each in first] == [b"0", b"1"] and first[0].system_properties.message_group == "g1"
+    assert caller.receive(topic, group, queue_id=queue_id, poll_s=0.2)[0] == []  # until they are acknowledged
+    assert caller.ack(topic, group, *first).status.code == V2.OK
+    rest = eventually(lambda: caller.receive(topic, group, queue_id=queue_id, invisible_s=1)[0], "the others come")
+    assert [each.body for each in rest] == [b"2", b"3"]
+    again = eventually(lambda: caller.receive(topic, group, queue_id=queue_id)[0], "in place, when their time is over")
+    assert [each.body for each in again] == [b"2", b"3"] and again[0].system_properties.delivery_attempt == 2
+
+
+# ---- transactions ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resolution, expected", [("COMMIT", [b"body"]), ("ROLLBACK", [])])
+def test_a_transaction_is_ended_by_its_id(grpc_store, topic, resolution, expected):
+    caller = grpc_store.caller()
+    entry = caller.send(topic, b"body", message_type=V2.TRANSACTION)
+    assert entry.status.code == V2.OK
+    assert caller.receive(topic, f"G_{topic}", poll_s=0.2)[0] == []
+    answer = caller.EndTransaction(topic=V2.Resource(name=topic), message_id=entry.message_id, transaction_id=entry.transaction_id,
+                                   resolution=getattr(V2, resolution), source=V2.SOURCE_CLIENT)
+    assert answer.status.code == V2.OK
+    caller.send(topic, b"marker")
+    found = []
+    eventually(lambda: b"marker" in bodies(found) or found.extend(caller.receive(topic, f"G_{topic}")[0]), "what follows is received")
+    found += caller.receive(topic, f"G_{topic}", poll_s=0.2)[0]
+    assert [body for body in bodies(found) if body != b"marker"] == expected
+
+
+@pytest.mark.parametrize("fields, code", [
+    ({"transaction_id": "nothing", "resolution": 1}, V2.INVALID_TRANSACTION_ID),
+    ({"transaction_id": "fffffff-1", "resolution": 1}, V2.INVALID_TRANSACTION_ID),
+    ({"transaction_id": "1-1"}, V2.BAD_REQUEST)])
+def test_the_end_of_no_transaction_is_refused(grpc_store, topic, fields, code):
+    assert grpc_store.caller().EndTransaction(topic=V2.Resource(name=topic), message_id="x", **fields).status.code == code
