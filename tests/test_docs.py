@@ -180,6 +180,7 @@ RUN_ELSEWHERE = {
     "docs/cleaning.md": "tests/test_docs.py",
     "docs/queues.md": "tests/test_docs_queues.py",
     "docs/processes.md": "tests/test_docs_processes.py",
+    "docs/python.md": "tests/test_docs_python.py",
     "docs/recipes.md": "tests/test_docs_delivery.py",
     "docs/replication.md": "tests/test_docs.py",
     "docs/spark.md": "tests/spark/test_source.py",
