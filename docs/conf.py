@@ -23,7 +23,7 @@ PARTS = {
     "Start": ["README"],
     "Tutorials": ["docs/tutorial"],
     "How-to: programs": ["docs/consumers", "docs/retries", "docs/delayed", "docs/transactions", "docs/topics", "docs/tasks",
-                          "docs/processes", "docs/recipes"],
+                          "docs/python", "docs/processes", "docs/recipes"],
     "How-to: data": ["docs/arrow", "docs/tables", "docs/spark"],
     "How-to: operations": ["docs/operations", "docs/systemd", "docs/containers", "docs/cleaning", "docs/backup", "docs/replication",
                            "docs/hosts", "docs/drills", "docs/capacity", "docs/upgrades", "docs/gateway", "docs/queues"],

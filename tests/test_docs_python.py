@@ -28,6 +28,7 @@ def test_the_blocks_of_the_python_page_run(reader):  # noqa: F811
 
     def bodies():
         with pyengine.open_store(store) as opened:
-            return {message.body for queue_id in opened.topics()["orders"] for message in opened.get_message("orders", queue_id, 0).messages}
+            return {message.body for queue_id in opened.topics()["orders"]
+                    for message in opened.get_message("orders", queue_id, 0).messages}
 
     eventually(lambda: bodies() == {b"one apple", b"two pears", b"three plums", b"four figs"}, "all are stored")

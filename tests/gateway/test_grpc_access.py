@@ -1,0 +1,252 @@
+"""Access keys and TLS of clients of RocketMQ 5, and what one of them cannot do to the others."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+import trustme
+
+from fix_gateway import put_certificate, put_private
+from grpc_caller import V2, duration, message, start_grpc
+from waiting import eventually
+
+LIST = b"""
+accounts:
+- {accessKey: the-shop, secretKey: its-secret, topicPerms: [orders=PUB|SUB], groupPerms: [billing=SUB]}
+- {accessKey: the-boss, secretKey: boss-secret, admin: true, tlsOnly: true}
+"""
+STAMP = "20261128T122215Z"
+
+
+def signed(key: str, secret: str, stamp: str = STAMP) -> dict[str, str]:
+    """The metadata of a call as RocketMQ's clients sign it."""
+    signature = hmac.digest(secret.encode(), stamp.encode(), "sha1").hex()
+    return {"x-mq-date-time": STAMP,
+            "authorization": f"MQv2-HMAC-SHA1 Credential={key}, SignedHeaders=x-mq-date-time, Signature={signature}"}
+
+
+SHOP = signed("the-shop", "its-secret")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A GrpcStore with an access list and TLS, and what its clients trust."""
+    import grpc
+
+    root = tmp_path_factory.mktemp("guarded") / "store"
+    (root / "config").mkdir(parents=True)
+    put_private(root / "config" / "plain_acl.yml", LIST)
+    authority = trustme.CA()
+    store = start_grpc(root, acl_enable=True, gateway_tls_mode="enforcing", **put_certificate(root / "config", authority))
+    for name in ("orders", "others"):
+        store.make_topic(name)
+    store.credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    store.authority = authority
+    yield store
+    store.close()
+
+
+def test_an_account_does_what_its_rights_allow(guarded):
+    shop = guarded.caller(credentials=guarded.credentials, metadata=SHOP)
+    assert shop.QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.OK
+    assert shop.send("orders", b"body").status.code == V2.OK
+    refused = shop.send("others", b"body").status
+    assert (refused.code, refused.message) == (V2.FORBIDDEN, "No default permission for topic:others")
+    found, = eventually(lambda: shop.receive("orders", "billing")[0], "it comes")
+    assert shop.ack("orders", "billing", found).status.code == V2.OK
+    assert shop.receive("orders", "thieves")[1].code == V2.FORBIDDEN
+    assert shop.receive("others", "billing")[1].code == V2.FORBIDDEN
+    boss = guarded.caller(credentials=guarded.credentials, metadata=signed("the-boss", "boss-secret"))
+    assert boss.send("others", b"body").status.code == V2.OK  # by TLS
+
+
+@pytest.mark.parametrize("metadata", [{}, signed("nobody", "its-secret"), signed("the-shop", "wrong"),
+                                      signed("the-shop", "its-secret", "20261128T122216Z"),
+                                      {"authorization": "x", "x-mq-date-time": STAMP}])
+def test_a_call_without_a_right_signature_is_refused(guarded, metadata):
+    caller = guarded.caller(credentials=guarded.credentials, metadata=metadata)
+    assert caller.QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.UNAUTHORIZED
+    assert caller.SendMessage().status.code == V2.UNAUTHORIZED
+    assert caller.receive("orders", "billing")[1].code == V2.UNAUTHORIZED
+    assert caller.settings(client_type=V2.PRODUCER, publishing=V2.Publishing()).status.code == V2.UNAUTHORIZED
+
+
+def test_a_changed_list_counts_within_seconds(guarded):
+    new = signed("the-clerk", "clerk-secret")
+    caller = guarded.caller(credentials=guarded.credentials, metadata=new)
+    assert caller.QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.UNAUTHORIZED
+    put_private(guarded.root / "config" / "plain_acl.yml",
+                LIST + b"- {accessKey: the-clerk, secretKey: clerk-secret, defaultTopicPerm: PUB}\n")
+    eventually(lambda: caller.send("others", b"body").status.code == V2.OK if caller.QueryRoute(
+        topic=V2.Resource(name="orders")).status.code == V2.OK else False, "the new account may send")
+
+
+def test_a_renewed_certificate_is_shown_and_a_plain_client_is_not_served(guarded):
+    import ssl
+
+    import grpc
+
+    def serial() -> str:
+        context = ssl.create_default_context()
+        guarded.authority.configure_trust(context)
+        context.set_alpn_protocols(["h2"])
+        with socket.create_connection(("127.0.0.1", guarded.grpc_port), 30) as plain, \
+                context.wrap_socket(plain, server_hostname="localhost") as secure:
+            return secure.getpeercert()["serialNumber"]
+
+    before = serial()
+    put_certificate(guarded.root / "config", guarded.authority)
+    eventually(lambda: serial() != before, "a new connection gets the new certificate")
+    with pytest.raises(grpc.RpcError) as refused:
+        guarded.caller(metadata=SHOP).QueryRoute(topic=V2.Resource(name="orders"), timeout=5)
+    assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+# ---- limits ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A GrpcStore with low limits."""
+    store = start_grpc(tmp_path_factory.mktemp("small") / "store", gateway_connections_max=64, gateway_address_connections_max=8,
+                       grpc_calls_max=12, gateway_memory_max_bytes=16 << 20, gateway_frame_max_bytes=64 << 20)
+    store.make_topic("orders")
+    yield store
+    store.close()
+
+
+def test_clients_beyond_the_limit_of_an_address_are_refused(small):
+    callers = [small.caller() for _ in range(9)]
+    statuses = [caller.QueryRoute(topic=V2.Resource(name="orders")).status for caller in callers]
+    assert [status.code for status in statuses] == [V2.OK] * 8 + [V2.TOO_MANY_REQUESTS]
+    assert "gateway_address_connections_max" in statuses[-1].message
+    for caller in callers:
+        caller.NotifyClientTermination()
+    assert callers[-1].QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.OK
+    callers[-1].NotifyClientTermination()
+
+
+def test_calls_beyond_the_limit_are_refused_and_later_ones_served(small):
+    import grpc
+
+    caller = small.caller()
+    request = V2.methods["ReceiveMessage"].request(
+        group=V2.Resource(name="many"), message_queue=V2.MessageQueue(topic=V2.Resource(name="orders"), id=-1), batch_size=1,
+        invisible_duration=duration(30), long_polling_timeout=duration(20))
+    held = [caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60) for _ in range(12)]
+
+    late = small.caller()
+
+    def is_refused() -> bool:
+        try:
+            late.QueryRoute(topic=V2.Resource(name="orders"))
+        except grpc.RpcError as error:
+            return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        return False
+
+    eventually(is_refused, "a thirteenth call is refused")
+    for call in held:
+        call.cancel()
+
+    def is_served() -> bool:
+        try:
+            return late.QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.OK
+        except grpc.RpcError:
+            return False
+
+    eventually(is_served, "later calls are served")
+    late.NotifyClientTermination()
+
+
+def test_messages_beyond_the_memory_of_all_are_refused(small):
+    caller = small.caller()
+    answer = caller.SendMessage(messages=[message("orders", bytes(3 << 20)) for _ in range(6)])
+    assert answer.status.code == V2.TOO_MANY_REQUESTS and "gateway_memory_max_bytes" in answer.status.message
+    assert caller.send("orders", b"small").status.code == V2.OK
+    caller.NotifyClientTermination()
+
+
+def test_a_client_that_does_not_read_costs_little_and_its_messages_come_to_others(small):
+    import grpc
+
+    sender, group, topic = small.caller(), "slow_readers", small.make_topic("slow")
+    for at in range(40):
+        assert sender.send(topic, b"%03d" % at + bytes(100_000)).status.code == V2.OK
+    pid = small.engine.pid("grpc")
+    before = psutil.Process(pid).memory_info().rss
+    slow = small.caller()
+    request = V2.methods["ReceiveMessage"].request(
+        group=V2.Resource(name=group), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic), id=-1), batch_size=32,
+        invisible_duration=duration(3), long_polling_timeout=duration(1))
+    channel = grpc.insecure_channel(f"127.0.0.1:{small.grpc_port}", [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)])
+    calls = [channel.unary_stream(f"/{V2.service}/ReceiveMessage")(request.SerializeToString(), metadata=slow.metadata, timeout=4)
+             for _ in range(4)]
+    found = set()
+
+    def has_all() -> bool:
+        messages = sender.receive(topic, group, poll_s=1)[0]
+        found.update(each.body[:3] for each in messages)
+        if messages:
+            sender.ack(topic, group, *messages)
+        return len(found) == 40
+
+    eventually(has_all, "all come to one that reads")
+    assert psutil.Process(pid).memory_info().rss - before < 64 << 20
+    for call in calls:
+        call.cancel()
+    channel.close()
+    assert small.engine.pid("grpc") == pid
+
+
+def test_connections_beyond_the_limit_are_closed_and_later_ones_served(small):
+    silent = [socket.create_connection(("127.0.0.1", small.grpc_port), 30) for _ in range(64)]
+    for each in silent:
+        each.settimeout(30)
+    with socket.create_connection(("127.0.0.1", small.grpc_port), 30) as refused:
+        refused.settimeout(30)
+        assert refused.recv(1) == b""
+    for each in silent:
+        each.close()
+
+    def is_served() -> bool:
+        import grpc
+
+        try:
+            return small.caller().QueryRoute(topic=V2.Resource(name="orders"), timeout=5).status.code == V2.OK
+        except grpc.RpcError:
+            return False
+
+    eventually(is_served, "a later one is served")
+
+
+def test_connections_that_say_nothing_or_no_http2_harm_nobody(small):
+    sockets = []
+    for first in (b"", b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096,
+                  b"\x16\x03\x01\x00\x05hello"):
+        sockets.append(socket.create_connection(("127.0.0.1", small.grpc_port), 30))
+        sockets[-1].sendall(first)
+    caller = small.caller()
+    assert caller.QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.OK
+    caller.NotifyClientTermination()
+    for each in sockets:
+        each.close()
+
+
+def test_without_the_packages_the_worker_says_what_to_install(tmp_path):
+    program = """
+import sys
+sys.modules["grpc"] = None
+from types import SimpleNamespace
+from pyengine.workers import grpc
+try:
+    grpc.serve(SimpleNamespace())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told.startswith("BootFailedError gRPC needs packages") and "pip install 'pyengine-store[grpc]'" in told
