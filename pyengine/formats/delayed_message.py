@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyengine.arguments import INT32_MAX, INT64_MAX
@@ -131,8 +131,7 @@ class DelayedId(NamedTuple):
         return f"{self.physical_offset:019d}-{self.store_timestamp_ms:013d}"
 
 
-@dataclass(frozen=True, slots=True)
-class DelayMark:
+class DelayMark(NamedTuple):
     """The mark that cancels a delayed message: its name, and the record that was waiting then.
 
     `due_ms` is its own delivery time, 0 if it has none: then only the record in the queue of `level` at `queue_offset` delivers it.
@@ -160,8 +159,9 @@ class DelayMark:
     def from_fields(cls, fields: Any) -> DelayMark:
         """Return the mark with these fields; one of PARSE_ERRORS for others."""
         mark = cls(**fields)
-        if any(type(number) is not int or not 0 <= number <= INT64_MAX for number in asdict(mark).values()):
-            raise ValueError(fields)
+        for number in mark:
+            if type(number) is not int or not 0 <= number <= INT64_MAX:
+                raise ValueError(fields)
         return mark
 
     @property

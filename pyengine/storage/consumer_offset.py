@@ -35,7 +35,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +379,7 @@ class _Cancels:
 
     def lines(self) -> Iterator[dict[str, object]]:
         """Return the lines of a new file that says the same."""
-        yield from map(asdict, self.marks.values())
+        yield from map(DelayMark._asdict, self.marks.values())
         for level, below in self.taken.items():
             yield {"level": level, "below": below, "others": self.others.get(level, 0), "at_ms": self.taken_ms}
 
@@ -417,7 +417,7 @@ class DelayCancels:
                                   "do not note what it is")
             if mark.id not in self._state.marks and (self._state.has_taken(mark) or is_noted and not mark.due_ms):
                 return False
-            self._lines.append(asdict(mark))
+            self._lines.append(mark._asdict())
             failpoint("cancel_marked")
             self._follow()
             if mark.id not in self._state.marks:
@@ -518,4 +518,4 @@ def delay_marks(content: bytes) -> bytes:
     for line in content.split(b"\n"):
         with contextlib.suppress(*PARSE_ERRORS):
             state.apply(unsealed(line))
-    return b"".join(sealed_line(asdict(mark)) for mark in state.marks.values()) or b"\n"
+    return b"".join(sealed_line(mark._asdict()) for mark in state.marks.values()) or b"\n"

@@ -6,6 +6,7 @@ beginning no segment is missing in the middle.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from pyengine.formats.paths import segment_name
 from pyengine.storage.checkpoint import read_checkpoint, read_watermark
-from pyengine.storage.consumer_offset import DelayOffsets
+from pyengine.storage.consumer_offset import CANCELS_NAME, DelayOffsets, delay_marks
 from pyengine.storage.engine_id import read_epoch
 from waiting import scaled_timeout_s
 
@@ -32,26 +33,34 @@ from pyengine.formats.small_file import Checkpoint
 from pyengine.formats.paths import segment_name
 from pyengine.storage.engine_id import raise_epoch
 from pyengine.storage import checkpoint as store_checkpoint, durable_writes
-from pyengine.storage.consumer_offset import DelayOffsets
+from pyengine.formats.delayed_message import DelayMark
+from pyengine.storage import consumer_offset, durable_file
+from pyengine.storage.consumer_offset import DelayCancels, DelayOffsets
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 root, acks, what, forgets = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3], sys.argv[4]
 for folder in (root / "config", root / "commitlog"):
     durable_writes.make_folders(folder)
 if forgets == "sync":
-    durable_writes.sync_descriptor = lambda *_, **__: None
+    durable_writes.sync_descriptor = durable_file.sync_descriptor = lambda *_, **__: None
     store_checkpoint.os.fdatasync = lambda *_: None
 if forgets == "file system":
     durable_writes.sync_file_system = lambda *_: True
 if forgets == "folder":
-    durable_writes.sync_folder = durable_writes.sync_folder = lambda *_: None
+    durable_writes.sync_folder = durable_file.sync_folder = lambda *_: None
 log = root / "commitlog"
 if what == "removal":
     for number in range(%(steps)d + 1):
         os.close(durable_writes.create_file(log, segment_name(number * %(size)d), %(size)d))
 offsets = DelayOffsets(root)
+consumer_offset.CANCELS_SHORTEN_BYTES = 1000
+cancels, scheduler = DelayCancels(root), DelayCancels(root)
 for number in range(1, %(steps)d + 1):
     if what == "delay offsets":
         offsets.write({1: number, 2: 2 * number})
+    elif what == "cancels":
+        scheduler.take(2, number, 0)
+        scheduler.shorten(0, None)
+        assert cancels.cancel(DelayMark(number, 1, 1, number, 0))
     elif what == "checkpoint":
         store_checkpoint.write_checkpoint(root, Checkpoint(number, number, number))
     elif what == "watermark":
@@ -108,6 +117,14 @@ def removal(tree: Path, acks: list[bytes]) -> str | None:
     return None if STEPS + 1 - len(there) in (gone, gone + 1) else f"{STEPS + 1 - len(there)} are gone, {gone} were deleted for good"
 
 
+def cancelled(tree: Path, acks: list[bytes]) -> str | None:
+    path = tree / "config" / CANCELS_NAME
+    content = path.read_bytes() if path.exists() else b""
+    there = {json.loads(line.rpartition(b" ")[0])["physical_offset"] for line in delay_marks(content).splitlines() if line}
+    lost = {*range(1, int(acks[-1]) + 1 if acks else 1)} - there
+    return f"lost: {sorted(lost)}" if lost else None
+
+
 def new_files(tree: Path, acks: list[bytes]) -> str | None:
     """All those of the steps that are over; of no other a part."""
     there = [path for path in (tree / "consumequeue").rglob("*") if path.is_file()]
@@ -119,7 +136,7 @@ def new_files(tree: Path, acks: list[bytes]) -> str | None:
 
 
 CHECKS = {"delay offsets": number_in(delayed), "checkpoint": number_in(checkpointed), "watermark": number_in(watermarked),
-          "epoch": number_in(read_epoch), "removal": removal, "new files": new_files}
+          "epoch": number_in(read_epoch), "cancels": cancelled, "removal": removal, "new files": new_files}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +172,7 @@ def test_written_small_files_survive_every_power_cut(shim, tmp_path, seed, what)
     assert (outcome.bad, outcome.acknowledged) == ([], STEPS)
 
 
-@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder"),
+@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("cancels", "sync"), ("checkpoint", "sync"), ("watermark", "folder"),
                                            ("removal", "folder"), ("new files", "file system")])
 def test_a_careless_writer_is_caught(shim, tmp_path, seed, what, forgets):
     root, records = run(shim, tmp_path, what, forgets)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import asdict
 
 import pytest
 
@@ -118,7 +117,7 @@ def test_a_mark_is_durable_before_the_answer(make, monkeypatch):
     monkeypatch.setattr(durable_file, "sync_descriptor", lambda descriptor, path, **_: synced.append(os.fstat(descriptor).st_size))
     monkeypatch.setattr(durable_file, "sync_folder", lambda path: synced.append(path.name))
     program = make()
-    assert program.cancel(of_level(1)) and synced == [len(sealed_line(asdict(of_level(1)))), "config"]
+    assert program.cancel(of_level(1)) and synced == [len(sealed_line(of_level(1)._asdict())), "config"]
     assert program.cancel(of_level(1)) and synced[2:] == [2 * synced[0]], "the first one's process may be dead before its sync"
 
     def fails(*_, **__):
@@ -129,9 +128,9 @@ def test_a_mark_is_durable_before_the_answer(make, monkeypatch):
         program.cancel(of_level(2))
 
 
-@pytest.mark.parametrize("size", range(1, len(sealed_line(asdict(of_level(1)))), 7))
+@pytest.mark.parametrize("size", range(1, len(sealed_line(of_level(1)._asdict())), 7))
 def test_a_torn_line_is_as_if_it_had_not_been_written(make, root, size):
-    line = sealed_line(asdict(of_level(1)))
+    line = sealed_line(of_level(1)._asdict())
     (root / "config" / CANCELS_NAME).write_bytes(line[:size])
     scheduler, program = make(), make()
     assert program.cancel(of_level(2))
@@ -142,7 +141,7 @@ def test_a_torn_line_is_as_if_it_had_not_been_written(make, root, size):
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(make, root):
     scheduler, program = make(), make()
     program.cancel(of_level(1))
-    line = sealed_line(asdict(of_level(2)))
+    line = sealed_line(of_level(2)._asdict())
     with open(root / "config" / CANCELS_NAME, "ab", buffering=0) as file:
         file.write(line[:30])
         scheduler._lines.renew()
@@ -154,7 +153,7 @@ def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(make, root)
 
 
 @pytest.mark.parametrize("fields", [{}, {"level": 1, "below": "3"}, {"level": 1, "below": 3, "at_ms": 1 << 64},
-                                    {**asdict(of_level(1)), "more": 1}, {**asdict(of_level(1)), "level": None}])
+                                    {**of_level(1)._asdict(), "more": 1}, {**of_level(1)._asdict(), "level": None}])
 def test_a_line_of_another_kind_is_left_out(make, root, fields):
     (root / "config" / CANCELS_NAME).write_bytes(sealed_line(fields))
     scheduler = make()
@@ -321,8 +320,8 @@ def test_a_slave_gets_the_marks_that_count(make, root):
     path = root / "config" / CANCELS_NAME
     program.cancel(of_level(1))
     scheduler.take(1, 3, 0)
-    marks = delay_marks(path.read_bytes() + sealed_line(asdict(of_level(2))))
-    assert delay_marks(marks) == marks == sealed_line(asdict(of_level(1)))
+    marks = delay_marks(path.read_bytes() + sealed_line(of_level(2)._asdict()))
+    assert delay_marks(marks) == marks == sealed_line(of_level(1)._asdict())
     assert delay_marks(b"") == delay_marks(b"\n") == b"\n", "the protocol has no empty table"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -183,7 +182,7 @@ def test_a_slave_has_the_marks_of_cancelled_messages(sides):
     before = path.read_bytes()
     cancels.take(1, 9, 0)
     assert sides.carry() == [], "what is taken changes with each delivery, and is each side's own"
-    cancels.cancel(replace(mark, physical_offset=8192, queue_offset=9))
+    cancels.cancel(mark._replace(physical_offset=8192, queue_offset=9))
     assert sides.carry() == [CANCELS]
     sides.sink.apply()
     assert path.read_bytes() != before and path.stat().st_mode & 0o777 == 0o600
