@@ -431,7 +431,7 @@ def apply_derived(work: Work, log: Log, log_plan: LogPlan, plan: DerivedPlan) ->
         delete_index_files(plan.index.deleted)
         failpoint("recovery_index_deleted")
     unchanged = None if cuts or plan.orphaned_folders else plan.queues
-    return LogDispatch(work, log, log_plan, plan.index_progress).run(plan.dispatch_from, unchanged)
+    return dispatch_log(work, log, log_plan, plan.index_progress, plan.dispatch_from, unchanged)
 
 
 # -- dispatch ------------------------------------------------------------------------
@@ -486,79 +486,72 @@ def queues_between(log: Log, start: int, end: int, multi_dispatch: bool) -> Iter
             piece.stopped(touched.reached, touched.reason)
 
 
-class LogDispatch:
-    """Dispatches the log to queues and index, and makes them durable."""
+def dispatch_log(
+    work: Work, log: Log, plan: LogPlan, index_progress: bytes | None, start: int, unchanged: list[QueueState] | None,
+) -> tuple[int, list[QueueState]]:
+    """Dispatch the log to queues and index from `start` on, durably; return where dispatch began, and the queues afterwards.
 
-    def __init__(self, work: Work, log: Log, plan: LogPlan, index_progress: bytes | None) -> None:
-        """`index_progress`: the index undo of valid shared memory, else None."""
-        self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
+    `index_progress`: the index undo of valid shared memory, else None. `unchanged`: the queues as they were listed, if no queue was
+    truncated since; otherwise they are listed again.
+    """
+    store, end, log_min = work.store, plan.end_offset, max(log.min_offset, 0)
+    if start < end or index_progress is not None:
+        try:
+            while (gap := dispatch_until_gap(work, log, plan, index_progress, start)) is not None:
+                earlier = record_start(log, max(log_min, gap.max_physical))
+                if earlier >= start:  # the queue lacks an entry and has later ones: only the log's first record is early enough
+                    folder = store.queue_folder(gap.topic, gap.queue_id)
+                    work.quarantine.add_file(folder, 0, "it lacked entries in the middle, and was rebuilt", kind="queue")
+                    earlier = log_min
+                start = earlier
+        except DiskFullError as error:
+            raise DiskFullError(
+                f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
+                "free some and recover again", errno=error.errno, path=error.path) from error
+        except StoreRefusedError as error:
+            raise StoreRefusedError(
+                f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it continues from here "
+                "(config/recovery says where)") from error
+    failpoint("recovery_dispatched")
+    unsynced_from = min(start, plan.scan.scan_from)
+    queues = unchanged if unchanged is not None and start >= end else list_queues(store)
+    unsynced = [queue for queue in queues if queue.max_physical_offset > unsynced_from]
+    is_synced = len(unsynced) >= MANY_FILES and sync_file_system(store.consume_queue)
+    for queue in unsynced:
+        sync_queue(queue, unsynced_from, is_synced=is_synced)
+        if work.options.enable_consume_queue_ext:
+            sync_ext(store.queue_ext_folder(queue.topic, queue.queue_id), store.queue_ext_file_bytes)
+    synced_ms = store.read_checkpoint().index_msg_timestamp_ms
+    for path in list_index_files(store):
+        if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
+            sync_file(path)
+    failpoint("recovery_derived_synced")
+    return start, queues
 
-    def run(self, start: int, unchanged: list[QueueState] | None) -> tuple[int, list[QueueState]]:
-        """Dispatch from `start` on, durably; return where dispatch began, and the queues afterwards.
 
-        `unchanged`: the queues as they were listed, if no queue was truncated since; otherwise they are listed again.
-        """
-        end = self._plan.end_offset
-        if start < end or self._index_progress is not None:
-            try:
-                while (gap := self._dispatch_until_gap(start)) is not None:
-                    log_min = max(self._log.min_offset, 0)
-                    earlier = record_start(self._log, max(log_min, gap.max_physical))
-                    if earlier >= start:  # the queue lacks an entry and has later ones: only the log's first record is early enough
-                        folder = self._work.store.queue_folder(gap.topic, gap.queue_id)
-                        self._work.quarantine.add_file(folder, 0, "it lacked entries in the middle, and was rebuilt", kind="queue")
-                        earlier = log_min
-                    start = earlier
-            except DiskFullError as error:
-                raise DiskFullError(
-                    f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
-                    "free some and recover again", errno=error.errno, path=error.path) from error
-            except StoreRefusedError as error:
-                raise StoreRefusedError(
-                    f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it continues from here "
-                    "(config/recovery says where)") from error
-        failpoint("recovery_dispatched")
-        unsynced_from = min(start, self._plan.scan.scan_from)
-        queues = unchanged if unchanged is not None and start >= end else list_queues(self._work.store)
-        unsynced = [queue for queue in queues if queue.max_physical_offset > unsynced_from]
-        is_synced = len(unsynced) >= MANY_FILES and sync_file_system(self._work.store.consume_queue)
-        for queue in unsynced:
-            sync_queue(queue, unsynced_from, is_synced=is_synced)
-            if self._work.options.enable_consume_queue_ext:
-                sync_ext(self._work.store.queue_ext_folder(queue.topic, queue.queue_id),
-                         self._work.store.queue_ext_file_bytes)
-        synced_ms = self._work.store.read_checkpoint().index_msg_timestamp_ms
-        for path in list_index_files(self._work.store):
-            if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
-                sync_file(path)
-        failpoint("recovery_derived_synced")
-        return start, queues
+def dispatch_until_gap(work: Work, log: Log, plan: LogPlan, index_progress: bytes | None, start: int) -> QueueGap | None:
+    """Dispatch the log from `start` on; stop and return the gap if a queue would have one that the log can fill."""
+    store, end, log_min = work.store, plan.end_offset, max(log.min_offset, 0)
+    scanned_bytes = plan.scan.end_offset - plan.scan.scan_from
+    gaps: list[QueueGap] = []
 
-    def _dispatch_until_gap(self, start: int) -> QueueGap | None:
-        """Dispatch [start, end); stop and return the gap if a queue would have one that the log can fill."""
-        end = self._plan.end_offset
-        scanned_bytes = self._plan.scan.end_offset - self._plan.scan.scan_from
-        gaps: list[QueueGap] = []
+    def on_gap(gap: QueueGap) -> bool:
+        gaps.append(gap)
+        return start > log_min or gap.max_physical > log_min
 
-        def on_gap(gap: QueueGap) -> bool:
-            gaps.append(gap)
-            log_min = max(self._log.min_offset, 0)
-            return start > log_min or gap.max_physical > log_min
-
-        undo = None if self._index_progress is None else bytearray(self._index_progress)
-        options, store = DispatchOptions.of(self._work.options), self._work.store
-        with contextlib.closing(Dispatcher(store, store.geometry, options, index_progress=undo, on_gap=on_gap)) as dispatcher:
-            log = replace(self._log, segments=store.list_log())  # with those that the drain has made
-            for piece in log.runs(start, end, next_record, DISPATCH_SLICE_BYTES):
-                if isinstance(piece, LogDamage):  # RocketMQ's log may have damage that its recovery never reads
-                    self._work.notes.append(f"nothing between {piece.start} and {piece.end} could be dispatched ({piece.reason})")
-                    continue
-                reached = dispatcher.dispatch(piece.segment.view, piece.segment.base, piece.start, piece.end)
-                if dispatcher.stopped_by == GAP:
-                    return gaps[-1]
-                piece.stopped(reached, dispatcher.stopped_by)
-                self._work.progress(scanned_bytes + min(reached, end) - start, scanned_bytes + end - start)
-        return None
+    undo, options = None if index_progress is None else bytearray(index_progress), DispatchOptions.of(work.options)
+    written = replace(log, segments=store.list_log())  # with those that the drain has made
+    with contextlib.closing(Dispatcher(store, store.geometry, options, index_progress=undo, on_gap=on_gap)) as dispatcher:
+        for piece in written.runs(start, end, next_record, DISPATCH_SLICE_BYTES):
+            if isinstance(piece, LogDamage):  # RocketMQ's log may have damage that its recovery never reads
+                work.notes.append(f"nothing between {piece.start} and {piece.end} could be dispatched ({piece.reason})")
+                continue
+            reached = dispatcher.dispatch(piece.segment.view, piece.segment.base, piece.start, piece.end)
+            if dispatcher.stopped_by == GAP:
+                return gaps[-1]
+            piece.stopped(reached, dispatcher.stopped_by)
+            work.progress(scanned_bytes + min(reached, end) - start, scanned_bytes + end - start)
+    return None
 
 
 class DeletedIndex(NamedTuple):

@@ -274,12 +274,13 @@ class LogChange:
                 clear_file_from(self._log.segments[holder].path, end - self._log.segments[holder].start_offset, zeros_too=True)
             for folder in {*(segment.path.parent for segment in self._log.segments), self._work.store.config}:
                 sync_folder(folder)
-        for segment in segments_between(self._work.store, self._plan.scan.scan_from, end):
-            base = segment.start_offset
+        for path, base in self._work.store.list_log():  # with those that the drain has made
+            if base >= end or base + size_bytes <= self._plan.scan.scan_from:
+                continue
             if base + size_bytes > sure and sure < end:
-                rewrite(segment.path, max(sure - base, 0), min(end - base, size_bytes))
+                rewrite(path, max(sure - base, 0), min(end - base, size_bytes))
             else:
-                sync_file(segment.path)
+                sync_file(path)
         if sure < end:
             self._verify_rewritten(sure, end)
         if self._log.owner is Owner.ROCKETMQ:
@@ -332,12 +333,6 @@ def _quarantine_bytes(log: Log, plan: LogPlan, quarantine: Quarantine) -> None:
 
 def _quarantine_segment(plan: LogPlan, segment: MappedFile, quarantine: Quarantine) -> None:
     quarantine.add_file(segment.path, segment.start_offset, f"{Extra.STRANDED}: the log ends at {plan.end_offset}")
-
-
-def segments_between(store: MessageStore, start: int, end: int) -> list[MappedFile]:
-    """Return the segments that contain [start, end), including those that the drain has created."""
-    return [segment for segment in store.list_log()
-            if segment.start_offset < end and segment.start_offset + store.segment_bytes > start]
 
 
 @dataclass(frozen=True, slots=True)

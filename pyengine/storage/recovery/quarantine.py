@@ -94,7 +94,7 @@ class Quarantine:
                     copy.flush()
                     os.fsync(copy.fileno())
                 failpoint("quarantine_copied")
-                self._write_note(target, origin, physical_offset, size_bytes, digest, reason)
+                write_note(target, origin, reason, physical_offset, size_bytes, digest)
         self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
 
     def add_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
@@ -110,7 +110,7 @@ class Quarantine:
         if self._dry_run:
             return
         make_folders(self._folder)
-        self._write_note(target, path.name, physical_offset, size_bytes, None, reason)
+        write_note(target, path.name, reason, physical_offset, size_bytes)
         failpoint("quarantine_noted")
         try:
             os.rename(path, target)
@@ -132,12 +132,6 @@ class Quarantine:
             return bool(note.get("sha256") == digest == _digest_of_file(self._folder / name))
         except (OSError, *PARSE_ERRORS):
             return False
-
-    def _write_note(
-        self, target: Path, origin: str, physical_offset: int, size_bytes: int, digest: str | None, reason: str
-    ) -> None:
-        write_note(target, {"from": origin, "physical_offset": physical_offset, "size_bytes": size_bytes, "sha256": digest,
-                            "reason": reason})
 
     @contextlib.contextmanager
     def _removed_on_failure(self, target: Path) -> Iterator[None]:
@@ -173,7 +167,7 @@ def _move_piece(store: StorePaths, marker: RebuildMarker, piece: str) -> None:
     else:
         noted = store.quarantine / marker.folder
         if not _note_path(noted).exists():
-            write_note(noted, {"from": list(marker.pieces), "reason": "replaced by a rebuild from the log"})
+            write_note(noted, list(marker.pieces), "replaced by a rebuild from the log")
         make_folders(target.parent)
         try:
             os.rename(source, target)
@@ -272,9 +266,11 @@ def changed_content(entry: QuarantineEntry) -> bool:
     return entry.sha256 is not None and entry.path.is_file() and _digest_of_file(entry.path) != entry.sha256
 
 
-def write_note(target: Path, note: dict[str, Any]) -> None:
-    """Write the note of a piece next to it, with the time unless it has one; durable before this returns."""
-    note = {**note, "at": note.get("at") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+def write_note(target: Path, origin: str | list[str], reason: str, offset: int | None = None, size_bytes: int = 0, sha256: str | None = None
+               ) -> None:
+    """Write the note of a piece next to it, with the time; durable before this returns. Without an `offset` it is no piece of the log."""
+    place = {} if offset is None else {"physical_offset": offset, "size_bytes": size_bytes, "sha256": sha256}
+    note = {"from": origin, **place, "reason": reason, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     write_config(_note_path(target), json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
 
 

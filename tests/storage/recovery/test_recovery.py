@@ -35,9 +35,9 @@ from pyengine.storage.checkpoint import (
 )
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery import derived
 from pyengine.storage.recovery import log as recovery_log
 from pyengine.storage.recovery import recover as recovery
-from pyengine.storage.recovery.derived import LogDispatch
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryState
@@ -427,14 +427,14 @@ def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_st
     entries = path.read_bytes()
     path.write_bytes(entries[:40] + entries[60:] + bytes(20))
     rounds = []
-    until_gap = LogDispatch._dispatch_until_gap
+    until_gap = derived.dispatch_until_gap
 
-    def counted(dispatch, start):
-        rounds.append(start)
+    def counted(*of):
+        rounds.append(of[-1])
         assert len(rounds) < 5, f"no end of it: {rounds}"
-        return until_gap(dispatch, start)
+        return until_gap(*of)
 
-    monkeypatch.setattr(LogDispatch, "_dispatch_until_gap", counted)
+    monkeypatch.setattr(derived, "dispatch_until_gap", counted)
     report = recovered(store)
     assert (report.end_offset, report.exit_code, len(report.quarantined)) == (store.end, ExitCode.REPAIRED, 1)
     assert rounds == [rounds[0], 0] and path.read_bytes() == entries
