@@ -96,6 +96,7 @@ class _NameServer:
     problem: str = "it was not asked yet"
     since_ms: int = field(default_factory=now_ms)
     master: str = ""  # the HA address of a slave's master, as it tells it
+    is_to_tell: bool = False  # it is asked for that, by a registration without topics: there may be many
 
     def row(self) -> dict[str, Any]:
         return {"address": self.address, "registered": self.is_registered, "since_ms": self.since_ms, "problem": self.problem,
@@ -119,6 +120,7 @@ class Registration:
         self._ca_file = _ca_file(names.root, config)
         self._identity = _identity(config, address)
         self._ha_address = f"{address.broker.rpartition(':')[0]}:{config.ha_port}"
+        self._question = _question(self._identity)
         # Connections of their own: those of clients are closed when they are idle.
         self._connections = Connections(connections.limits, connections.report)
         self._connections.when_closed.append(self._ended)
@@ -144,6 +146,7 @@ class Registration:
         if self._learns_master and now_s >= self._next_ask_s and not native.load(self._memory.control.replicator, "linked"):
             self._next_ask_s = now_s + ASK_INTERVAL_S
             for server in self._servers:
+                server.is_to_tell = True
                 server.changed.set()
         if now_s < self._next_check_s:
             return
@@ -242,10 +245,12 @@ class Registration:
         """Connect, and register until there is nothing to offer or the gateway ends; OSError if the connection ends or the name server
         refuses."""
         connection = server.connection = await _connect(self._connections, self._executor, server.address, self._ca_file)
+        sent: _Offer | None = None
         try:
             while (offer := self._offer) is not None and not self._is_leaving:
                 server.changed.clear()
-                answer = await _register(connection, offer)
+                answer = await _register(connection, self._question if server.is_to_tell and sent is offer else offer)
+                sent, server.is_to_tell = offer, False
                 self._master = answer.fields.get("masterAddr", self._master)
                 if (told := _told_master(answer)) not in ("", server.master):
                     server.master = told
@@ -301,6 +306,11 @@ def _identity(config: EngineConfig, address: Address) -> dict[str, str]:
             "brokerId": str(config.number_in_routes)}
 
 
+def _question(identity: Mapping[str, str]) -> _Offer:
+    """Return what a slave asks for its master: name servers take no topics from slaves."""
+    return _Offer.of(identity, "", topics_document({}, {"counter": 0}))
+
+
 def _ca_file(root: str | os.PathLike[str], config: EngineConfig) -> Path | None:
     return Path(root) / config.gateway_namesrv_ca_file if config.gateway_namesrv_ca_file else None
 
@@ -332,14 +342,14 @@ def find_master(root: Path, config: EngineConfig) -> str:
 
 async def _find_master(root: Path, config: EngineConfig) -> str:
     connections, executor = Connections(Limits(), lambda host, text: None), TurnExecutor(1, "find-master")
-    offer = _Offer.of(_identity(config, Address.of(config, config.gateway_broker_port or 1)), "", topics_document({}, {"counter": 0}))
+    question = _question(_identity(config, Address.of(config, config.gateway_broker_port or 1)))
     problems = []
     try:
         for server in config.name_servers:
             try:
                 connection = await _connect(connections, executor, server, _ca_file(root, config))
                 try:
-                    told = _told_master(await _register(connection, offer))
+                    told = _told_master(await _register(connection, question))
                 finally:
                     connection.abort()
             except (OSError, EngineError, WireError) as error:

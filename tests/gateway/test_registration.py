@@ -390,6 +390,10 @@ def test_a_slave_follows_the_master_that_name_servers_tell_and_goes_where_it_goe
         assert master.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"second").code == codes.SUCCESS
         eventually(lambda: slave.engine.positions()["wrote"] == master.engine.positions()["wrote"], "it goes on with the last one", 60)
         assert link()["addresses"] == [f"127.0.0.1:{other.port}"]
+        master.engine.stop()
+        asked = eventually(lambda: [frame for frame in name_server.registrations()[-2:] if b'"topicConfigTable":{}' in frame.body],
+                           "while it is not linked it asks again and again, without its topics", 60)
+        assert asked[0].fields["brokerId"] == "1"
 
 
 def test_a_new_slave_whose_master_no_name_server_knows_does_not_start(tmp_path, name_server):
