@@ -616,7 +616,7 @@ def strange(rng, known: str) -> str:
 
 
 def hostile(rng, number: int, victim: dict[str, str], asked: tuple[int, ...]) -> bytes:
-    """One frame with a name server's code and wrong fields, body or lengths, or a forged name. A flipped bit makes another code of it."""
+    """One frame with wrong fields, body or lengths, or a forged name. A flipped bit may make another code of it."""
     fields = {name: strange(rng, forged) for name, forged in (
         ("brokerName", victim.get("name", f"forged-{number % 9}")), ("brokerAddr", victim.get("address", f"10.66.0.{number % 200}:1")),
         ("clusterName", "DefaultCluster"), ("brokerId", "0"), ("haServerAddr", "10.66.0.1:2"), ("topic", victim.get("topic", "h_a")), ("namespace", "n"),
