@@ -619,8 +619,9 @@ def hostile(rng, number: int, victim: dict[str, str], asked: tuple[int, ...]) ->
     """One frame with wrong fields, body or lengths, or a forged name. A flipped bit may make another code of it."""
     fields = {name: strange(rng, forged) for name, forged in (
         ("brokerName", victim.get("name", f"forged-{number % 9}")), ("brokerAddr", victim.get("address", f"10.66.0.{number % 200}:1")),
-        ("clusterName", "DefaultCluster"), ("brokerId", "0"), ("haServerAddr", "10.66.0.1:2"), ("topic", victim.get("topic", "h_a")), ("namespace", "n"),
-        ("key", "k"), ("value", "v"), ("compressed", "false"), ("bodyCrc32", "0"), ("cluster", "DefaultCluster")) if rng.random() < 0.9}
+        ("clusterName", "DefaultCluster"), ("brokerId", "0"), ("haServerAddr", "10.66.0.1:2"), ("topic", victim.get("topic", "h_a")),
+        ("namespace", "n"), ("key", "k"), ("value", "v"), ("compressed", "false"), ("bodyCrc32", "0"),
+        ("cluster", "DefaultCluster")) if rng.random() < 0.9}
     rows = {f"h{each}": {"perm": rng.choice([6, -1, "x", 1 << 40]), "readQueueNums": rng.choice([4, 1 << 30, None])} for each in "abc"}
     table = {"dataVersion": {"counter": number, "stateVersion": rng.choice([0, 1 << 62, 1 << 80, -5, "x"])}, "topicConfigTable": rows}
     body = rng.choice([b"", b"{", b"[" * 5000, rng.randbytes(2000), b'{"topicConfigSerializeWrapper":1e999}',
