@@ -33,6 +33,7 @@ from pyengine.ipc.control_block import (
     difference_from_file,
     now_ms,
     read_name_servers,
+    read_pops,
     read_run_settings,
 )
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
@@ -409,6 +410,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "replication": replication,
         "broker": _broker(memory),
         "name_servers": _name_servers(memory, workers[native.GATEWAY]["state"] == "ready"),
+        "pops": _pops(memory),
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
@@ -447,6 +449,16 @@ def _broker(memory: EngineMemory) -> dict[str, Any] | None:
 def _name_servers(memory: EngineMemory, is_served: bool) -> list[dict[str, Any]]:
     """Return each name server of `namesrv_addr` and whether the gateway is registered there; without a gateway it is with none."""
     return [row if is_served else row | {"registered": False, "problem": "no gateway runs"} for row in read_name_servers(memory.folder)]
+
+
+def _pops(memory: EngineMemory) -> list[dict[str, Any]]:
+    """Return what each group has popped from each topic and not acknowledged, a few seconds ago."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in read_pops(memory.folder):
+        found.setdefault((row["group"], row["topic"]), []).append(row)
+    return [{"group": group, "topic": topic, "in_flight": sum(row["in_flight"] for row in rows),
+             "attempts": max(row["attempts"] for row in rows), "invisible_until_ms": min(row["invisible_until_ms"] for row in rows)}
+            for (group, topic), rows in sorted(found.items())]
 
 
 def _blocked_reasons(memory: EngineMemory) -> list[str]:
@@ -520,7 +532,7 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
         "undrained_bytes": undrained_bytes, "unclean": files.abort_exists,
         "statistics": None,
         "replication": noted,
-        "broker": None, "name_servers": [],
+        "broker": None, "name_servers": [], "pops": [],
         "durable_watermark": watermark.flushed if watermark else None,
     }
     return conclude_unseen(document) | document

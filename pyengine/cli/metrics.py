@@ -181,6 +181,11 @@ class Exposition:
         if document["replication"] is not None:
             yield from _replication(document["replication"])
         yield _broker(document["broker"], document["takes_puts"])
+        in_flight = GaugeMetricFamily("pyengine_group_in_flight_messages", "Messages that clients have popped and not acknowledged.",
+                                      labels=("group", "topic"))
+        for one in document["pops"]:
+            in_flight.add_metric((one["group"], one["topic"]), one["in_flight"])
+        yield in_flight
         yield _by("address", "pyengine_name_server_registered", "1 while the gateway's broker is registered with the name server.",
                   ((one["address"], int(one["registered"])) for one in document["name_servers"]))
         if figures is not None:

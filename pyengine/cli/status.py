@@ -97,6 +97,11 @@ def _print_status(document: dict[str, Any]) -> None:
         output.write_table(("name server", "registered", "since", "problem"), [
             (one["address"], "yes" if one["registered"] else "no", output.time_text(one["since_ms"]), one["problem"])
             for one in document["name_servers"]])
+    if document["pops"]:
+        print()
+        output.write_table(("group that pops", "topic", "in flight", "attempts", "invisible until"), [
+            (one["group"], one["topic"], one["in_flight"], one["attempts"], output.time_text(one["invisible_until_ms"]))
+            for one in document["pops"]])
     if document["session_list"]:
         print()
         output.write_table(("session", "pid", "state", "ring"), [

@@ -133,7 +133,7 @@ def groups(
 ) -> None:
     """List consumer groups, show their lag, or move offsets. It needs no engine.
 
-    `lag` shows each queue, and the process that owns it. `reset` moves the offset, also under living members.
+    `lag` shows each queue, the process that owns it, and what clients have popped. `reset` moves the offset, also under living members.
     `forget` removes a group's offsets of a topic, without living members.
 
     \b
@@ -167,8 +167,8 @@ def groups(
     elif action == "lag":
         _write_lag(states)
     else:
-        output.write_table(("group", "topic", "members", "queues", "lag", "lost"), [
-            (state.group, state.topic, len(state.members), len(state.queues), state.lag, state.lost) for state in states])
+        output.write_table(("group", "topic", "members", "queues", "lag", "in flight", "lost"), [
+            (state.group, state.topic, len(state.members), len(state.queues), state.lag, state.in_flight, state.lost) for state in states])
 
 
 def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...], as_json: bool) -> None:
@@ -189,21 +189,26 @@ def _forget(found: ConsumerGroups, topic: str, group: str, as_json: bool) -> Non
 
 def _group_document(state: GroupState, action: str) -> dict[str, object]:
     document: dict[str, object] = {
-        "group": state.group, "topic": state.topic, "members": list(state.members), "lag": state.lag, "lost": state.lost}
+        "group": state.group, "topic": state.topic, "members": list(state.members), "lag": state.lag, "in_flight": state.in_flight,
+        "lost": state.lost}
     if action == "list":
         return document | {"queues": len(state.queues)}
     return document | {"queues": [
         {"queue_id": queue.queue_id, "committed": queue.committed, "min_offset": queue.min_offset,
          "max_offset": queue.max_offset, "lag": queue.lag, "lost": queue.lost,
-         "waiting_since_ms": queue.waiting_since_ms, "holder_pid": state.holders.get(queue.queue_id)}
+         "waiting_since_ms": queue.waiting_since_ms, "in_flight": queue.in_flight, "attempts": queue.attempts,
+         "invisible_until_ms": queue.invisible_until_ms, "holder_pid": state.holders.get(queue.queue_id)}
         for queue in state.queues.values()]}
 
 
 def _write_lag(states: list[GroupState]) -> None:
     for state in states:
+        pops = state.in_flight > 0
         output.write_table(
-            ("queue", "committed", "end", "lag", "lost", "waiting since", "held by"),
-            [(queue.queue_id, queue.committed, queue.max_offset, queue.lag, queue.lost,
+            ("queue", "committed", "end", "lag", *(("in flight", "attempts", "invisible until") if pops else ()), "lost", "waiting since",
+             "held by"),
+            [(queue.queue_id, queue.committed, queue.max_offset, queue.lag,
+              *((queue.in_flight, queue.attempts, output.time_text(queue.invisible_until_ms)) if pops else ()), queue.lost,
               output.time_text(queue.waiting_since_ms), str(state.holders.get(queue.queue_id, "-")))
              for queue in state.queues.values()],
             title=f"{output.printable(state.group)} on {output.printable(state.topic)}: lag {state.lag:,}")

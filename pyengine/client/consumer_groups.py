@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeGuard, Unpack
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard, Unpack
 
 from pyengine import arguments
 from pyengine.engine_config import EngineSettings
-from pyengine.errors import DiskError, UsageError, command, did_you_mean
+from pyengine.errors import DiskError, EngineUnavailableError, UsageError, command, did_you_mean
 from pyengine.formats.record import html_table
+from pyengine.ipc.control_block import read_pops
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import ReadLevel
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config import check_keywords
@@ -59,6 +61,11 @@ class GroupState:
         return sum(queue.lag for queue in self.queues.values())
 
     @property
+    def in_flight(self) -> int:
+        """How many of them are popped."""
+        return sum(queue.in_flight for queue in self.queues.values())
+
+    @property
     def lost(self) -> int:
         """How many were deleted before the group read them."""
         return sum(queue.lost for queue in self.queues.values())
@@ -84,8 +91,11 @@ class ConsumerGroups:
 
     def groups(self, *, topic: str | None = None, group: str | None = None) -> list[GroupState]:
         """Return the state of each group on each topic."""
+        popped: dict[tuple[str, str, int], dict[str, Any]] = {}
+        with suppress(EngineUnavailableError):  # no engine ever ran
+            popped = {(row["topic"], row["group"], row["queue_id"]): row for row in read_pops(find_folder(self._root))}
         with self._open() as reader:
-            return [self._state(reader, each_topic, each_group, offsets)
+            return [self._state(reader, each_topic, each_group, offsets, popped)
                     for (each_topic, each_group), offsets in sorted(self._offsets.groups().items())
                     if topic in (None, each_topic) and group in (None, each_group)]
 
@@ -138,8 +148,13 @@ class ConsumerGroups:
     def _open(self) -> LiveStoreReader:
         return open_store(self._root, **self._settings)
 
-    def _state(self, reader: LiveStoreReader, topic: str, group: str, offsets: Mapping[int, int]) -> GroupState:
+    def _state(self, reader: LiveStoreReader, topic: str, group: str, offsets: Mapping[int, int],
+               popped: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> GroupState:
         queues = queue_lags(reader, topic, offsets)
+        for queue_id, lag in queues.items():
+            if row := popped.get((topic, group, queue_id)):
+                queues[queue_id] = replace(lag, in_flight=row["in_flight"], attempts=row["attempts"],
+                                           invisible_until_ms=row["invisible_until_ms"])
         members, holders, sharing = self._members(topic, group, tuple(queues))
         return GroupState(topic, group, members, queues, holders, lack_of_queues(self._root, topic, group, sharing, len(queues)))
 
@@ -198,7 +213,8 @@ class QueueLag:
     """The lag of a group in one queue.
 
     `committed` is the next offset, None for a new queue; `lag` counts the messages from there to `max_offset`, of any tags;
-    `waiting_since_ms` is the store time of the first of them; `lost` counts those deleted before the group read them.
+    `waiting_since_ms` is the store time of the first of them; `lost` counts those deleted before the group read them. Clients have
+    popped `in_flight`: the first comes back at `invisible_until_ms`, the most delivered one came `attempts` times.
     """
 
     queue_id: int
@@ -208,6 +224,9 @@ class QueueLag:
     lag: int
     lost: int
     waiting_since_ms: int | None
+    in_flight: int = 0
+    attempts: int = 0
+    invisible_until_ms: int | None = None
 
 
 def queue_lags(

@@ -41,8 +41,10 @@ from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, grou
 from pyengine.gateway.positions import LEVEL, GroupOffsets
 from pyengine.gateway.pulls import Pulls
 from pyengine.gateway.wire import WireError, as_object, read_object, write_json
+from pyengine.ipc.control_block import write_pops
 from pyengine.ipc.group_members import Claim
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.acknowledgements import Identity, SavedQueue
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
@@ -212,6 +214,7 @@ class Pops:
         self._offsets = offsets
         self._report = report
         self._blocked_by = ""  # why retries could not be put last
+        self._noted = True     # what another gateway has noted does not count any more
         self._pulls = pulls
         self._give_back = give_back
         self._executor = executor
@@ -801,6 +804,7 @@ class Pops:
         now_s = time.monotonic()
         popping = {group for group, _ in (*self._held, *self._opening)}
         saving = _Saving(self)
+        self._note(now_s)
         for share in [share for shares in list(self._groups.values()) for share in shares.values()]:
             try:
                 share.session.heartbeat()
@@ -822,12 +826,28 @@ class Pops:
                 saving.idle.append((share, share.used_s))
         return saving if saving.rows or saving.idle else None
 
+    def _note(self, now_s: float) -> None:
+        """Note for `groups`, `status` and the metrics what is in flight."""
+        rows = []
+        for share in [share for shares in self._groups.values() for share in shares.values()]:
+            for queue in share.queues.values():
+                if opened := queue.flight.open:
+                    first_s = min((lease.until_s for lease in queue.leases.values()), default=now_s)
+                    rows.append({"group": share.group, "topic": share.topic, "queue_id": queue.queue_id, "in_flight": len(opened),
+                                 "attempts": max(each.reconsume_times + each.delivery_count for each in opened.values()),
+                                 "invisible_until_ms": time.time_ns() // 1_000_000 + round(max(0.0, first_s - now_s) * 1000)})
+        if rows or self._noted:
+            self._noted = bool(rows)
+            with contextlib.suppress(EngineError, OSError):  # without it only those have no data
+                write_pops(find_folder(self._reader.root), rows)
+
     def close(self) -> None:
         """Release all queues, after the last flush of the offsets."""
         for task in (*self._serving.values(), *self._tasks):
             task.cancel()
         for group in list(self._groups):
             self.forget(group)
+        self._note(time.monotonic())
 
 
 class _Saving:
@@ -945,7 +965,7 @@ def _without_body(message: Message, topic: str) -> Message:
     source = message.properties.get(PROPERTY_RETRY_TOPIC) if topic.startswith(RETRY_PREFIX) else None
     return Message(topic, b"", message.queue_id, message.queue_offset, message.physical_offset, message.size_bytes,
                    "" if source is None else encode_properties({PROPERTY_RETRY_TOPIC: source}),
-                   store_timestamp_ms=message.store_timestamp_ms, body_crc=message.body_crc)
+                   store_timestamp_ms=message.store_timestamp_ms, reconsume_times=message.reconsume_times, body_crc=message.body_crc)
 
 
 def _filter(request: Request, topic: str) -> Wanted | Answer:

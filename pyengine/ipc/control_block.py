@@ -458,7 +458,21 @@ def write_name_servers(folder: SharedFolder, rows: list[dict[str, Any]]) -> None
 
 def read_name_servers(folder: SharedFolder) -> list[dict[str, Any]]:
     """Return what the gateway wrote last; empty without name servers."""
-    with contextlib.suppress(EngineError, *PARSE_ERRORS), folder.attach(shared_objects.NAME_SERVERS, writable=False) as shared:
+    return _rows(folder, shared_objects.NAME_SERVERS)
+
+
+def write_pops(folder: SharedFolder, rows: list[dict[str, Any]]) -> None:
+    """Write what groups that pop have in flight, a row for each queue with messages. For the gateway."""
+    folder.put(shared_objects.POPS, json.dumps(rows).encode())
+
+
+def read_pops(folder: SharedFolder) -> list[dict[str, Any]]:
+    """Return what the gateway wrote last; empty without a group that pops."""
+    return _rows(folder, shared_objects.POPS)
+
+
+def _rows(folder: SharedFolder, name: str) -> list[dict[str, Any]]:
+    with contextlib.suppress(EngineError, *PARSE_ERRORS), folder.attach(name, writable=False) as shared:
         rows: list[dict[str, Any]] = json.loads(shared.memory[:])
         return rows
     return []

@@ -62,6 +62,7 @@ SETTINGS = "settings"
 CLEANING = "cleaning"
 REPLICATION = "replication"
 NAME_SERVERS = "name-servers"  # not in LASTING: without it only `status` and the metrics have no data
+POPS = "pops"  # likewise, for `groups` too
 RECORDER = "recorder"  # not in LASTING: without its name only `pyengine why` has no data
 SOCKET = "socket"
 GATEWAY_SOCKET = "gateway.sock"  # for workers whose clients speak another protocol than the gateway's

@@ -40,8 +40,8 @@ def test_list_names_each_group_and_topic(store):
     ran = groups(store, "--json")
     assert ran.code == 0
     assert ran.document == {"notes": [], "groups": [
-        {"group": "audit", "topic": "orders", "members": [], "lag": 20, "lost": 0, "queues": 3},
-        {"group": "billing", "topic": "orders", "members": [], "lag": 15, "lost": 0, "queues": 3}]}
+        {"group": "audit", "topic": "orders", "members": [], "lag": 20, "in_flight": 0, "lost": 0, "queues": 3},
+        {"group": "billing", "topic": "orders", "members": [], "lag": 15, "in_flight": 0, "lost": 0, "queues": 3}]}
     assert "billing" in groups(store).stdout and "audit" not in groups(store, "list", "--group", "billing").stdout
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 
 import pyengine
+from fix_cli import run
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
 from fix_pop import Popped, ack, pop, pop_fields, popped
 from pyengine.gateway import codes
@@ -444,6 +445,35 @@ def test_an_orderly_stop_repeats_no_ack(tmp_path):
         assert Counter(each.body for each in pop_all(client, "T", "g", 10)) == Counter(each.body for each in found[30:])
     finally:
         served.close()
+
+
+def test_groups_status_and_metrics_show_what_is_in_flight(served, topic, group):
+    client = served.broker()
+    put(client, topic, b"a", b"b", queue_id=2)
+    pop_all(client, topic, group, 3, invisibleTime=1)
+    found = pop_all(client, topic, group, 3)
+    assert ack(client, found[0]) == codes.SUCCESS
+    now_ms = time.time_ns() // 1_000_000
+
+    def row():
+        return next((row for row in run("status", served.root, "--json").document["pops"] if row["group"] == group), None)
+
+    retry = f"%RETRY%{group}"
+    shown = eventually(lambda: (one := row()) and one["in_flight"] == 2 and one, "status has them")
+    assert (shown["topic"], shown["attempts"]) == (retry, 2) and 0 < shown["invisible_until_ms"] - now_ms < 300_000
+    state, = run("groups", "lag", served.root, "--group", group, "--topic", retry, "--json").document["groups"]
+    queue, = state["queues"]
+    assert (state["in_flight"], queue["in_flight"], queue["attempts"], queue["lag"]) == (2, 2, 2, 3 - queue["committed"])
+    assert abs(queue["invisible_until_ms"] - shown["invisible_until_ms"]) < 60_000 and queue["holder_pid"] == served.engine.pid("gateway")
+    for words in (("status", served.root), ("groups", "lag", served.root, "--group", group)):
+        text = run(*words).stdout
+        assert "in flight" in text and "invisible until" in text and group in text
+    told = run("metrics", served.root, "--once").stdout
+    assert f'pyengine_group_in_flight_messages{{group="{group}",topic="{retry}"}} 2.0' in told
+    [listed] = [row for row in run("groups", served.root, "--json").document["groups"] if (row["group"], row["topic"]) == (group, retry)]
+    assert listed["in_flight"] == 2
+    assert [ack(client, each) for each in found[1:]] == [0, 0]
+    eventually(lambda: row() is None, "nothing is in flight")
 
 
 # ---- which queues a client takes, and how ------------------------------------------------
