@@ -142,6 +142,6 @@ class GrpcStore(ServedStore):
 
 def start_grpc(root: Path, **settings: object) -> GrpcStore:
     """An engine that serves gRPC at a free port."""
-    store = GrpcStore(start_served(root, grpc_enable=True, grpc_port=0, **settings))
+    store = GrpcStore(start_served(root, **{"grpc_enable": True, "grpc_port": 0, **settings}))
     eventually(lambda: _PORT.search(store.engine.log()), "gRPC is served")
     return store

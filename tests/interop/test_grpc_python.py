@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fix_gateway import put_private
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from waiting import scaled_timeout_s
 
@@ -20,7 +21,7 @@ from rocketmq.v5.consumer.push import ConsumeResult, MessageListener
 from rocketmq.v5.model import FilterExpression, Message
 from rocketmq.v5.producer import Producer, TransactionChecker
 
-settings = ClientConfiguration(f"127.0.0.1:{sys.argv[1]}", Credentials())
+settings = ClientConfiguration(f"127.0.0.1:{sys.argv[1]}", Credentials(*sys.argv[4:]))
 topic, group, deadline_s = sys.argv[2], "G_" + sys.argv[2], time.time() + float(sys.argv[3])
 
 def message(body, **fields):
@@ -121,6 +122,27 @@ end(sorted(body for body, _ in listener.take(2)), reader, sender)
 """
 
 
+ACCOUNT = """
+sender = producer()
+sender.send(message("allowed"))
+reader = SimpleConsumer(settings, group, {topic: FilterExpression("*")}, 5)
+reader.startup()
+found = []
+while not found:
+    for each in reader.receive(16, 30) or ():
+        found.append(each.body.decode())
+        reader.ack(each)
+refused = ""
+try:
+    other = message("refused")
+    other.topic = "private5"
+    sender.send(other)
+except Exception as error:
+    refused = str(error)
+end([found, refused], sender, reader)
+"""
+
+
 @pytest.fixture(scope="module")
 def grpc_store(tmp_path_factory):
     """A GrpcStore that asks soon about transactions without an end."""
@@ -131,10 +153,10 @@ def grpc_store(tmp_path_factory):
     store.close()
 
 
-def told_by(store, topic: str, program: str, home):
+def told_by(store, topic: str, program: str, home, *account: str):
     """What a program prints, whose clients are of a process of their own; they write logs below their home."""
     timeout_s = scaled_timeout_s(100)
-    done = subprocess.run([sys.executable, "-c", BEGIN + program, str(store.grpc_port), store.make_topic(topic), str(timeout_s)],
+    done = subprocess.run([sys.executable, "-c", BEGIN + program, str(store.grpc_port), store.make_topic(topic), str(timeout_s), *account],
                           capture_output=True, text=True, timeout=timeout_s + 30, env={"HOME": str(home), "PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -163,3 +185,20 @@ def test_a_delayed_message_comes_at_its_time_and_cannot_be_recalled(grpc_store, 
 
 def test_transactions_end_by_their_producer_or_by_its_answer(grpc_store, tmp_path):
     assert told_by(grpc_store, "transactions5", TRANSACTIONS, tmp_path) == ["committed", "orphan"]
+
+
+def test_a_client_with_an_access_key_does_what_its_account_may(tmp_path):
+    from grpc_caller import start_grpc
+
+    (tmp_path / "store" / "config").mkdir(parents=True)
+    put_private(tmp_path / "store" / "config" / "plain_acl.yml",
+                b"accounts: [{accessKey: the-shop, secretKey: its-secret, topicPerms: [guarded5=PUB|SUB], groupPerms: [G_guarded5=SUB]}]")
+    store = start_grpc(tmp_path / "store", acl_enable=True)
+    try:
+        store.make_topic("private5")
+        found, refused = told_by(store, "guarded5", ACCOUNT, tmp_path, "the-shop", "its-secret")
+        assert found == ["allowed"] and "No default permission for topic:private5" in refused
+        with pytest.raises(AssertionError, match="failed to fetch topic:guarded5 route"):
+            told_by(store, "guarded5", ACCOUNT, tmp_path, "the-shop", "another-one")
+    finally:
+        store.close()
