@@ -7,7 +7,6 @@ tests/gateway/test_grpc_messages.py compares the classes with that client's desc
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 import time
@@ -318,12 +317,6 @@ class Translator:
         at = record.queue_offset
         return (f"{at} {popped.get('popTime', '0')} {popped.get('invisibleTime', '0')} {popped.get('reviveQid', '0')} {retry} "
                 f"{self._broker_name} {record.queue_id} {at} {record.physical_offset}")
-
-    def recall_handle(self, message: Any, topic: str) -> str:
-        """Return the handle by which a client names a delayed message that it has sent, in RocketMQ's form."""
-        system = message.system_properties
-        text = f"v1 {topic} {self._broker_name} {time_ms(system.delivery_timestamp)} {system.message_id}"
-        return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def time_ms(stamp: Any) -> int:

@@ -59,7 +59,6 @@ EXPIRE_S = 1.0                  # between two looks for clients that have gone
 CALLS_OF_CONNECTION_MAX = 1024  # at a time
 PING_S, PING_ANSWER_S = 30, 20  # of connections that say nothing, so that half-open ones end
 BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-RECALL_REFUSED = "recall failed, operation is forbidden"
 _SIGNED = "MQv2-HMAC-SHA1 "
 _ENDS = {1: SYS_FLAG_TRANSACTION_COMMIT, 2: SYS_FLAG_TRANSACTION_ROLLBACK}  # by TransactionResolution
 _REFUSALS = {  # RocketMQ 5's code by that of the gateway's answer
@@ -68,6 +67,7 @@ _REFUSALS = {  # RocketMQ 5's code by that of the gateway's answer
     codes.NO_PERMISSION: "FORBIDDEN", codes.TOPIC_NOT_EXIST: "TOPIC_NOT_FOUND", codes.SYSTEM_BUSY: "TOO_MANY_REQUESTS",
     codes.SUBSCRIPTION_GROUP_NOT_EXIST: "CONSUMER_GROUP_NOT_FOUND", codes.SUBSCRIPTION_PARSE_FAILED: "ILLEGAL_FILTER_EXPRESSION",
     codes.POLLING_FULL: "TOO_MANY_REQUESTS", codes.POLLING_TIMEOUT: "MESSAGE_NOT_FOUND", codes.NO_MESSAGE: "INVALID_RECEIPT_HANDLE",
+    codes.INVALID_PARAMETER: "BAD_REQUEST",
 }
 _ACCESS = "org.apache.rocketmq.acl.common.AclException: "
 
@@ -432,7 +432,7 @@ class GrpcServer:
         return v2.SendResultEntry(
             status=self._status_of(frame), message_id=system.message_id, offset=int(offset),
             transaction_id=transaction_id(found["msgId"], offset) if is_half else system.message_id,
-            recall_handle=self._translator.recall_handle(message, name) if system.HasField("delivery_timestamp") else "")
+            recall_handle=found.get("recallHandle", ""))
 
     def _sum_up(self, answer: Any) -> None:
         """Set the status of an answer: that of its entries, or MULTIPLE_RESULTS."""
@@ -454,7 +454,9 @@ class GrpcServer:
         return self._v2.EndTransactionResponse(status=self._status_of(frame))
 
     async def _recall(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        raise CallRefusedError("INTERNAL_SERVER_ERROR", RECALL_REFUSED)
+        frame = await client.ask(codes.RECALL_MESSAGE, {"topic": name_of(request.topic), "recallHandle": request.recall_handle},
+                                 until_s=_until_s(context))
+        return self._v2.RecallMessageResponse(status=self._status_of(frame), message_id=frame.fields.get("msgId", ""))
 
     # ---- receipts -----------------------------------------------------------------
 

@@ -93,11 +93,6 @@ def test_what_no_client_calls_is_not_implemented(grpc_store, name):
     assert (next(answer) if name == "PullMessage" else answer).status.code == V2.NOT_IMPLEMENTED
 
 
-def test_a_recall_is_refused_as_by_a_broker_of_rocketmq_5(grpc_store, topic):
-    answer = grpc_store.caller().RecallMessage(topic=V2.Resource(name=topic), recall_handle="x")
-    assert (answer.status.code, answer.status.message) == (V2.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
-
-
 # ---- sends -----------------------------------------------------------------------------
 
 
@@ -165,6 +160,20 @@ def test_a_delayed_message_comes_at_its_time(grpc_store, topic):
     assert grpc_store.caller().SendMessage(messages=[sent]).status.code == V2.OK
     eventually(lambda: stored(grpc_store.root, topic), "it is delivered")
     assert stored(grpc_store.root, topic)[0].store_timestamp_ms >= due_s * 1000
+
+
+def test_a_delayed_message_is_recalled_by_its_handle_until_it_is_due(grpc_store, topic):
+    caller = grpc_store.caller()
+    sent = [message(topic, body, message_type=V2.DELAY) for body in (b"recalled", b"late")]
+    for each in sent:
+        each.system_properties.delivery_timestamp.seconds = int(time.time()) + 4
+    first, second = [caller.SendMessage(messages=[each]).entries[0] for each in sent]
+    answer = caller.RecallMessage(topic=V2.Resource(name=topic), recall_handle=first.recall_handle)
+    assert (answer.status.code, answer.message_id) == (V2.OK, first.message_id)
+    for handle, name in (("x", topic), (second.recall_handle, "another")):
+        assert caller.RecallMessage(topic=V2.Resource(name=name), recall_handle=handle).status.code == V2.BAD_REQUEST
+    eventually(lambda: [each.body for each in stored(grpc_store.root, topic)] == [b"late"], "the other is delivered")
+    assert caller.RecallMessage(topic=V2.Resource(name=topic), recall_handle=second.recall_handle).status.code == V2.INTERNAL_SERVER_ERROR
 
 
 # ---- receipts --------------------------------------------------------------------------
