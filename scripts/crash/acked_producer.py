@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyengine
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import EngineError, EngineUnavailableError
 from pyengine.results import PutStatus
 
 TOPICS = ("crash-a", "crash-b")
@@ -35,6 +35,7 @@ DELAYED_TOPIC = "crash-later"  # delivered at least once, some twice
 QUEUES = 2
 DIGEST_CHARACTERS = 16
 AGAIN_S = 0.02
+CANCELLED_SHARE = 0.3  # of delayed messages
 
 
 def make_body(name: str, sequence: int, filler: bytes) -> bytes:
@@ -75,14 +76,15 @@ class AckedList:
 class AckedProducer:
     """Puts of every kind against one connected producer."""
 
-    def __init__(self, name: str, rng: random.Random, acked: AckedList, *, delayed: int = 0) -> None:
-        """`delayed`: the number of delay levels that are used, from level 1."""
+    def __init__(self, name: str, rng: random.Random, acked: AckedList, *, delayed: int = 0, cancels: bool = False) -> None:
+        """`delayed`: the number of delay levels that are used, from level 1. `cancels`: some of those messages are cancelled at once."""
         self._name = name
         self._rng = rng
         self._acked = acked
         self._sequence = 0
         self._kinds = [self._one, self._short, self._many, self._batch, self._async] + [self._delayed] * (delayed > 0)
         self._levels = delayed
+        self._cancels = cancels
 
     def bodies(self, count: int) -> list[bytes]:
         made = []
@@ -141,6 +143,14 @@ class AckedProducer:
         level = self._rng.randint(1, self._levels)
         result = producer.put(DELAYED_TOPIC, body, queue_id=queue_id, delay_level=level)
         if result.status is PutStatus.PUT_OK:
+            if self._cancels and self._rng.random() < CANCELLED_SHARE:
+                try:
+                    is_cancelled = producer.cancel_delayed(result.msg_id)
+                except EngineError:  # it may be cancelled or not
+                    return 1
+                if is_cancelled:
+                    self._acked.add(DELAYED_TOPIC, queue_id, None, None, body, cancelled=1)
+                    return 1
             self._acked.add(DELAYED_TOPIC, queue_id, None, None, body,
                             level=level, waits_as=result.queue_offset, waits_at=result.physical_offset)
         return 1
@@ -170,13 +180,14 @@ def main() -> int:
     parser.add_argument("--seed", required=True)
     parser.add_argument("--delayed", type=int, nargs="?", const=1, default=0, metavar="LEVELS",
                         help="some messages with a delay level from 1 to this (1)")
+    parser.add_argument("--cancels", action="store_true", help="cancel some of them")
     parser.add_argument("--rate", type=float, default=2000.0, help="messages per second, at most")
     arguments = parser.parse_args()
 
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
     maker = AckedProducer(arguments.name, random.Random(f"{arguments.seed}/{arguments.name}"), AckedList(arguments.acked),
-                          delayed=arguments.delayed)
+                          delayed=arguments.delayed, cancels=arguments.cancels)
     for producer in connections(arguments.store, stopping):
         due_s = time.monotonic()
         while not stopping:

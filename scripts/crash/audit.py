@@ -37,6 +37,7 @@ class Audit:
     messages: int = 0
     lost: int = 0
     redelivered: int = 0
+    cancelled: int = 0
     failures: list[str] = field(default_factory=list)
     waiting: dict[tuple[int, int], str] = field(default_factory=dict)
     delivered: Counter[str] = field(default_factory=Counter)
@@ -80,11 +81,12 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
           delayed_are_due: bool = True) -> Audit:
     """Read every queue (of `topics` only, if given) to its end, and look for every acknowledged message.
 
-    A delayed message must have been delivered if `delayed_are_due`, and may have been delivered twice.
+    A delayed message must have been delivered if `delayed_are_due`, and may have been delivered twice; one that was cancelled must not.
     """
     found = Audit(acknowledged=len(rows))
     at_offset = [row for row in rows if row["queue_offset"] is not None]
-    delayed = {row["body_sha256"]: row for row in rows if row["queue_offset"] is None}
+    delayed = {row["body_sha256"]: row for row in rows if row["queue_offset"] is None and "cancelled" not in row}
+    cancelled = {row["body_sha256"]: row for row in rows if "cancelled" in row}
     promised = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in at_offset}
     if len(promised) != len(at_offset):
         found.failures.append(f"{len(at_offset) - len(promised)} queue offsets were acknowledged twice")
@@ -104,6 +106,9 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
                         else:
                             _check_message(message, at, topic, queue_id, expected, found)
                         at += 1
+    found.cancelled = len(cancelled)
+    found.failures += [f"DELIVERED: a message that was cancelled: {cancelled[digest]}"
+                       for digest in cancelled.keys() & found.delivered.keys()]
     found.redelivered = found.delivered.total() - len(found.delivered)
     if delayed_are_due:
         promised |= {(DELAYED_TOPIC, digest, None): row for digest, row in delayed.items() if digest not in found.delivered}

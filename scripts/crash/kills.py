@@ -7,8 +7,8 @@ After each kill acknowledgements must move again within a time limit: a hang is 
 kills (--aim) is aimed: the process is stopped repeatedly until it is in the middle of an operation.
 
 With the gateway as victim producers speak RocketMQ's protocol to it.
-With the scheduler as victim some messages are delayed: each must be delivered, at most twice. At the end
-RocketMQ opens the store, if it is there (--peer, --no-peer).
+With the scheduler as victim some messages are delayed: each must be delivered, at most twice, but one that
+was cancelled never. At the end RocketMQ opens the store, if it is there (--peer, --no-peer).
 
 Exit 0: held. 1: an acknowledged message was lost, one was torn, doubled or reordered, or something hung.
 The store of a failed run is kept and named.
@@ -43,7 +43,8 @@ def main() -> int:
     def words(summary: Summary) -> str:
         return (f"{summary.kills_in_the_middle} of them in the middle of a pass, "
                 f"{summary.undrained_bytes} bytes undrained at the kill"
-                + (f", {summary.redelivered} delayed messages delivered again" if summary.redelivered else ""))
+                + (f", {summary.redelivered} delayed messages delivered again" if summary.redelivered else "")
+                + (f", {summary.cancelled} cancelled" if summary.cancelled else ""))
 
     return finish(arguments, make, lambda run: run.run(arguments.rounds), words)
 

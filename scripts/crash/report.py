@@ -41,6 +41,7 @@ class Summary:
     checked: int = 0
     lost: int = 0
     redelivered: int = 0
+    cancelled: int = 0
     peer: str = ""
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)

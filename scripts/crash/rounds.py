@@ -131,7 +131,7 @@ class CrashRun(KillRounds):
 
     def producer_command(self) -> list[str]:
         """Return the module of a producer, and its arguments before its list."""
-        return ["crash.acked_producer", *["--delayed=1"] * self.has_delayed, str(self.store)]
+        return ["crash.acked_producer", *["--delayed=1", "--cancels"] * self.has_delayed, str(self.store)]
 
     def end_producers(self) -> None:
         for process in self.producers:
@@ -269,7 +269,7 @@ class CrashRun(KillRounds):
         self.summary.acknowledged = found.acknowledged
         self.summary.checked += found.messages
         self.summary.lost += found.lost
-        self.summary.redelivered = found.redelivered
+        self.summary.redelivered, self.summary.cancelled = found.redelivered, found.cancelled
         self.summary.failures += found.failures
         self.summary.failures += check(self.store, rows, self.scratch)
 
