@@ -33,6 +33,7 @@ COPIED = ("csrc", "pyengine", "workers", "scripts", "setup.py", "pyproject.toml"
 NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*", "target", "build", "*.egg-info")
 SWITCH = "PYENGINE_BROKEN"
 KILL_TIMEOUT_S = 900
+TEST_TIMEOUT_S = 60  # on an idle machine; a mutant for which a test waits for ever is noticed, too
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Tree:
             if compiled or not self._is_sound:
                 _build_c(self.root)
                 self._is_sound = not compiled
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", *tests]
             return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=KILL_TIMEOUT_S,
                                   env=os.environ | {"PYTHONPATH": str(self.root), "PYENGINE_REQUIRE": "", "PYENGINE_LONG": "0"})
         finally:
