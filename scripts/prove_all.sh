@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that tries to break the engine, in its long form; docs/proof.md says what it counted.
 # usage: scripts/prove_all.sh [--rounds N] [--share N] [--seed S] [part ...]     exit 0: all held, 1: something did not
-# parts: kills restarts failpoints powercut disk corruption fuzz mutants page; without any: all, which takes hours.
+# parts: kills members restarts failpoints powercut disk corruption fuzz mutants page; without any: all, which takes hours.
 # --share N: failpoints, disk and corruption try an Nth of their cases; the last two count the others as left out.
 # A part replaces the rows of its classes in docs/proof.md, the only record; `page` alone updates their age.
 # PYENGINE_PROOF=FILE keeps the lines of the single runs too.
@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     *) parts+=("$1"); shift ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(kills restarts failpoints powercut disk corruption fuzz mutants page)
+[ ${#parts[@]} -gt 0 ] || parts=(kills members restarts failpoints powercut disk corruption fuzz mutants page)
 use_project
 cd "$checkout"
 records=${PYENGINE_PROOF:-}
@@ -61,6 +61,15 @@ kills() {
   tests -m long tests/native/test_writer_kill.py tests/faults/test_failpoints_writer.py
 }
 
+members() {
+  local kind mode
+  for kind in member everything; do
+    for mode in async pool sync; do
+      run_rig members scripts/kill_members.sh "$kind" --mode "$mode" --rounds $((rounds / 2 + 1))
+    done
+  done
+}
+
 restarts() {
   local script mode
   for script in restart_loop kill_during_recovery hang_worker disk_full; do
@@ -91,6 +100,7 @@ power_cuts() {
 for part in "${parts[@]}"; do
   case "$part" in
     kills) kills ;;
+    members) members ;;
     restarts) restarts ;;
     failpoints) failpoints ;;
     powercut) power_cuts ;;

@@ -1,9 +1,10 @@
-"""Kill members of groups that acknowledge by message, and the writer beside them, in many rounds; then count.
+"""Kill members of groups that acknowledge by message, and the engine beside them, in many rounds; then count.
 
-    python -m crash.members [--rounds 20] [--seed N] [--mode async|pool|sync] [--json]
+    python -m crash.members [member|everything] [--rounds 20] [--seed N] [--mode async|pool|sync] [--json]
 
-One group's members own queues, the other's share messages. A round puts messages, and kills one member, all of one group, or the
-writer. No message may be lost, and none may come again after its acknowledgement was stored.
+One group's members own queues, the other's share messages. A round puts messages, stops a member for a while or not, and kills:
+`member`: one, all of one group, or the writer too; `everything`: all members and the whole engine at once, which then recovers.
+No message may be lost, and none may come again after its acknowledgement was stored.
 
 Exit 0: held. 1: one was lost or came again, or something hung; the store is kept and named.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -23,28 +25,31 @@ from pathlib import Path
 import pyengine
 from crash.acked_consumer import SHARING
 from crash.report import Summary, crash_parser, ended_in_order, finish, tell
-from crash.rounds import SMALL_FILES
-from pyengine.cli.torture import EngineWatch, HangError, kill, wait_for
+from crash.rounds import EVERYTHING, SMALL_FILES
+from pyengine.cli.torture import EngineWatch, KillRounds, kill, kill_all, wait_for
 from pyengine.engine_config import MODES
 
 TOPIC, QUEUES, MEMBERS, MESSAGES = "work", 3, 3, 200
 WAIT_S = 120.0
+STOP_SHARE, STOP_S_MAX = 0.2, 2.5  # longer than it takes the others to pass over a member
+MEMBER = "member"
 
 
 @dataclass
 class MemberSummary(Summary):
-    """`again`: the messages that came again, none of whose acknowledgements were stored."""
+    """`again`: the messages that came again, none of whose acknowledgements were stored. `stops`: of members for a while."""
 
     again: int = 0
+    stops: int = 0
 
 
-class MemberRun:
+class MemberRun(KillRounds):
     """One store, an engine, and the members of both groups."""
 
-    def __init__(self, store: Path, scratch: Path, mode: str, seed: int) -> None:
-        self.store, self.scratch, self.mode = store, scratch, mode
-        self.summary = MemberSummary("member", mode, seed)
-        self.rng = random.Random(f"{seed}/member/{mode}")
+    def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int) -> None:
+        super().__init__(store, SMALL_FILES | MODES[mode], random.Random(f"{seed}/{kind}/{mode}"))
+        self.scratch, self.kind = scratch, kind
+        self.summary = MemberSummary(kind, mode, seed)
         self.members: dict[str, list[subprocess.Popen[bytes]]] = {sharing: [] for sharing in SHARING}
         self.put = 0
 
@@ -53,55 +58,96 @@ class MemberRun:
         return self.summary.failures
 
     def run(self, rounds: int) -> MemberSummary:
-        since_s = time.monotonic()
-        with pyengine.Engine(self.store, **SMALL_FILES | MODES[self.mode]):
-            try:
-                for sharing in SHARING:
-                    self.members[sharing] = [self.start(sharing) for _ in range(MEMBERS)]
-                for _ in range(rounds):
-                    self.strike()
-                for sharing in SHARING:
-                    wait_for(f"{sharing}: every message is done", lambda sharing=sharing: self.is_done(sharing), WAIT_S)
-            except HangError as error:
-                self.failures.append(str(error))
-            finally:
-                self.leave(held=False)
-        for sharing in SHARING:
-            self.judge(sharing)
-        self.summary.seconds = round(time.monotonic() - since_s, 1)
+        self.summary.seconds = self.run_rounds(lambda: self.summary.rounds < rounds)
         return self.summary
 
-    def leave(self, *, held: bool) -> None:
-        """End the members."""
-        for each in [each for members in self.members.values() for each in members]:
-            each.kill()
-            each.wait()
+    # -- members, which are the load
 
-    def strike(self) -> None:
+    def make_producers(self) -> None:
+        """Start members until MEMBERS of each group live, and put what they work on."""
+        for sharing, members in self.members.items():
+            members[:] = [each for each in members if each.poll() is None]
+            members += [self.start(sharing) for _ in range(MEMBERS - len(members))]
         with pyengine.connect(self.store) as producer:
             for queue_id in range(QUEUES):
                 producer.put_many(TOPIC, [b"%d" % (self.put + number) for number in range(MESSAGES)], queue_id=queue_id)
         self.put += MESSAGES
-        least = {sharing: len(self.lines(sharing)) + self.rng.randrange(MESSAGES) // 10 for sharing in SHARING}
-        wait_for("members read on", lambda: all(len(self.lines(sharing)) >= count for sharing, count in least.items()), WAIT_S)
-        sharing, chance = self.rng.choice(SHARING), self.rng.random()
-        if chance < 0.2:
-            with EngineWatch(self.store) as watch:
-                kill(watch.pid("writer"))
-        members = self.members[sharing]
-        victims = list(range(MEMBERS)) if chance > 0.8 else [self.rng.randrange(MEMBERS)]
-        for each in victims:
-            members[each].kill()
-        for each in victims:
-            members[each].wait()
-            members[each] = self.start(sharing)
-        self.summary.kills += len(victims) + (chance < 0.2)
-        self.summary.rounds += 1
-        tell(f"round {self.summary.rounds}: {self.summary.kills} kills, {self.put * QUEUES:,} messages put")
 
     def start(self, sharing: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "crash.acked_consumer", str(self.store), str(self.list_of(sharing)), "--acks", sharing]
         return subprocess.Popen([*command, "--topic", TOPIC], env=os.environ)
+
+    def end_producers(self) -> None:
+        for each in self.living():
+            each.kill()
+            each.wait()
+
+    def living(self) -> list[subprocess.Popen[bytes]]:
+        return [each for members in self.members.values() for each in members]
+
+    def acked_count(self) -> int:
+        return sum(len(self.lines(sharing)) for sharing in SHARING)
+
+    def settle(self) -> None:
+        for sharing in SHARING:
+            wait_for(f"{sharing}: every message is done", lambda sharing=sharing: self.is_done(sharing), WAIT_S)
+        self.end_producers()
+
+    def is_done(self, sharing: str) -> bool:
+        states = pyengine.ConsumerGroups(self.store).groups(group=sharing)
+        return [queue.committed for state in states for queue in state.queues.values()] == [self.put] * QUEUES
+
+    def clean_up(self) -> None:
+        self.end_producers()
+        super().clean_up()
+
+    def leave(self, *, held: bool) -> None:
+        """It has nothing outside its folder."""
+
+    # -- kills
+
+    def strike(self) -> None:
+        least = {sharing: len(self.lines(sharing)) + self.rng.randrange(MESSAGES) // 10 for sharing in SHARING}
+        wait_for("members read on", lambda: all(len(self.lines(sharing)) >= count for sharing, count in least.items()), WAIT_S)
+        sharing, chance = self.rng.choice(SHARING), self.rng.random()
+        if self.rng.random() < STOP_SHARE:
+            self.stop(self.rng.choice(self.members[sharing]))
+        if self.kind == EVERYTHING:
+            self.kill_everything()
+            return
+        if chance < 0.2:
+            with EngineWatch(self.store) as watch:
+                kill(watch.pid("writer"))
+        victims = self.members[sharing] if chance > 0.8 else [self.rng.choice(self.members[sharing])]
+        for each in victims:
+            each.kill()
+        for each in victims:
+            each.wait()
+        self.summary.kills += len(victims) + (chance < 0.2)
+
+    def stop(self, member: subprocess.Popen[bytes]) -> None:
+        """Stop a member, perhaps in its turn, and let it go on."""
+        member.send_signal(signal.SIGSTOP)
+        time.sleep(self.rng.uniform(0, STOP_S_MAX))
+        member.send_signal(signal.SIGCONT)
+        self.summary.stops += 1
+
+    def kill_everything(self) -> None:
+        with EngineWatch(self.store) as watch:
+            self.summary.kills += kill_all(watch, [each.pid for each in self.living()], self.rng)
+        for each in self.living():
+            each.wait()
+        self.start_engine()
+
+    def end_round(self) -> None:
+        self.summary.rounds += 1
+        tell(f"round {self.summary.rounds}: {self.summary.kills} kills, {self.put * QUEUES:,} messages put")
+
+    # -- judgement
+
+    def check_store(self, *, final: bool = False) -> None:
+        for sharing in SHARING:
+            self.judge(sharing)
 
     def list_of(self, sharing: str) -> Path:
         return self.scratch / sharing
@@ -109,10 +155,6 @@ class MemberRun:
     def lines(self, sharing: str) -> list[bytes]:
         path = self.list_of(sharing)
         return path.read_bytes().splitlines() if path.exists() else []
-
-    def is_done(self, sharing: str) -> bool:
-        states = pyengine.ConsumerGroups(self.store).groups(group=sharing)
-        return [queue.committed for state in states for queue in state.queues.values()] == [self.put] * QUEUES
 
     def judge(self, sharing: str) -> None:
         """Compare the list of one group's members with what was put."""
@@ -136,8 +178,9 @@ class MemberRun:
 @ended_in_order
 def main() -> int:
     parser = crash_parser(__doc__, has_peer=False)
+    parser.add_argument("kind", nargs="?", choices=(MEMBER, EVERYTHING), default=MEMBER, help="what is killed (%(default)s)")
     arguments = parser.parse_args()
-    return finish(arguments, lambda store, scratch: MemberRun(store, scratch, arguments.mode, arguments.seed),
+    return finish(arguments, lambda store, scratch: MemberRun(store, scratch, arguments.kind, arguments.mode, arguments.seed),
                   lambda run: run.run(arguments.rounds),
                   lambda summary: f"{summary.again} messages came again that were not acknowledged, or not yet stored as that")
 

@@ -27,7 +27,7 @@ HARM = ("lost", "bad", "not caught")
 GIVEN = ("seed", "seconds", "depth")  # of a run, and no count of what it did
 NO_SUMMARY = "ended without a summary: "
 ENGINE = ("csrc", "pyengine", "workers", ":!pyengine/cli", ":!pyengine/spark")
-PARTS = {"kills": "kills", "restarts": "restarts", "failpoints": "failpoints", "power cut": "powercut",
+PARTS = {"kills": "kills", "members": "members", "restarts": "restarts", "failpoints": "failpoints", "power cut": "powercut",
          "power cut, blocks": "powercut", "failing disk, engine": "disk", "failing disk, recovery": "disk",
          "failing disk, commits": "disk", "corruption": "corruption", "fuzz": "fuzz", "broken builds": "mutants",
          "mutants": "mutants"}  # class -> the part of scripts/prove_all.sh that tries it

@@ -91,12 +91,13 @@ def test_acknowledged_messages_survive_a_crash_script(name, rng):
 
 
 @pytest.mark.ci
-def test_killed_members_lose_no_message_and_repeat_no_stored_acknowledgement(rng):
-    done = run_script("kill_members", "--rounds", "4", "--seed", str(rng.randrange(1 << 32)), "--json")
+@pytest.mark.parametrize("kind", ["member", "everything"])
+def test_killed_members_lose_no_message_and_repeat_no_stored_acknowledgement(kind, rng):
+    done = run_script("kill_members", kind, "--rounds", "4", "--seed", str(rng.randrange(1 << 32)), "--json")
     print(done.stderr, done.stdout)
     summary = json.loads(done.stdout)
     assert (done.returncode, summary["lost"], summary["failures"]) == (0, 0, [])
-    assert summary["kills"] >= 4 and summary["checked"] == 4800 and summary["acknowledged"] > 4000
+    assert summary["kills"] >= (4 if kind == "member" else 50) and summary["checked"] == 6000 and summary["acknowledged"] > 5000
 
 
 @pytest.mark.ci
