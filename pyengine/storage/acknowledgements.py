@@ -429,8 +429,10 @@ class SharedQueue:
             acked.append((at, self.end))
         counts = [(start, start + 1, count) for start, (count, _) in self.open.items() if count > 1]
         counts += [(max(start, self.end), end, count) for start, end, count in self._counts]
+        undone = [(start, start + 1, 0) for start, (count, _) in self.open.items() if not count]
         taken = [(start, start + 1, owner) for start, (_, owner) in self.open.items()]
-        return SavedQueue(self.queue, self.tenure, offset, self.end, (*acked, *self._skipped), _merged(counts), self.last, _merged(taken))
+        return SavedQueue(self.queue, self.tenure, offset, self.end, (*acked, *self._skipped), (*_merged(counts), *undone), self.last,
+                          _merged(taken))
 
     def _end_at(self, end: int) -> None:
         if end > self.end:

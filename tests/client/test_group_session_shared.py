@@ -641,38 +641,6 @@ pyengine.run_consumer(*sys.argv[1:4], handle, concurrency=3, commit_interval_s=0
     assert is_over()
 
 
-def test_saved_steps_and_states_give_one_table(rng):
-    """Steps at random of three members, against a plain model; the table after each is the one that is read from the file."""
-    for number in range(40):
-        first = acknowledgements.SavedQueue(0, 7, -(number % 2), 0)  # of a group that has no offset of the queue yet
-        queue, content = acknowledgements.SharedQueue(first), first.line()
-        model: dict[int, tuple[int, int]] = {}
-        top = 0
-        for _ in range(30):
-            member = rng.randrange(1, 4)
-            mine = [offset for offset, (_, owner) in model.items() if owner == member]
-            ended, back = rng.sample(mine, rng.randrange(len(mine) + 1)), rng.sample(mine, rng.randrange(len(mine) + 1))
-            free = [offset for offset, (_, owner) in model.items() if not owner]
-            new = rng.sample(range(top, top + 5), rng.randrange(4))
-            step = queue.step(member, {"ended": ended, "back": back, "took": free + new}, max(new, default=top - 1) + 1 + rng.randrange(2))
-            for offset in ended:
-                del model[offset]
-            for offset in set(back) - set(ended):
-                model[offset] = model[offset][0], 0
-            for offset in (*free, *new):
-                model[offset] = model.get(offset, (0, 0))[0] + 1, member
-            top = max(top, step["end"])
-            line = acknowledgements.sealed_line(step)
-            content += line
-            (parsed,) = acknowledgements.parse(line)
-            queue.apply(parsed)
-            assert queue.open == model and queue.end == top
-            assert set(queue.free) == {offset for offset, (_, owner) in model.items() if not owner}
-            (state,) = acknowledgements.decode(content)[0]
-            again = acknowledgements.SharedQueue(state)
-            assert (again.open, again.end, again.done) == (queue.open, queue.end, queue.done)
-
-
 def test_the_ack_file_of_a_shared_group_is_one_that_a_holder_of_the_queue_reads(engine, names, member):
     put(engine, names[0], 10)
     one = member()

@@ -12,8 +12,19 @@ import pytest
 from pyengine.errors import DiskError
 from pyengine.formats.record import Message
 from pyengine.storage import acknowledgements
-from pyengine.storage.acknowledgements import AckFile, Identity, InFlight, SavedQueue, decode
+from pyengine.storage.acknowledgements import (
+    AckFile,
+    Identity,
+    InFlight,
+    PassedOverError,
+    SavedQueue,
+    SharedLog,
+    SharedQueue,
+    decode,
+    parse,
+)
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.durable_file import sealed_line
 from pyengine.storage.durable_writes import sweep_unfinished
 
 KEY = "orders@billing"
@@ -318,3 +329,70 @@ def test_a_recovery_removes_what_the_queue_has_lost_and_keeps_the_rest(file, tmp
 
 def test_the_identity_tells_messages_of_one_offset_apart():
     assert Identity.of(message(4)) == Identity.of(message(4)) != Identity.of(message(4, crc=1))
+
+
+def test_saved_steps_and_states_give_one_table(rng):
+    """Steps at random of three members, against a plain model; the table after each is the one that is read from the file."""
+    for number in range(40):
+        first = SavedQueue(0, 7, -(number % 2), 0)  # of a group that has no offset of the queue yet
+        queue, content = SharedQueue(first), first.line()
+        model: dict[int, tuple[int, int]] = {}
+        top = 0
+        for _ in range(30):
+            member = rng.randrange(1, 4)
+            mine = [offset for offset, (_, owner) in model.items() if owner == member]
+            ended, back, undone = (rng.sample(mine, rng.randrange(len(mine) + 1)) for _ in range(3))
+            free = [offset for offset, (_, owner) in model.items() if not owner]
+            new = rng.sample(range(top, top + 5), rng.randrange(4))
+            parts = {"ended": ended, "back": back, "undone": undone, "took": free + new}
+            step = queue.step(member, parts, max(new, default=top - 1) + 1 + rng.randrange(2))
+            for offset in ended:
+                del model[offset]
+            for offset in set(back) - set(ended):
+                model[offset] = model[offset][0], 0
+            for offset in set(undone) - {*ended, *back}:
+                model[offset] = model[offset][0] - 1, 0
+            for offset in (*free, *new):
+                model[offset] = model.get(offset, (0, 0))[0] + 1, member
+            top = max(top, step["end"])
+            line = sealed_line(step)
+            content += line
+            (parsed,) = parse(line)
+            queue.apply(parsed)
+            assert queue.open == model and queue.end == top
+            assert set(queue.free) == {offset for offset, (_, owner) in model.items() if not owner}
+            (state,) = decode(content)[0]
+            again = SharedQueue(state)
+            assert (again.open, again.end, again.done) == (queue.open, queue.end, queue.done)
+
+
+def test_what_a_member_appends_that_others_have_passed_over_does_not_count(file, tmp_path):
+    stopped, other = SharedLog(tmp_path, file.path.name), SharedLog(tmp_path, file.path.name)
+
+    def write(log, **parts):
+        log.add(log.queues[0].step(7 if log is stopped else 8, parts, 3))
+        return log.write()
+
+    stopped.follow()
+    stopped.add(SavedQueue(0, 5, 0, 0))
+    assert stopped.write() and stopped.fence == 0
+    other.raise_fence(other.read_fence() + 1)
+    other.follow()
+    assert write(other, took=[0]) and other.fence == other.read_fence() == 1
+    for late in ({"took": [1, 2]}, {"took": [0, 1, 2]}):
+        with pytest.raises(PassedOverError):
+            write(stopped, **late)
+    stopped.add(SavedQueue(0, 6, 0, 3))
+    with pytest.raises(PassedOverError):
+        stopped.write()
+    for log in (stopped, other):
+        log.forget()
+        log.follow()
+        assert log.queues[0].open == {0: (1, 8)} and log.queues[0].tenure == 5
+    (state,) = file.read()[0]
+    assert state.taken == ((0, 1, 8),) and state.fence == -1
+    file.compact({})
+    other.follow()
+    assert other.fence == 1 and write(other, ended=[0]) and file.read()[0][0].acked == ((0, 3),)
+    for log in (stopped, other):
+        log.close()
