@@ -97,6 +97,9 @@ def test_what_is_done_in_any_order_moves_the_offset_up_to_the_first_open_message
     put(engine, names[0], 6)
     one, other = member(), member()
     a, b = pull(one, 3), pull(other, 3)
+    for each in (one, other):
+        each._session.tend()
+        assert each.pull(timeout_s=0) == [], "what a living member has stays its own"
     other.ack(b)
     one.ack([a[0], a[2]])
     assert one.commit([]) == {0: 1} and other.commit([]) == {0: 1}
