@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 
 import pytest
 import trustme
 
+from crash.replicas import free_port
 from fix_cli import SOURCES
 from fix_gateway import put_certificate, put_private, start_served
 from interop.judge import cache_folder
 from pyengine import open_store
-from waiting import scaled_timeout_s
+from pyengine.gateway import codes
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from waiting import eventually, scaled_timeout_s
 
 PROGRAM = SOURCES / "examples" / "clients" / "go"
 
@@ -70,6 +74,33 @@ def test_the_go_client_puts_and_consumes(program, tmp_path):
         assert {message.tags for message in found} == {"paid"} and len(found) == 20
     finally:
         served.close()
+
+
+def test_the_go_client_uses_all_hosts_of_a_cluster_and_those_that_are_left(program, tmp_path):
+    ports = [free_port(), free_port()]
+    names = ";".join(f"127.0.0.1:{port}" for port in ports)
+    hosts = [start_served(tmp_path / str(port), gateway_namesrv_cluster=True, gateway_namesrv_port=port, namesrvAddr=names,
+                          brokerName=f"broker-{number}") for number, port in enumerate(ports)]
+
+    def stored(host, topic: str) -> int:
+        with open_store(host.root) as store:
+            return sum(store.queue_range(topic, queue_id)[1] for queue_id in store.topics().get(topic, []))
+
+    try:
+        for host in hosts:
+            for topic in ("orders", "prices"):
+                TopicConfigs(host.root).ensure(TopicConfig(topic, 4, 4))
+        for host in hosts:
+            eventually(lambda host=host: len(json.loads(host.name_server().ask(
+                codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "prices"}).body or b'{"brokerDatas":[]}')["brokerDatas"]) == 2, "both have it", 60)
+        check_all_came(run(program, hosts[1]))
+        assert sum(found := [stored(host, "orders") for host in hosts]) == 20 and min(found) >= 5
+        hosts[0].engine.kill_all()
+        check_all_came(run(program, hosts[1], "-topic", "prices", "-group", "readers"))
+        assert stored(hosts[1], "prices") == 20
+    finally:
+        for host in hosts:
+            host.close()
 
 
 def test_the_go_client_with_a_key_does_what_its_account_may(program, tmp_path):
