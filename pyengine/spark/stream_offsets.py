@@ -40,7 +40,7 @@ from pyengine.spark.plan import grouped, require_messages_of_times, starting_tim
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segment_of, segments_of
 from pyengine.storage.arrow import allocate, to_array
-from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, record_or_limit, refuse_damage, runs_of
+from pyengine.storage.commit_log import LogRun, record_or_limit, refuse_damage, runs_of
 from pyengine.storage.queue_entries import queue_entries, slice_bytes
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class LogStream(StreamOffsets):
     def __init__(self, options: ReadOptions, reader: OpenStore) -> None:
         super().__init__(options, reader)
         self._log = reader.commit_log
+        self._on_damage = refuse_damage if options.on_corrupt == "fail" else record_or_limit
         self._counted = (0, 0, 0)  # messages from the first offset to the second, and how many
 
     def initial(self) -> Offset:
@@ -229,7 +230,7 @@ class LogStream(StreamOffsets):
             return min(segment_end, end)
         with contextlib.closing(view):
             limit = min(end, segment_end)
-            for piece in runs_of(view, position, min(wanted, limit), limit, self._after_damage):
+            for piece in runs_of(view, position, min(wanted, limit), limit, self._on_damage):
                 position = piece.end
                 if isinstance(piece, LogRun):
                     position = segment_end if piece.walk(check_crc=False).reason == "blank" else piece.reached
@@ -243,12 +244,6 @@ class LogStream(StreamOffsets):
                 return int(offsets[left].as_py())
             left -= len(offsets)
         return end
-
-    def _after_damage(self, segment: SegmentBytes, damage: LogDamage, limit: int) -> int:
-        """Return the next record, which may be after the range, or `limit`; CorruptionError if damage is not skipped."""
-        if self._options.on_corrupt == "fail":
-            refuse_damage(segment, damage, limit)
-        return record_or_limit(segment, damage, limit)
 
     def _by_time(self, timestamp_ms: int, end: int) -> int:
         """Return the first record stored at that time or later; the log's end if there is none."""
@@ -265,7 +260,7 @@ class LogStream(StreamOffsets):
         """Yield the offsets of the records that begin in [begin, end), a batch at a time; `begin` begins a record."""
         scanner = ColumnScanner([NAME], allocate=allocate, **settings)
         for segment, position, limit in segments_of(self._reader, begin, end):
-            for piece in runs_of(segment, position, limit, limit, self._after_damage):
+            for piece in runs_of(segment, position, limit, limit, self._on_damage):
                 for raw in piece.scan(scanner) if isinstance(piece, LogRun) else ():
                     yield to_array(raw.columns[0], raw.rows)
 
