@@ -6,11 +6,12 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from pyengine.formats.constants import BLANK_MAGIC, CQ_EXT_UNIT_BYTES_MIN, MESSAGE_MAGIC, Readable
+from pyengine.formats.constants import BLANK_MAGIC, CQ_EXT_UNIT_BYTES_MIN, MESSAGE_MAGIC, TOPIC_BYTES_MAX, Readable
 from pyengine.formats.record import (
     BEGIN,
     BODY_CRC_AT,
     HEAD_BY_FLAGS,
+    I16,
     I32,
     I64,
     PHYSICAL_OFFSET_AT,
@@ -20,7 +21,6 @@ from pyengine.formats.record import (
     Message,
     WalkResult,
     body_crc,
-    computed_size,
     decode_record,
     encode_message,
     total_size,
@@ -53,6 +53,29 @@ def walk_in_python(view: bytes | bytearray, base_offset: int, start: int, end: i
         offset += message.size_bytes
     first_ms, last_ms = (times_ms[0], times_ms[-1]) if times_ms else (-1, -1)
     return WalkResult(offset, str(label), len(times_ms) + (label is CaseLabel.BLANK), len(times_ms), first_ms, last_ms)
+
+
+def computed_size(buffer: Readable, at: int, room: int) -> int | None:
+    """Return the total size that follows from the record's own length fields, or None if one is not a valid length.
+
+    It reads at most `room` bytes from `at` on, and ignores the total-size field.
+    """
+    if room < SYS_FLAG_AT + 4:
+        return None
+    (sys_flag,) = I32.unpack_from(buffer, at + SYS_FLAG_AT)
+    head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
+    if head_bytes > room:
+        return None
+    body_bytes: int = I32.unpack_from(buffer, at + head_bytes - 4)[0]
+    topic_length_at = head_bytes + body_bytes
+    if body_bytes < 0 or topic_length_at >= room:
+        return None
+    topic_bytes = buffer[at + topic_length_at]
+    properties_length_at = topic_length_at + 1 + topic_bytes
+    if topic_bytes > TOPIC_BYTES_MAX or properties_length_at + 2 > room:
+        return None
+    properties_bytes: int = I16.unpack_from(buffer, at + properties_length_at)[0]
+    return None if properties_bytes < 0 else properties_length_at + 2 + properties_bytes
 
 
 def classify(

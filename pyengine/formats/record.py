@@ -181,29 +181,6 @@ def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_fl
     return HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size + body_bytes + topic_bytes + properties_bytes + TRAILER_BYTES
 
 
-def computed_size(buffer: Readable, at: int, room: int) -> int | None:
-    """Return the total size that follows from the record's own length fields, or None if one is not a valid length.
-
-    It reads at most `room` bytes from `at` on, and ignores the total-size field.
-    """
-    if room < SYS_FLAG_AT + 4:
-        return None
-    (sys_flag,) = I32.unpack_from(buffer, at + SYS_FLAG_AT)
-    head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
-    if head_bytes > room:
-        return None
-    body_bytes: int = I32.unpack_from(buffer, at + head_bytes - 4)[0]
-    topic_length_at = head_bytes + body_bytes
-    if body_bytes < 0 or topic_length_at >= room:
-        return None
-    topic_bytes = buffer[at + topic_length_at]
-    properties_length_at = topic_length_at + 1 + topic_bytes
-    if topic_bytes > TOPIC_BYTES_MAX or properties_length_at + 2 > room:
-        return None
-    properties_bytes: int = I16.unpack_from(buffer, at + properties_length_at)[0]
-    return None if properties_bytes < 0 else properties_length_at + 2 + properties_bytes
-
-
 def total_size(buffer: Readable, at: int = 0) -> int:
     """Return the total-size field of the record or blank at byte `at`; FormatError if there are fewer than 4 bytes."""
     try:
