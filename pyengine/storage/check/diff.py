@@ -2,14 +2,8 @@
 
 Replication copies bytes, so a copy has the same records at the same offsets. The part that both logs have is compared; if one
 log starts earlier or ends later, the report says so, but that is not a difference. Fillers
-at the ends of segments are not compared: their bytes after the header have no meaning.
-
-    piece     [first, stop) of the log, in one segment of each store: the records of both that begin there
-    places    the start of the next record, in the store and in the other one; equal while the logs are
-
-The comparison of a piece needs only the places at which it starts, so pieces may be compared on any host and in any order with
-guessed places that are confirmed later (pyengine.spark.store_verify). After damage the comparison continues at the log's next
-complete record.
+at the ends of segments are not compared: their bytes after the header have no meaning. After damage the comparison continues at the
+log's next complete record.
 """
 
 from __future__ import annotations
@@ -31,8 +25,6 @@ DIFFERENCES_MAX = 100   # most differences that are listed; all are counted
 PIECE_BYTES = 64 << 20
 _SLICE_BYTES = 256 << 10
 _NAMES = tuple(each.name for each in fields(Message) if each.compare and each.name != "physical_offset")
-
-Places = tuple[int, int]
 
 
 class Logs(NamedTuple):
@@ -65,17 +57,11 @@ class TopicCounts:
     only_in_store: int = 0
     only_in_other: int = 0
 
-    def add(self, more: TopicCounts) -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(more, each.name))
-
 
 @dataclass(slots=True)
-class PieceFound:
-    """The result of a piece, with the places at its start and end; `damaged`: where each log has no complete record."""
+class LogDifferences:
+    """What a comparison has found; `damaged`: where each log has no complete record."""
 
-    begin: Places
-    end: Places
     equal: int = 0
     differing: int = 0
     only_in_store: int = 0
@@ -87,41 +73,20 @@ class PieceFound:
     def topic(self, name: str) -> TopicCounts:
         return self.topics.setdefault(name, TopicCounts())
 
-    def add(self, more: PieceFound) -> None:
-        """Add the result of the next piece to this one."""
-        self.end = more.end
-        for name in ("equal", "differing", "only_in_store", "only_in_other"):
-            setattr(self, name, getattr(self, name) + getattr(more, name))
-        self.differences += more.differences[: DIFFERENCES_MAX - len(self.differences)]
-        for topic, counts in more.topics.items():
-            self.topic(topic).add(counts)
-        for mine, its in zip(self.damaged, more.damaged):
-            mine += its
 
-
-def compare_logs(logs: Logs, start: int, end: int, progress: Callable[[int, int], None]) -> PieceFound:
+def compare_logs(logs: Logs, start: int, end: int, progress: Callable[[int, int], None]) -> LogDifferences:
     """Compare the records that begin in [start, end), a range that both logs have."""
-    at = _first_record(logs.store, start), _first_record(logs.other, start)
-    found = PieceFound(at, at)
+    found, here, there = LogDifferences(), _first_record(logs.store, start), _first_record(logs.other, start)
     for stop in _piece_ends(start, end, logs):
-        found.add(compare_piece(logs, found.end, stop))
+        while min(here, there) < stop:
+            if here == there and (reached := _equal_to(logs, here, stop, found)) > here:
+                here = there = reached
+                continue
+            boundary = min(stop, min(here, there) + _SLICE_BYTES)
+            ours, here = _records(logs, 0, here, boundary, found)
+            theirs, there = _records(logs, 1, there, boundary, found)
+            _compare_records(logs, ours, theirs, found)
         progress(stop - start, end - start)
-    return found
-
-
-def compare_piece(logs: Logs, at: Places, stop: int) -> PieceFound:
-    """Compare the records from these places on that begin before `stop`; no segment of either log ends before `stop`."""
-    found = PieceFound(at, at)
-    here, there = at
-    while min(here, there) < stop:
-        if here == there and (reached := _equal_to(logs, here, stop, found)) > here:
-            here = there = reached
-            continue
-        boundary = min(stop, min(here, there) + _SLICE_BYTES)
-        ours, here = _records(logs, 0, here, boundary, found)
-        theirs, there = _records(logs, 1, there, boundary, found)
-        _compare_records(logs, ours, theirs, found)
-    found.end = here, there
     return found
 
 
@@ -164,7 +129,7 @@ def _first_record(log: LogSegments, start: int) -> int:
     return base + log.size_bytes if found is None else found
 
 
-def _equal_to(logs: Logs, at: int, stop: int, found: PieceFound) -> int:
+def _equal_to(logs: Logs, at: int, stop: int, found: LogDifferences) -> int:
     """Return the end of the complete records from `at` on, about a slice of them, if both logs have the same bytes there; else `at`."""
     ours, theirs = logs.store.view_at(at), logs.other.view_at(at)
     if ours is None or theirs is None:
@@ -182,7 +147,7 @@ def _equal_to(logs: Logs, at: int, stop: int, found: PieceFound) -> int:
     return reached
 
 
-def _records(logs: Logs, side: int, at: int, boundary: int, found: PieceFound) -> tuple[dict[int, int], int]:
+def _records(logs: Logs, side: int, at: int, boundary: int, found: LogDifferences) -> tuple[dict[int, int], int]:
     """Return (offset -> size of the records of one log from `at` on that begin before `boundary`, the start of the next one)."""
     log, records = logs[side], {}
     while at < boundary:
@@ -209,7 +174,7 @@ def _records(logs: Logs, side: int, at: int, boundary: int, found: PieceFound) -
     return records, at
 
 
-def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], found: PieceFound) -> None:
+def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], found: LogDifferences) -> None:
     for offset in sorted(ours.keys() | theirs.keys()):
         mine, its = _bytes_of(logs.store, ours, offset), _bytes_of(logs.other, theirs, offset)
         if mine == its:
@@ -275,7 +240,7 @@ class DiffReport(Findings):
     other: ComparedStore
     start: int
     end: int
-    found: PieceFound
+    found: LogDifferences
     queues: tuple[QueueEnds, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
