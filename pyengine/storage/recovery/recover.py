@@ -132,10 +132,9 @@ def recover(
     steps = GrowingProgress(progress)
     work = Work(store, options or RecoveryOptions(), steps, Quarantine(store), [])
     refuse_no_store(store)
-    known = _look(store, shared)
     if shared is not None and shared.sync_failed:
-        note_sync_failure(store, known.durable_end, "", "its engine has seen a sync fail")
-        known = replace(known, failure=read_sync_failure(store))
+        note_sync_failure(store, _look(store, shared, reread=False).durable_end, "", "its engine has seen a sync fail")
+    known = _look(store, shared, reread=True)
     try:
         plan = _plan_after_unfinished(work, known, shared, accept_loss)
         report = plan.report() if plan.is_refused else _apply(work, plan)
@@ -159,18 +158,17 @@ def preview(
     of groups are not read, and `queue_ends` is empty. EngineError if an interrupted cut or rebuild must be finished first.
     """
     started_s, steps = time.monotonic(), GrowingProgress(progress)
-    plan = _foreseen(store, shared, options or RecoveryOptions(), accept_loss, steps)
+    refuse_no_store(store)
+    plan = _foreseen(store, _look(store, shared, reread=True), shared, options or RecoveryOptions(), accept_loss, steps)
     if not plan.is_refused:
         steps.finish()
     return replace(plan.report(), seconds=time.monotonic() - started_s)
 
 
 def _foreseen(
-    store: MessageStore, shared: SharedState | None, options: RecoveryOptions, accept_loss: bool, progress: Progress | None,
+    store: MessageStore, known: _Known, shared: SharedState | None, options: RecoveryOptions, accept_loss: bool, progress: Progress | None,
 ) -> RecoveryPlan:
     """Return what `recover` would do now, or raise its refusals."""
-    refuse_no_store(store)
-    known = _look(store, shared)
     store.list_complete_log(accept_loss=accept_loss)
     cut = read_cut(store)
     if cut is not None or read_rebuild_marker(store) is not None:
@@ -185,7 +183,7 @@ def _foreseen(
 def would_refuse(store: MessageStore) -> bool:
     """Whether `recover` would now find a loss that it accepts only with `accept_loss`. Reads only."""
     try:
-        return _foreseen(store, None, RecoveryOptions(), False, None).is_refused
+        return _foreseen(store, _look(store, None, reread=False), None, RecoveryOptions(), False, None).is_refused
     except EngineError as error:
         return type(error) is CorruptionError
 
@@ -217,14 +215,14 @@ class _Known:
     has_failed_sync: bool
 
 
-def _look(store: MessageStore, shared: SharedState | None) -> _Known:
-    """Read the notes; if a sync has failed since the last boot, drop cached pages, so that the disk is read."""
+def _look(store: MessageStore, shared: SharedState | None, *, reread: bool) -> _Known:
+    """Read the notes; `reread`: if a sync has failed since the last boot, drop cached pages, so that the disk is read."""
     reading, left = store.read_watermark(), shared or SharedState(0, 0)
     watermark = reading.watermark
     durable_end = max(0 if watermark is None else watermark.flushed, 0 if left.mismatch else left.flushed)
     failure = read_sync_failure(store)
     known = _Known(reading, durable_end, failure, left.sync_failed or failure is not None and failure.is_of_this_boot)
-    if known.has_failed_sync:
+    if known.has_failed_sync and reread:
         is_all_ours = watermark is not None and not watermark.verified_from
         # The files that the sync could not write may be any of the others.
         drop_page_cache(store, durable_end if is_all_ours else 0)
