@@ -370,8 +370,7 @@ OPTIONS = (
     Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
     Option("sql", "sql", _sql, "", "Only messages whose properties meet this SQL92 condition: `price > 5 AND region = 'eu'`."),
     Option("columns", "columns", _names, "the default columns",
-           "The columns to read, in this order; `*` is all. Spark does not say which ones a query uses: name them (or "
-           "`.schema(...)`)."),
+           "The columns to read, in this order; `*` is all."),
     Option("schemaMode", "schema_mode", _word("default", "kafka", "rocketmq", "full"), "default",
            "Without `columns`: `kafka` (what Spark's Kafka source has), `rocketmq` (its names), `full` (all), or the default "
            "columns."),
@@ -383,10 +382,9 @@ OPTIONS = (
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m",
            "Bytes of the log in one partition, at most; more without bodies and in jobs."),
     Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
-           "Data that no longer exists (deleted segments, offsets out of range, the log's end) fails the query; false reads "
-           "what exists."),
+           "Data that no longer exists fails the query; false reads what exists."),
     Option("allowMissing", "allow_missing", _boolean, "false",
-           "An unknown topic or queue, or in a batch a pattern without a match, fails the query; true reads what exists."),
+           "An unknown topic or queue fails the query, in a batch also a pattern without a match; true reads what exists."),
     Option("readLevel", "read_level", _level, "flushed", "How far to read: written, committed, flushed or replicated."),
     Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
     Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail",
@@ -406,7 +404,7 @@ OPTIONS = (
            "Streams: about so many bytes of the log in one micro-batch; at least one message."),
     Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
     Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m",
-           "Bytes of records in one Arrow batch, at most; a longer record has its own."),
+           "Bytes of records in one Arrow batch, at most."),
 )
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
 _NEED_TOPICS = "needs a choice of topics (subscribe, subscribePattern or assign)"
