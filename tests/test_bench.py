@@ -46,6 +46,12 @@ def test_the_task_benchmark_measures_each_library_on_a_store(tmp_path):
     assert all(one["broker"] == "pyengine" and min(one["sent_per_s"], one["run_per_s"], one["wait_ms"]) > 0 for one in turns)
 
 
+@pytest.mark.ci
+def test_the_benchmark_of_grpc_measures_the_client_of_rocketmq_5(tmp_path):
+    rows, = run_bench("bench_grpc.py", tmp_path)
+    assert len(rows) == 3 and all(row["rate"] > 0 and row["cpu_us"] > 0 for row in rows)
+
+
 @pytest.mark.long
 @pytest.mark.java
 @pytest.mark.maven

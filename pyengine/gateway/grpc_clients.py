@@ -28,7 +28,7 @@ CONNECT_INTERVAL_S = 0.1
 SILENT_S = 120.0                # after which a client without a stream or a call is left out
 LEFT_S = 2.0                    # after the end of its stream, which it may open again
 SQL = 2                         # of FilterType
-TOLD_MAX = 64                   # commands that wait for one client, which reads too slowly; the gateway asks again
+TOLD_BYTES_MAX = 1 << 20        # of questions that wait for one client, if it is more than one; the gateway asks again
 
 
 class GatewayLostError(EngineError):
@@ -131,7 +131,8 @@ class GrpcClient:
         self.calls = 0                          # now
         self.seen_s = time.monotonic()
         self.has_left = asyncio.Event()         # it has said so, or is left out
-        self.told: asyncio.Queue[Frame] = asyncio.Queue(TOLD_MAX)
+        self._told: asyncio.Queue[Frame] = asyncio.Queue()  # questions about transactions
+        self._told_bytes = 0
 
     async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", *, until_s: float, again: bool = True) -> Frame:
         """Send the gateway a request of this client and return its answer; with `again` once more if it is lost.
@@ -151,6 +152,8 @@ class GrpcClient:
 
     async def _connected(self, until_s: float) -> GatewayLink:
         while True:
+            if self.has_left.is_set():  # a call that was under way when its client left
+                raise GatewayLostError("the client has left")
             if self._link is not None and self._link.is_open:
                 return self._link
             async with self._connecting:
@@ -179,9 +182,16 @@ class GrpcClient:
         return link
 
     def _take(self, frame: Frame) -> None:
-        if frame.code == codes.CHECK_TRANSACTION_STATE:
-            with contextlib.suppress(asyncio.QueueFull):
-                self.told.put_nowait(frame)
+        size_bytes = self._told_bytes + len(frame.body)
+        if frame.code == codes.CHECK_TRANSACTION_STATE and (self._told.empty() or size_bytes <= TOLD_BYTES_MAX):
+            self._told_bytes = size_bytes
+            self._told.put_nowait(frame)
+
+    async def next_question(self) -> Frame:
+        """Return the gateway's next question about a transaction of this client; wait for one."""
+        frame = await self._told.get()
+        self._told_bytes -= len(frame.body)
+        return frame
 
     def heartbeat(self) -> bytes:
         """Return the body of this client's heartbeat."""

@@ -387,7 +387,7 @@ class GrpcServer:
         """Ask the client about transactions of which the gateway knows no end."""
         v2 = self._v2
         while True:
-            frame = await client.told.get()
+            frame = await client.next_question()
             record, fields = decode_record(frame.body), frame.fields
             command = v2.TelemetryCommand()
             orphan = command.recover_orphaned_transaction_command
