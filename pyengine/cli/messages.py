@@ -43,6 +43,7 @@ from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, comm
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetResult, GetStatus, PutResult
 from pyengine.storage.config import existing_store
+from pyengine.storage.consumer_offset import is_cancelled
 
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer
@@ -148,6 +149,7 @@ def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, t
     """
     with reading(store, settings) as reader:
         found, others = _find_message(reader, msg_id, topic)
+        cancelled = found is not None and is_cancelled(reader.root, found)
     if found is None:
         print(f"no message {output.printable(msg_id)} in {store}", file=sys.stderr)
         if as_json:
@@ -156,8 +158,10 @@ def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, t
     if others:
         print(f"note: {others} more message{'' if others == 1 else 's'} with this UNIQ_KEY: `pyengine query STORE --topic TOPIC "
               f"--key {output.printable(msg_id)}` shows them", file=sys.stderr)
+    if cancelled:
+        print("note: this delayed message is cancelled: it is never delivered", file=sys.stderr)
     if as_json:
-        output.write_json(output.message_document(found, raw))
+        output.write_json(output.message_document(found, raw) | ({"cancelled": True} if cancelled else {}))
     else:
         output.write_message(found, raw)
     return ExitCode.OK

@@ -44,6 +44,7 @@ from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError,
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.delayed_message import DelayedId, DelayMark
 from pyengine.formats.paths import QUEUE_ID_MAX, Root, StorePaths
+from pyengine.formats.record import Message
 from pyengine.formats.small_file import (
     PARSE_ERRORS,
     SMALL_FILE_BYTES_MAX,
@@ -514,8 +515,20 @@ class DelayCancels:
 
 def delay_marks(content: bytes) -> bytes:
     """Return the lines of the marks that count in the file's content, an empty one without any."""
+    return b"".join(sealed_line(mark._asdict()) for mark in _marks(content).values()) or b"\n"
+
+
+def is_cancelled(root: Root, message: Message) -> bool:
+    """Whether this record of a delayed message has a mark that counts; marks of what waits no more are dropped. DiskError."""
+    path = StorePaths(root).config / CANCELS_NAME
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
+        return message.topic == SCHEDULE_TOPIC and DelayedId.of(message) in _marks(read_small_file(path))
+    return False
+
+
+def _marks(content: bytes) -> dict[DelayedId, DelayMark]:
     state = _Cancels()
     for line in content.split(b"\n"):
         with contextlib.suppress(*PARSE_ERRORS):
             state.apply(unsealed(line))
-    return b"".join(sealed_line(mark._asdict()) for mark in state.marks.values()) or b"\n"
+    return state.marks

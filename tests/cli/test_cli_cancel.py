@@ -40,6 +40,14 @@ def test_a_cancelled_message_is_never_delivered_and_a_delivered_one_not_cancelle
     assert run("cancel", engine.root, gone, "--json").document == {"msg_id": gone, "cancelled": True}
 
 
+def test_a_cancelled_message_is_shown_as_such(engine):
+    gone, kept = put(engine.root, "gone", 2), put(engine.root, "kept", 2)
+    assert run("cancel", engine.root, gone).code == 0
+    assert "is cancelled" in run("message", engine.root, gone).stderr and "is cancelled" not in run("message", engine.root, kept).stderr
+    assert run("message", engine.root, gone, "--json").document["cancelled"]
+    assert "cancelled" not in run("message", engine.root, kept, "--json").document
+
+
 def test_no_engine_is_needed(engine):
     gone, kept = put(engine.root, "gone", 1), put(engine.root, "kept", 1)
     assert engine.stop()
