@@ -394,6 +394,10 @@ def test_a_slave_follows_the_master_that_name_servers_tell_and_goes_where_it_goe
         asked = eventually(lambda: [frame for frame in name_server.registrations()[-2:] if b'"topicConfigTable":{}' in frame.body],
                            "while it is not linked it asks again and again, without its topics", 60)
         assert asked[0].fields["brokerId"] == "1"
+        slave.engine.stop()
+        slave.engine.start()  # it has a log
+        assert "no name server has told where the master is" in run("status", slave.root, "--json").document["summary"]
+        assert "the log was not compared with the master's: no name server tells" in slave.engine.log()
 
 
 def test_a_new_slave_whose_master_no_name_server_knows_does_not_start(tmp_path, name_server):

@@ -117,6 +117,8 @@ class HAClient(Service):
         self._notes.start()
         self._replication = replication
         self._status = self._open_status(LINK_CONNECTING)
+        if self._address == UNKNOWN:
+            self._status.state(LINK_CONNECTING, "no name server has told where the master is")
         self._last_reported = ""
         self._tries = 0
         self._retry_ns = 0
