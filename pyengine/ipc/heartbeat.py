@@ -99,8 +99,8 @@ class Heartbeat:
         native.store(self._worker, "state", native.WORKER_STARTING)
         native.store(self._worker, "incarnation", incarnation)
         failpoint("worker_line_counted")
+        self.record_heartbeat()  # before the pid, by which the supervisor sees a worker: one without a heartbeat would be stuck
         native.store(self._worker, "pid", pid)
-        self.record_heartbeat()
         return incarnation
 
     def record_heartbeat(self, *, worked: bool = False) -> None:

@@ -44,6 +44,19 @@ def test_alive_zombie_gone_and_reused_are_told_apart():
     assert not is_alive(0, 0) and not is_alive(-1, 0)
 
 
+def test_a_worker_that_has_a_pid_has_a_heartbeat(monkeypatch):
+    worker, seen, store = ffi.new("struct ms_worker *"), [], native.store
+
+    def stored(part, name, value):
+        store(part, name, value)
+        if native.load(worker, "pid"):
+            seen.append(native.load(worker, "heartbeat_ns"))
+
+    monkeypatch.setattr(native, "store", stored)
+    Heartbeat(worker).begin(1234, 5678)
+    assert seen and all(seen)
+
+
 def test_a_build_is_known_by_its_files_alone(tmp_path):
     """A copy of the package in another place is the same build; one changed byte makes another."""
     package = tmp_path / "pyengine"
