@@ -117,7 +117,13 @@ class Gateway:
         ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
         pops = self.pops = Pops(reader, names, self._offsets, pulls, sends.give_back, executor, partial(self.connections.report, "gateway"))
-        assignments = Assignments(names, members, pops, config.broker_name)
+        async def read_queues(topic: str) -> dict[str, int] | None:
+            if self._registration is not None:
+                return await self._registration.read_queues(topic)
+            row = names.topic(topic)
+            return {} if row is None else {config.broker_name: row.read_queue_nums}
+
+        assignments = Assignments(names, members, pops, read_queues)
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
         for part in (members, positions, pulls, pops, assignments, sends, ends, admin, relays):
             broker.update(part.handlers)

@@ -888,11 +888,12 @@ class _Saving:
 class Assignments:
     """Tells the clients of a group which queues to take, and whether by pulls or by POP (RocketMQ: QueryAssignmentProcessor)."""
 
-    def __init__(self, names: Names, members: Members, pops: Pops, broker_name: str) -> None:
+    def __init__(self, names: Names, members: Members, pops: Pops, read_queues: Callable[[str], Awaitable[dict[str, int] | None]]) -> None:
+        """`read_queues` returns how many queues of a topic each broker of the cluster has for readers, None if that is not known now."""
         self._names = names
         self._members = members
         self._pops = pops
-        self._broker_name = broker_name
+        self._read_queues = read_queues
         self.handlers: Handlers = {codes.QUERY_ASSIGNMENT: self.query, codes.SET_MESSAGE_REQUEST_MODE: self.set_mode}
 
     async def set_mode(self, request: Request) -> Answer:
@@ -910,8 +911,8 @@ class Assignments:
         await self._names.set_request_mode(topic, group, {"consumerGroup": group, "mode": mode, "popShareQueueNum": share, "topic": topic})
         return Answer()
 
-    def query(self, request: Request) -> Answer:
-        """Return a client's share of this broker's queues; no list of shares where RocketMQ's client must keep what it has."""
+    async def query(self, request: Request) -> Answer:
+        """Return a client's share of the cluster's queues; no list of shares where RocketMQ's client must keep what it has."""
         body = read_object(request.frame.body)
         topic, group, client_id = body.get("topic"), body.get("consumerGroup"), body.get("clientId")
         if not all(isinstance(each, str) for each in (topic, group, client_id)):
@@ -919,22 +920,23 @@ class Assignments:
         for name in (str(topic), f"{RETRY_PREFIX}{group}"):
             if refused := request.refusal(name, SUB):
                 return refused
-        mode, queues = self._assigned(str(topic), str(group), str(client_id), body)
+        found = await self._read_queues(str(topic))
+        known = [(name, queue_id) for name, number in sorted((found or {}).items()) for queue_id in range(number)]
+        mode, queues = self._assigned(str(topic), str(group), str(client_id), known, body)
         rows = None if queues is None else [
-            {"messageQueue": {"brokerName": self._broker_name, "queueId": queue_id, "topic": topic}, "mode": mode} for queue_id in queues]
+            {"messageQueue": {"brokerName": name, "queueId": queue_id, "topic": topic}, "mode": mode} for name, queue_id in queues]
         return Answer(body=write_json({"messageQueueAssignments": rows}))
 
-    def _assigned(self, topic: str, group: str, client_id: str, body: Mapping[str, object]) -> tuple[str, list[int] | None]:
+    def _assigned(self, topic: str, group: str, client_id: str, queues: list[tuple[str, int]], body: Mapping[str, object]
+                  ) -> tuple[str, list[tuple[str, int]] | None]:
         modes = self._names.request_modes()
         if topic.startswith(RETRY_PREFIX) and (self._pops.pops(group) or any(
                 row.get(group, {}).get("mode") == POP for row in modes.values())):
             return PULL, []  # pops of the group's topics have its retries
-        found = self._names.topic(topic)
-        if found is None:
+        if not queues:
             return PULL, None
-        queue_ids = list(range(found.read_queue_nums))
         if body.get("messageModel") == BROADCASTING:
-            return PULL, queue_ids
+            return PULL, queues
         row = modes.get(topic, {}).get(group, {})
         members = self._members.consumers.get(group)
         if members is None:
@@ -944,16 +946,20 @@ class Assignments:
         if row.get("mode") == POP:
             more = int(row.get("popShareQueueNum", 0))
             if not 0 < more < len(clients) - 1 or at < 0:
-                return POP, [-1]
-            if len(clients) > len(queue_ids):
-                return POP, [queue_ids[at % len(queue_ids)]]
-            shares = (allocate_averagely(queue_ids, range(len(clients)), (at + each) % len(clients)) for each in range(more + 1))
-            return POP, sorted({queue_id for share in shares for queue_id in share})
+                return POP, [(name, -1) for name in dict(queues)]
+            if len(clients) > len(queues):
+                return POP, [queues[at % len(queues)]]
+            shares = [self._share(queues, len(clients), (at + each) % len(clients)) for each in range(more + 1)]
+            return POP, sorted({queue for share in shares for queue in share})
         if body.get("strategyName") == "AVG":
-            return PULL, allocate_averagely(queue_ids, range(len(clients)), at)
+            return PULL, self._share(queues, len(clients), at)
         if body.get("strategyName") == "AVG_BY_CIRCLE":
-            return PULL, queue_ids[at::len(clients)] if at >= 0 else []
+            return PULL, queues[at::len(clients)] if at >= 0 else []
         return PULL, None
+
+
+    def _share(self, queues: list[tuple[str, int]], clients: int, at: int) -> list[tuple[str, int]]:
+        return [queues[index] for index in allocate_averagely(range(len(queues)), range(clients), at)]
 
 
 PULL, POP = "PULL", "POP"

@@ -31,7 +31,7 @@ from pyengine.engine_config import SLAVE, EngineConfig
 from pyengine.errors import EngineError, EngineUnavailableError, FormatError, UsageError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.formats.constants import TOPIC_BYTES_MAX
-from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, Request, TurnExecutor
 from pyengine.gateway.names import ORDERS_NAMESPACE, Address, Broker, Names, topic_fault, topics_document
@@ -41,11 +41,12 @@ from pyengine.ipc.control_block import EngineMemory, now_ms, write_name_servers
 from pyengine.native import control as native
 from pyengine.services.replication.ha_stream import TABLES, look_up
 from pyengine.settings import split_address
-from pyengine.storage.config_table import PERM_WRITE, TOPICS_FORMAT, NamedRows, TopicConfig
+from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TOPICS_FORMAT, NamedRows, TopicConfig
 
 INTERVAL_S = 30.0           # between two registrations without a change; name servers forget a silent broker after 120 s
 LIMIT_S = 6.0               # for a connection, and for an answer (RocketMQ: registerBrokerTimeoutMills)
 ROUTES_LIMIT_S = 0.3        # for the routes, before the broker unregisters
+QUEUES_LIMIT_S = 2.0        # for the queues of a topic, for which a client waits
 UNREGISTER_LIMIT_S = 1.0    # an orderly stop waits no longer for name servers
 CHECK_S = 0.1               # between two looks for changes
 CHECK_SHARE = 5             # of the time without a look after a change, in times that it took: many topics take long
@@ -158,6 +159,16 @@ class Registration:
         self._next_check_s = time.monotonic() + CHECK_SHARE * (time.monotonic() - now_s)
         for server in self._servers:
             server.changed.set()
+
+    async def read_queues(self, topic: str) -> dict[str, int] | None:
+        """Return how many queues of a topic each broker of the cluster has for readers; None if no name server answers."""
+        for server in self._servers:
+            if server.connection is not None:
+                with contextlib.suppress(OSError, FormatError, *PARSE_ERRORS):
+                    answer = await server.connection.invoke(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, timeout_s=QUEUES_LIMIT_S)
+                    route: Any = decode_config(answer.body.decode()) if answer.code == codes.SUCCESS else {"queueDatas": []}
+                    return {str(row["brokerName"]): int(row["readQueueNums"]) for row in route["queueDatas"] if row["perm"] & PERM_READ}
+        return None
 
     async def close(self) -> None:
         """Unregister, so that clients leave this broker before it ends. check() must not be called any more."""

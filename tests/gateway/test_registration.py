@@ -19,7 +19,7 @@ import trustme
 
 from crash.replicas import free_port
 from fix_cli import run
-from fix_gateway import Client, ServedStore, put_private, send_fields, start_served
+from fix_gateway import Client, ServedStore, heartbeat, put_private, send_fields, start_served, subscription
 from fix_name_server import NameServer
 from fix_slave import secret_file
 from ha_proxy import FaultProxy
@@ -689,6 +689,19 @@ def test_three_hosts_are_a_cluster_by_themselves(tmp_path):
     try:
         for store in stores:
             eventually(lambda store=store: len(route(store, "TBW102")) == 3, "each knows each")
+        client = stores[0].broker()
+        for each in stores[:2]:
+            assert each.broker().ask(codes.SEND_MESSAGE_V2, send_fields("shared", d=2), b"x").code == codes.SUCCESS
+        for name in ("a", "b"):
+            heartbeat(stores[0].broker(), name, "sharers", subscription("shared"))
+        asked = {"topic": "shared", "consumerGroup": "sharers", "clientId": "a", "strategyName": "AVG", "messageModel": "CLUSTERING"}
+
+        def shares(**changes):
+            rows = json.loads(client.ask(codes.QUERY_ASSIGNMENT, body=asked | changes).body)["messageQueueAssignments"]
+            return [(row["messageQueue"]["brokerName"], row["messageQueue"]["queueId"]) for row in rows or ()]
+
+        eventually(lambda: shares() == [("broker-0", 0), ("broker-0", 1)], "half of the queues of both brokers are its share")
+        assert shares(clientId="b") == [("broker-1", 0), ("broker-1", 1)]
         stores[0].engine.kill_all()
         for store in stores[1:]:
             eventually(lambda store=store: route(store, "TBW102").keys() == {"broker-1", "broker-2"}, "they know who has gone", 10)
