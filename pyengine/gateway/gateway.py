@@ -56,8 +56,8 @@ class Ports:
     broker: int
 
 
-class _AsyncioLog(logging.Handler):
-    """Takes what asyncio would write into the log, of which clients can cause much."""
+class BoundedLog(logging.Handler):
+    """Takes what a library would write into the log, of which clients can cause much; `say` gets a name for it, and the sentence."""
 
     def __init__(self, say: Callable[[str, str], None]) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Gateway:
         self._tls = TlsHandler(reader.root, config) if config.gateway_tls_mode != "disabled" else None
         self._lines = HostLines(report)
         self.connections = Connections(self.limits, self._lines_of(Event.CLIENT_FAILED), self._tls)
-        self._asyncio_log = _AsyncioLog(self.connections.report)
+        self._asyncio_log = BoundedLog(self.connections.report)
         self._puts = Puts(connect)
         self._offsets = GroupOffsets(reader, self._executor)
         self.pulls: Pulls | None = None

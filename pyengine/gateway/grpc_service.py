@@ -12,6 +12,7 @@ import contextlib
 import errno
 import ipaddress
 import itertools
+import logging
 import re
 import time
 import zlib
@@ -30,7 +31,7 @@ from pyengine.formats.record import Message, decode_record
 from pyengine.gateway import codes
 from pyengine.gateway.access import AccessList, printable
 from pyengine.gateway.connections import Limits, TurnExecutor
-from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, repeat
+from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, BoundedLog, repeat
 from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of, host_of, name_of
 from pyengine.gateway.grpc_messages import (
     CallRefusedError,
@@ -120,6 +121,11 @@ class GrpcServer:
         self._endpoints.addresses.add(host=advertised, port=port)
         await server.start()
         self._server = server
+        for name in ("asyncio", "grpc"):
+            logger = logging.getLogger(name)
+            logger.addHandler(BoundedLog(lambda what, sentence: self._lines.report(
+                what, Event.CLIENT_FAILED, printable(f"{what}: {sentence}", 500), time.monotonic_ns())))
+            logger.propagate = False
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (
             repeat(EXPIRE_S, self._clients.expire, self._report, "clients that have gone cannot be left out"),
@@ -199,7 +205,8 @@ class GrpcServer:
                 async with self._call(context) as client:
                     await work(client, request, context)
             except CallRefusedError as refused:
-                await context.write(answer(status=self._status(refused.code, str(refused))))
+                if not context.done():
+                    await context.write(answer(status=self._status(refused.code, str(refused))))
 
         return serve
 
@@ -224,7 +231,8 @@ class GrpcServer:
         except CallRefusedError:
             raise
         except Exception as error:  # noqa: BLE001 - one call's: the others are served
-            self._tell(Event.CLIENT_FAILED, peer, f"a call failed: {error!r}")
+            if not context.done():  # else its client has gone, and cannot be written to
+                self._tell(Event.CLIENT_FAILED, peer, f"a call failed: {error!r}")
             raise CallRefusedError("INTERNAL_ERROR", repr(error)) from None
         finally:
             if client is not None:
