@@ -41,6 +41,8 @@ extensions = ["myst_parser"]
 include_patterns = ["*.md", "docs/**.md", "tests/README.md", "bench/README.md", "bench/notes/**.md", "examples/clients/README.md"]
 myst_heading_anchors = 4  # links to sections work as on a Git host
 suppress_warnings = ["misc.highlighting_failure"]  # blocks of shell are shown as they are
+smartquotes = False  # `--json` in a sentence stays two hyphens
+highlight_language = "none"  # of blocks that name none
 html_theme = "furo"
 html_title = f"pyengine {release}"
 html_copy_source = html_show_sourcelink = html_show_copyright = False

@@ -22,5 +22,7 @@ def test_the_site_builds_without_a_warning_and_is_searched_offline(tmp_path):
     assert '"watermark"' in index and "docs/recovery" in index
     page = (tmp_path / "site" / "docs" / "README.html").read_text(encoding="utf-8")
     assert 'href="consumers.html"' in page and "<script src=\"http" not in page
+    commands = (tmp_path / "site" / "docs" / "commands.html").read_text(encoding="utf-8")
+    assert "--json for one document" in commands, "an option has two hyphens"
     shown = {path.name for path in (SOURCES / "docs" / "pictures").iterdir() if path.suffix in (".svg", ".png")}
     assert {path.name for path in (tmp_path / "site" / "docs" / "pictures").iterdir()} == shown
