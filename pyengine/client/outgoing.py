@@ -681,8 +681,9 @@ class DelayedCancels:
         if store_use(root) is StoreUse.OTHER:
             raise StoreBusyError(f"{root} is open in another program, which delivers its messages itself")
         state = ReplicationStateFile(root).read().state
-        if state is not None and state.role == ROLES[-1]:
-            raise EngineError(f"{root} is a slave: cancel the message at its master")
+        if state is not None and (state.role == ROLES[-1] or state.is_fenced):
+            what = "a master that was replaced" if state.is_fenced else "a slave"
+            raise EngineError(f"{root} is {what}: cancel the message at its master")
 
     def _find(self, msg_id: str) -> Message | None:
         """Return a record of the message, None if none waits any more; FormatError, or UsageError for an id that no message has."""

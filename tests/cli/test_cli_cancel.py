@@ -65,10 +65,11 @@ def test_an_id_that_names_no_delayed_message_is_an_error(engine):
         assert ran.code in (2, 3) and why in ran.stderr, ran
 
 
-def test_a_slave_cancels_nothing(engine):
+@pytest.mark.parametrize("state", [ReplicationState("SLAVE", 0), ReplicationState("ASYNC_MASTER", 0, term=1, fenced_by=2)])
+def test_a_store_that_another_delivers_for_cancels_nothing(engine, state):
     msg_id = put(engine.root, "later", 2)
     assert engine.stop()
-    ReplicationStateFile(engine.root).write(ReplicationState("SLAVE", 0))
+    ReplicationStateFile(engine.root).write(state)
     ran = run("cancel", engine.root, msg_id)
     assert ran.code == 1 and "cancel the message at its master" in ran.stderr
 
