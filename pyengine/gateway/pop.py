@@ -89,6 +89,7 @@ class PopQueue(AssignedQueue):
     leases      by offset, of the open messages that clients have; an open one without any is on its way back
     aside       of a retry topic: open messages that no client has, by the topic that they came from
     burying     of the flight's dead: those that are being put into the dead letters
+    end         of the queue, when messages were last read
     attempt_id  of the last ordered pop, which its client may repeat
     ended_ms    the newest time of a pop whose messages are delivered again in place
     """
@@ -96,6 +97,7 @@ class PopQueue(AssignedQueue):
     leases: dict[int, Lease] = field(default_factory=dict)
     aside: dict[str, deque[Message]] = field(default_factory=dict)
     burying: set[int] = field(default_factory=set)
+    end: int = 0
     attempt_id: str = ""
     ended_ms: int = 0
 
@@ -256,7 +258,7 @@ class Pops:
             return Answer(codes.SYSTEM_ERROR, fault)
         if not (not is_pop or 1 <= most <= MESSAGES_MAX):
             return Answer(codes.INVALID_PARAMETER, f"a pop of {most} messages: 1 to {MESSAGES_MAX} are possible")
-        topic = self._names.topic(name)
+        topic = self._names.recent_topic(name)
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! {codes.FAQ}")
         if not topic.perm & PERM_READ:
@@ -298,7 +300,7 @@ class Pops:
         """Take messages for a pop; None if there are none."""
         topics = [asked.topic]
         retry = RETRY_PREFIX + asked.group
-        if not asked.is_ordered and self._names.topic(retry) is not None:
+        if not asked.is_ordered and retry in self._names.recent_topics():
             topics.append(retry)
         shares = [await self._share(asked, topic) for topic in topics]
         if asked.is_notification:
@@ -333,7 +335,7 @@ class Pops:
                 opening = self._opening[key] = asyncio.get_running_loop().create_task(self._open(asked, topic))
                 opening.add_done_callback(lambda done: (self._opening.pop(key, None), done.cancelled() or done.exception()))
             share = await asyncio.shield(opening)
-        now_s, config = time.monotonic(), self._names.topic(topic)
+        now_s, config = time.monotonic(), self._names.recent_topic(topic)
         number = 0 if config is None else config.read_queue_nums
         if len(share.queues) < number and now_s >= share.claim_due_s:
             share.claim_due_s = now_s + CLAIM_AGAIN_S
@@ -432,17 +434,17 @@ class Pops:
         wanted = asked.wanted if topic == asked.topic else Wanted()
         if queue.flight.last is not None and queue.last is None and not queue.know_same_history(self._reader, topic):
             return False
-        if self._end_of(topic, queue.queue_id) == position:
-            return False
         read = partial(self._read, topic, queue.queue_id, position, most, wanted)
         is_near = queue.last is not None and wanted.condition is None and self._positions.is_near_log_end(queue.last.physical_offset)
+        if not is_near and self._end_of(topic, queue.queue_id, self._dispatched()) == position:
+            return False
         found, records = read() if is_near else await self._executor.run(read)
         if found.status in _NOTHING_YET:
             if found.status is GetStatus.OFFSET_OVERFLOW_BADLY and position > (end := self._reader.queue_end(topic, queue.queue_id)):
                 queue.leases.clear()
                 queue.seek(end)
             return False
-        queue.position = found.next_begin_offset
+        queue.position, queue.end = found.next_begin_offset, found.max_offset
         messages = [_without_body(message, topic) for message in queue.flight.unacknowledged(found._placed(queue.queue_id))]
         if messages:
             queue.last = messages[-1]
@@ -494,8 +496,7 @@ class Pops:
             fields["orderCountInfo"] = ";".join(
                 f"0 qo{each.queue.queue_id}%{each.message.queue_offset} {each.message.delivery_count - 1}" for each in taken
                 if each.message.delivery_count > 1)
-        rest = sum(max(0, self._end_of(each.share.topic, each.queue.queue_id) - each.queue.position)
-                   for each in {(each.share.topic, each.queue.queue_id): each for each in taken}.values())
+        rest = sum(max(0, queue.end - queue.position) for queue in {id(each.queue): each.queue for each in taken}.values())
         return Answer(remark="FOUND", fields={**fields, "restNum": str(rest)}, body=b"".join(each.record for each in taken))
 
     def _plan_end(self, share: Share, queue_id: int, offset: int, until_s: float) -> None:
@@ -562,24 +563,30 @@ class Pops:
             task.add_done_callback(lambda done: (self._serving.pop(key, None), done.cancelled() or done.exception()))
 
     def _has_news(self, asked: Asked) -> bool:
-        shares = self._groups.get(asked.group, {})
+        shares, limit = self._groups.get(asked.group, {}), self._dispatched()
         topics = [asked.topic] if asked.is_ordered else [asked.topic, RETRY_PREFIX + asked.group]
         for topic in topics:
             share = shares.get(topic)
-            if share is None and (topic == asked.topic or self._names.topic(topic) is not None):
+            if share is None and (topic == asked.topic or topic in self._names.recent_topics()):
                 return True  # a take opens it
             for queue in () if share is None else share.queues.values():
                 if topic == asked.topic and asked.queue_id not in (-1, queue.queue_id):
                     continue
-                if queue.may_have(asked.topic, self._end_of(topic, queue.queue_id), is_ordered=asked.is_ordered):
+                if queue.may_have(asked.topic, self._end_of(topic, queue.queue_id, limit), is_ordered=asked.is_ordered):
                     return True
         return False
 
-    def _end_of(self, topic: str, queue_id: int) -> int:
-        """Return the end of a queue for clients; 0 while the store is recovered."""
+    def _dispatched(self) -> int:
+        try:
+            return self._reader.dispatched_offset(LEVEL)
+        except (EngineError, OSError):
+            return 0  # the store is being recovered: there is nothing new
+
+    def _end_of(self, topic: str, queue_id: int, limit: int) -> int:
+        """Return the end of a queue for clients, who see the log up to `limit`."""
         try:
             queue = self._reader._queue(topic, queue_id)
-            return 0 if queue is None else queue.max_offset(self._reader.dispatched_offset(LEVEL))
+            return 0 if queue is None else queue.max_offset(limit)
         except (EngineError, OSError):
             return 0
 
