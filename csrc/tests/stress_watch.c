@@ -13,11 +13,7 @@
 #include "../arrivals.h"
 #include "../atomics.h"
 #include "../pulse.cdef.h"
-
-/* A look each second would find what a lost wake-up was for. */
-#undef MS_ARRIVALS_SLEEP_NS
-#define MS_ARRIVALS_SLEEP_NS 60000000000
-#include "../watch.c"
+#include "../watch.cdef.h"
 
 #define ROUNDS 3000
 #define READERS 3
@@ -26,8 +22,7 @@
 #define CONSUMERS 3
 
 static struct ms_control control;
-static int readers_count; /* one alone, whom no message of another wakes, and several */
-static void *the_watch;
+static void *watch;
 static void *pulse;
 static int64_t put[READERS];      /* the end of the newest message of each reader's queues */
 static int64_t found[READERS];
@@ -39,14 +34,14 @@ static void *reputter(void *unused)
 {
     (void)unused;
     uint32_t state = (uint32_t)start_seed | 1;
-    for (int64_t end = 1, done = 0; done < readers_count; end++) {
+    for (int64_t end = 1, done = 0; done < READERS; end++) {
         done = 0;
-        for (int reader = 0; reader < readers_count; reader++) {
+        for (int reader = 0; reader < READERS; reader++) {
             done += ms_load_acquire(&found[reader]) < 0;
             if (ms_load_acquire(&found[reader]) != ms_load_relaxed(&put[reader]))
                 continue;
             state = state * 1664525 + 1013904223;
-            const uint32_t slot = ((uint32_t)reader + 1) * 32 * 5 + (state >> 16) % SLOTS;
+            const uint32_t slot = (uint32_t)reader * 32 * 5 + (state >> 16) % SLOTS;
             ms_arrivals_note(&control.arrivals, slot, end);
             ms_store_release(&put[reader], end);
             ms_store_release(&control.reput_from.value, end);
@@ -61,27 +56,27 @@ static void *reader(void *argument)
     const int me = (int)(intptr_t)argument;
     struct ms_watched watched = {.fd = eventfd(0, EFD_NONBLOCK)};
     struct ms_awaited rows[2][SLOTS];
-    ms_watch_add(the_watch, &watched);
+    ms_watch_add(watch, &watched);
     for (int round = 0; round < ROUNDS; round++) {
         struct ms_awaited *mine = rows[round & 1]; /* the thread may look at those of the round before until it is armed again */
         uint64_t raised;
-        ms_watch_disarm(the_watch, &watched);
+        ms_watch_disarm(watch, &watched);
         (void)!read(watched.fd, &raised, sizeof raised);
         const int64_t seen = ms_load_acquire(&found[me]);
         for (uint32_t i = 0; i < SLOTS; i++)
-            mine[i] = (struct ms_awaited){.level = &control.committed, .looked_end = seen, .slot = ((uint32_t)me + 1) * 32 * 5 + i};
-        ms_watch_arm(the_watch, &watched, &control, mine, SLOTS);
+            mine[i] = (struct ms_awaited){.level = &control.committed, .looked_end = seen, .slot = (uint32_t)me * 32 * 5 + i};
+        ms_watch_arm(watch, &watched, &control, mine, SLOTS);
         struct pollfd wait = {.fd = watched.fd, .events = POLLIN};
         CHECK(poll(&wait, 1, TIMEOUT_MS) == 1);
         while (ms_load_acquire(&put[me]) <= seen) /* the reputter notes it before it publishes where it ends */
             ms_pause();
         ms_store_release(&found[me], ms_load_acquire(&put[me]));
         if (round % 97 == me) {
-            ms_watch_remove(the_watch, &watched);
-            ms_watch_add(the_watch, &watched);
+            ms_watch_remove(watch, &watched);
+            ms_watch_add(watch, &watched);
         }
     }
-    ms_watch_remove(the_watch, &watched);
+    ms_watch_remove(watch, &watched);
     close(watched.fd);
     ms_store_release(&found[me], -1);
     return NULL;
@@ -116,42 +111,30 @@ static void *consumer(void *argument)
     return NULL;
 }
 
-static void stress(int count)
+int main(void)
 {
+    dice_begin("stress_watch");
+    CHECK(close(mkstemp(path)) == 0);
     int error_number = 0;
-    memset(&control, 0, sizeof control);
-    memset(put, 0, sizeof put);
-    memset(found, 0, sizeof found);
     control.committed.value = INT64_MAX;
-    readers_count = count;
-    ms_store_release(&is_over, 0);
-    the_watch = ms_watch_start(&control, &error_number);
-    CHECK(the_watch != NULL);
+    watch = ms_watch_start(&control, &error_number);
+    pulse = ms_pulse_new();
+    CHECK(watch != NULL && pulse != NULL);
     pthread_t readers[READERS], consumers[CONSUMERS], others[2];
     pthread_create(&others[0], NULL, beating, NULL);
-    for (intptr_t i = 0; i < count; i++)
+    for (intptr_t i = 0; i < READERS; i++)
         pthread_create(&readers[i], NULL, reader, (void *)i);
     for (intptr_t i = 0; i < CONSUMERS; i++)
         pthread_create(&consumers[i], NULL, consumer, (void *)i);
     pthread_create(&others[1], NULL, reputter, NULL);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < READERS; i++)
         pthread_join(readers[i], NULL);
     for (int i = 0; i < CONSUMERS; i++)
         pthread_join(consumers[i], NULL);
     pthread_join(others[1], NULL);
     ms_store_release(&is_over, 1);
     pthread_join(others[0], NULL);
-    ms_watch_stop(the_watch);
-}
-
-int main(void)
-{
-    dice_begin("stress_watch");
-    CHECK(close(mkstemp(path)) == 0);
-    pulse = ms_pulse_new();
-    CHECK(pulse != NULL);
-    stress(1);
-    stress(READERS);
+    ms_watch_stop(watch);
     unlink(path);
     return 0;
 }

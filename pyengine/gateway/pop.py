@@ -39,7 +39,7 @@ from pyengine.gateway.connections import Answer, Connection, Handlers, Request, 
 from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, expression_fault, subscription_of
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, GroupOffsets
-from pyengine.gateway.pulls import Pulls
+from pyengine.gateway.pulls import ANSWER_SLICE_S, Pulls
 from pyengine.gateway.wire import WireError, as_object, read_object, write_json
 from pyengine.ipc.control_block import write_pops
 from pyengine.ipc.group_members import Claim
@@ -68,6 +68,7 @@ ORDERED_QUEUE = 999          # reviveQid of an ordered pop (KeyBuilder.POP_ORDER
 PROPERTY_FIRST_POP_TIME = "1ST_POP_TIME"
 ACKS_MAX = 4096              # in one batch
 BITS_MAX = 8192              # of one of them
+ACKED_MAX = 10_000           # messages of one batch: all of them are one piece of the loop's time
 
 
 @dataclass(slots=True)
@@ -105,6 +106,18 @@ class PopQueue(AssignedQueue):
     def is_blocked(self) -> bool:
         """Whether an ordered group must wait for messages of this queue."""
         return len(self.flight.open) > len(self.flight.again)
+
+    @property
+    def is_with_others(self) -> bool:
+        """Whether clients have messages of this queue, or some are on their way back."""
+        return len(self.flight.open) > len(self.flight.again) + sum(map(len, self.aside.values()))
+
+    def seek(self, offset: int) -> None:
+        """Continue at `offset`, whatever clients have."""
+        self.leases.clear()
+        self.aside.clear()
+        self.burying.clear()
+        AssignedQueue.seek(self, offset)
 
     def may_have(self, topic: str, end: int, *, is_ordered: bool) -> bool:
         """Whether a pop of a topic may find something; `end`: of the queue."""
@@ -154,7 +167,7 @@ class Share:
         self.queues.update({queue.queue_id: queue for queue in queues})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Asked:
     """One pop, or one request to be told of messages; `queue_id` is -1 for any."""
 
@@ -339,13 +352,17 @@ class Pops:
         number = 0 if config is None else config.read_queue_nums
         if len(share.queues) < number and now_s >= share.claim_due_s:
             share.claim_due_s = now_s + CLAIM_AGAIN_S
-            async with share.lock:
-                share.add(await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues]))
+            # It completes even if the client ends meanwhile: otherwise nobody would know what was claimed.
+            await asyncio.shield(asyncio.get_running_loop().create_task(self._claim(share, number)))
         if len(share.queues) < number:
             raise UsageError(f"programs of this host consume {topic} for the group {asked.group}, so its messages cannot be popped: stop "
                              "those, or give this consumer a group of its own")
         share.used_s = now_s
         return share
+
+    async def _claim(self, share: Share, number: int) -> None:
+        async with share.lock:
+            share.add(await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues]))
 
     async def _open(self, asked: Asked, topic: str) -> Share:
         if not self._offsets.has_room:
@@ -383,27 +400,24 @@ class Pops:
         queues = [queue for queue in share.queues.values() if only in (-1, queue.queue_id)]
         first = share.turn % len(queues) if queues else 0
         for queue in queues[first:] + queues[:first]:
-            if len(taken) >= asked.most or sum(len(each.record) for each in taken) >= POP_BYTES:
+            if _is_full(asked, taken):
                 return
             if share.queues.get(queue.queue_id) is not queue:
                 continue
             if not share.session.holds(queue.grant):  # a reset, or a program of this host
                 self._drop_queue(share, queue)
                 continue
+            before, began_s = len(taken), time.monotonic()
             self._take_again(share, queue, asked, taken)
-            if asked.is_ordered and queue.flight.open:
-                continue
-            began_s = time.monotonic()
-            while len(taken) < asked.most and await self._take_next(share, queue, asked, taken):
-                if asked.is_ordered and queue.flight.open or time.monotonic() - began_s >= READ_SLICE_S:
+            while not (_is_full(asked, taken) or asked.is_ordered and queue.flight.open):
+                if not await self._take_next(share, queue, asked, taken) or time.monotonic() - began_s >= READ_SLICE_S:
                     break
-            if asked.is_ordered:
+            if len(taken) > before:
                 queue.attempt_id = asked.attempt_id
 
     def _take_again(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> None:
         """Take messages that were delivered before, or were set aside for their topic."""
         flight = queue.flight
-        found: list[Message] = []
         if asked.is_ordered:
             if asked.attempt_id and asked.attempt_id == queue.attempt_id:
                 for offset in sorted(queue.leases, reverse=True):
@@ -411,19 +425,21 @@ class Pops:
             if queue.is_blocked:
                 return
             flight.again = dict.fromkeys(sorted(flight.again))
-        aside = queue.aside.get(asked.topic)
-        while aside and len(taken) + len(found) < asked.most:
-            found.append(aside.popleft())
-        while flight.again and len(taken) + len(found) < asked.most:
-            again = flight.deliver_again(asked.most - len(taken) - len(found), self._deliveries_max(asked))
-            found += [message for message in again if self._is_for(message, share, queue, asked)]
-        self._bury(share, queue)
-        for message in found:
+        while not _is_full(asked, taken):
+            if aside := queue.aside.get(asked.topic):
+                message = aside.popleft()
+            elif not flight.again:
+                break
+            elif not (again := flight.deliver_again(1, self._deliveries_max(asked))) or not self._is_for(again[0], share, queue, asked):
+                continue
+            else:
+                message, = again
             record = self._positions.record(message)
             if record:
                 taken.append(Taken(queue, share, message, record))
             else:  # it was deleted
                 queue.acknowledge(message)
+        self._bury(share, queue)
 
     async def _take_next(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> bool:
         """Take the next messages of a queue; return whether there may be more."""
@@ -441,7 +457,6 @@ class Pops:
         found, records = read() if is_near else await self._executor.run(read)
         if found.status in _NOTHING_YET:
             if found.status is GetStatus.OFFSET_OVERFLOW_BADLY and position > (end := self._reader.queue_end(topic, queue.queue_id)):
-                queue.leases.clear()
                 queue.seek(end)
             return False
         queue.position, queue.end = found.next_begin_offset, found.max_offset
@@ -593,7 +608,11 @@ class Pops:
     async def _serve(self, key: tuple[str, str]) -> None:
         """Answer held pops of a group's topic with what has come, the oldest first."""
         without: set[tuple[object, ...]] = set()
+        began_s = time.monotonic()
         for asked in list(self._held.get(key, ())):
+            if time.monotonic() - began_s >= ANSWER_SLICE_S:  # others come between
+                await asyncio.sleep(0)
+                began_s = time.monotonic()
             if asked.kind in without or asked not in self._held.get(key, ()):
                 continue
             try:
@@ -630,6 +649,7 @@ class Pops:
         acks = read_object(request.frame.body).get("acks")
         if not isinstance(acks, list) or not 0 < len(acks) <= ACKS_MAX:
             return Answer(codes.NO_MESSAGE, f"a batch of 1 to {ACKS_MAX} acknowledgements was expected")
+        number = 0
         for each in map(as_object, acks):
             group, topic = _named(each, "c", "consumerGroup", str), _named(each, "t", "topic", str)
             if refused := request.refusal(topic, SUB) or request.refusal(RETRY_PREFIX + group, SUB):
@@ -638,6 +658,8 @@ class Pops:
             start, queue_id = _named(each, "so", "startOffset", int), _named(each, "q", "queueId", int)
             pop_ms = _named(each, "pt", "popTime", int)
             for bit in _bits(each.get("b", each.get("bitSet"))):
+                if (number := number + 1) > ACKED_MAX:
+                    raise WireError(f"a batch of more than {ACKED_MAX} messages: the first ones are acknowledged, send the rest again")
                 found = self._find(group, source, queue_id, start + bit, pop_ms)
                 if not isinstance(found, str):
                     self._acknowledge(*found)
@@ -734,21 +756,29 @@ class Pops:
     async def _retry(self, ended: list[Ended], *, is_dead: bool = False) -> None:
         """Put messages into the retry topic, or the dead letters; they stay in flight until that is done."""
         offsets = [each.message.physical_offset for each in ended]
-        originals = await self._executor.run(lambda: [self._reader.message_at(offset, LEVEL) for offset in offsets])
+        try:
+            originals = await self._executor.run(lambda: [self._reader.message_at(offset, LEVEL) for offset in offsets])
+        except Exception as error:  # noqa: BLE001 - the store is recovered, say: no message may be forgotten
+            for each in ended:
+                self._after_retry(each, f"{type(error).__name__}: {error}")
+            return
         for each, original in zip(ended, originals):
-            then = partial(self._after_retry, each)
-            if original is None or Identity.of(original) != Identity.of(each.message):
-                then("")  # it was deleted
-                continue
-            config = self._names.group(each.share.group) or SubscriptionGroup(each.share.group)
-            first = original.properties.get(PROPERTY_FIRST_POP_TIME, str(each.lease.pop_time_ms))
-            original = replace(original, raw_properties=encode_properties(original.properties | {PROPERTY_FIRST_POP_TIME: first}))
-            back = sent_back(original, each.share.group, delay_level=-1 if is_dead else 0, deliver_at_ms=None if is_dead else 0,
-                             max_reconsume_times=config.retry_max_times, retry_queue_nums=max(1, config.retry_queue_nums))
             try:
-                await self._give_back(original, back, self._report, then)
-            except EngineError as error:
-                then(str(error))
+                await self._put_back(each, original, is_dead=is_dead)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._after_retry(each, f"{type(error).__name__}: {error}")
+
+    async def _put_back(self, ended: Ended, original: Message | None, *, is_dead: bool) -> None:
+        then, group = partial(self._after_retry, ended), ended.share.group
+        if original is None or Identity.of(original) != Identity.of(ended.message):
+            then("")  # it was deleted
+            return
+        config = self._names.group(group) or SubscriptionGroup(group)
+        first = original.properties.get(PROPERTY_FIRST_POP_TIME, str(ended.lease.pop_time_ms))
+        original = replace(original, raw_properties=encode_properties(original.properties | {PROPERTY_FIRST_POP_TIME: first}))
+        back = sent_back(original, group, delay_level=-1 if is_dead else 0, deliver_at_ms=None if is_dead else 0,
+                         max_reconsume_times=config.retry_max_times, retry_queue_nums=max(1, config.retry_queue_nums))
+        await self._give_back(original, back, self._report, then)
 
     def _after_retry(self, ended: Ended, fault: str) -> None:
         share, queue, offset, lease = ended.share, ended.queue, ended.message.queue_offset, ended.lease
@@ -829,7 +859,8 @@ class Pops:
                     states[queue.grant] = state
             if offsets or states:
                 saving.rows.append((share, offsets, states))
-            if not (share.in_flight or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
+            is_used = any(queue.is_with_others for queue in share.queues.values())
+            if not (is_used or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
                 saving.idle.append((share, share.used_s))
         return saving if saving.rows or saving.idle else None
 
@@ -973,6 +1004,11 @@ PULL, POP = "PULL", "POP"
 _NOTHING_YET = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE))
 
 
+def _is_full(asked: Asked, taken: list[Taken]) -> bool:
+    """Whether a pop has all that its answer may have."""
+    return len(taken) >= asked.most or sum(len(each.record) for each in taken) >= POP_BYTES
+
+
 def _without_body(message: Message, topic: str) -> Message:
     """Return what is kept of a message in flight."""
     source = message.properties.get(PROPERTY_RETRY_TOPIC) if topic.startswith(RETRY_PREFIX) else None
@@ -1029,7 +1065,8 @@ def _bits(value: object) -> Iterator[int]:
             raise ValueError
     except (ValueError, TypeError, binascii.Error):
         raise WireError("an acknowledgement whose bits cannot be read") from None
-    for number, byte in enumerate(data[:BITS_MAX // 8]):
-        for bit in range(8):
-            if byte >> bit & 1:
-                yield 8 * number + bit
+    left = int.from_bytes(data[:BITS_MAX // 8], "little")
+    while left:
+        lowest = left & -left
+        yield lowest.bit_length() - 1
+        left ^= lowest

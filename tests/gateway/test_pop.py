@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,10 +17,14 @@ import pyengine
 from fix_cli import run
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
 from fix_pop import Popped, ack, pop, pop_fields, popped
+from pyengine.errors import StoreBusyError
+from pyengine.formats.record import Message
 from pyengine.gateway import codes
-from pyengine.gateway.pop import IN_FLIGHT_MAX
+from pyengine.gateway.connections import TurnExecutor
+from pyengine.gateway.pop import ACKED_MAX, IN_FLIGHT_MAX, POP_BYTES, POPPING_S, Lease, PopQueue, Pops, Share
 from pyengine.gateway.positions import FLUSH_S
-from pyengine.storage.acknowledgements import AckFile
+from pyengine.ipc.group_members import Claim
+from pyengine.storage.acknowledgements import AckFile, InFlight
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
@@ -526,3 +533,126 @@ def test_a_wrong_mode_is_refused(served, topic, group):
                           ({"topic": "no_such_topic"}, codes.TOPIC_NOT_EXIST), ({"popShareQueueNum": "1"}, codes.SYSTEM_ERROR),
                           ({"consumerGroup": "no_such_group"}, codes.SUBSCRIPTION_GROUP_NOT_EXIST)):
         assert client.ask(codes.SET_MESSAGE_REQUEST_MODE, body=body | changes).code == code
+
+
+def test_a_pop_of_large_messages_ends_at_its_size(served, topic, group):
+    client = served.broker()
+    bodies = [b"%02d" % number + bytes(700_000) for number in range(16)]
+    put(client, topic, *bodies)
+    eventually(lambda: served_end(served, topic) == 17, "all are there")
+    seen = []
+
+    def all_came():
+        answer = client.ask(codes.POP_MESSAGE, pop_fields(topic, group))
+        assert len(answer.body) < POP_BYTES + 1_000_000
+        found = [] if answer.code == codes.POLLING_TIMEOUT else popped(answer, topic, group)
+        seen.extend(each.body[:2] for each in found)
+        return sum(ack(client, each) == codes.SUCCESS for each in found) and len(seen) >= 17
+
+    eventually(all_came, "all come in several pops")
+    assert seen == [b"fi", *(body[:2] for body in bodies)]
+
+
+def test_large_retries_that_were_set_aside_come_as_many_as_fit(served, topic, group):
+    client, other = served.broker(), f"{topic}_2"
+    put(client, other, *(bytes(700_000) for _ in range(10)))
+    pop_all(client, other, group, 10, invisibleTime=1)
+    eventually(lambda: served_end(served, f"%RETRY%{group}") == 10, "all are retries")
+    assert [each.body for each in pop_all(client, topic, group, 1)] == [b"first"]
+    eventually(lambda: not pop(client, topic, group), "the other's retries are set aside")
+    found = pop(client, other, group)
+    assert found and sum(len(each.body) for each in found) < POP_BYTES + 1_000_000
+
+
+def test_the_attempt_of_a_message_that_came_again_is_repeated(served, topic, group):
+    client = served.broker()
+    held, = pop_all(client, topic, group, 1, order="true", attemptId="one")
+    client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, held.fields | {"invisibleTime": 0})
+    two, = pop_all(client, topic, group, 1, order="true", attemptId="two")
+    assert not pop(client, topic, group, order="true", attemptId="one"), "that attempt has ended"
+    same, = pop(client, topic, group, order="true", attemptId="two")
+    assert (same.body, ack(client, two), ack(client, same)) == (b"first", codes.NO_MESSAGE, codes.SUCCESS)
+
+
+def test_a_batch_of_more_messages_than_a_piece_of_work_is_refused(served, topic, group):
+    client = served.broker()
+    pop_all(client, topic, group, 1)
+    one = {"c": group, "t": topic, "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 1, "b": base64.b64encode(b"\xff" * 1024).decode()}
+    answer = client.ask(codes.BATCH_ACK_MESSAGE, body={"brokerName": "broker-a", "acks": [one] * 600})
+    assert answer.code == codes.SYSTEM_ERROR and f"more than {ACKED_MAX} messages" in answer.remark
+
+
+# ---- in this process, with what a store does only at rare moments ---------------------------
+
+
+@pytest.fixture
+def pops(tmp_path):
+    """A Pops that has put four messages of T in flight for g, whose leases are over; `put` are the retries of which it is told."""
+    made = SimpleNamespace(put=[], faults=[], time_s=0.0)
+
+    def message_at(offset, level):
+        if made.faults:
+            raise made.faults.pop()
+        return replace(sent[offset], raw_properties="")
+
+    async def give_back(message, back, report, then):
+        if made.faults:
+            raise made.faults.pop()
+        made.put.append(message.queue_offset)
+        then("")
+
+    sent = [Message("T", b"", 0, offset, offset, 100) for offset in range(4)]
+    names = SimpleNamespace(group=lambda name: None, topic=lambda name: None)
+    pulls = SimpleNamespace(positions=SimpleNamespace(record=lambda message: b"record"),
+                            arrivals=SimpleNamespace(serve=lambda check, holds: None))
+    offsets = SimpleNamespace(when_rewritten=[])
+    executor = TurnExecutor(1, "test")
+    made.pops = Pops(SimpleNamespace(root=tmp_path, message_at=message_at), names, offsets, pulls, give_back, executor, lambda text: None)
+    session = SimpleNamespace(heartbeat=lambda: None, rejoin_if_removed=lambda: False, close=lambda: None)
+    made.share = Share(session, "T", "g")
+    made.queue = PopQueue(0, None, 4, InFlight(0))
+    made.queue.flight.deliver(sent, None)
+    made.share.add([made.queue])
+    made.pops._groups["g"] = {"T": made.share}
+    for offset in range(4):
+        made.queue.leases[offset] = Lease(0.0, 1, 1.0, False, None, 0.0)
+        made.pops._plan_end(made.share, 0, offset, 0.0)
+    yield made
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("fault", [StoreBusyError("the store is recovered"), OSError(24, "no descriptor"), RuntimeError()])
+@pytest.mark.parametrize("times", [1, 2])  # as the messages are read, and as the first one is put
+def test_what_fails_for_a_moment_leaves_no_message_in_flight_for_ever(pops, fault, times, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.PUT_AGAIN_S", 0.0)
+    pops.faults += [fault] * times
+
+    async def run():
+        for _ in range(times + 2):
+            await pops.pops.tick()
+
+    asyncio.run(run())
+    assert sorted(pops.put) == [0, 1, 2, 3] and not pops.queue.flight.open and pops.queue.done == 4
+
+
+@pytest.mark.parametrize("keep", ["again", "aside", "lease"])
+def test_a_group_whose_messages_no_client_has_pops_no_more_after_a_time(pops, keep):
+    messages = list(pops.queue.flight.open.values())
+    pops.share.used_s -= POPPING_S + 1
+    pops.queue.claim = Claim(0, 1)
+    if keep != "lease":
+        pops.queue.leases.clear()
+    if keep == "again":
+        for message in messages:
+            pops.queue.flight.give_back(message)
+    elif keep == "aside":
+        pops.queue.aside["other"] = deque(messages)
+    idle = [share for share, _ in pops.pops._collect().idle]
+    assert idle == ([] if keep == "lease" else [pops.share])
+
+
+def test_a_queue_that_is_shorter_after_a_recovery_keeps_nothing_of_before(pops):
+    pops.queue.aside["T"] = deque(pops.queue.flight.open.values())
+    pops.queue.seek(2)
+    asyncio.run(pops.pops.tick())
+    assert not (pops.queue.aside or pops.queue.leases or pops.put) and pops.queue.done == 2
