@@ -314,10 +314,9 @@ def test_what_a_client_no_longer_waits_for_is_given_back(grpc_store, topic):
 
 
 def test_a_fifo_group_gets_one_batch_of_a_queue_after_the_other(grpc_store, topic):
-    from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
-
     group, caller = f"G_{topic}", grpc_store.caller()
-    SubscriptionGroups(grpc_store.root).put(SubscriptionGroup(group, more={"consumeMessageOrderly": True}))
+    body = {"groupName": group, "consumeMessageOrderly": True, "groupRetryPolicy": {"type": "CUSTOMIZED"}}  # as a tool of RocketMQ 5
+    assert grpc_store.broker().ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body).code == codes.SUCCESS
     told = caller.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(group=V2.Resource(name=group)))
     assert told.settings.subscription.fifo
     answer = caller.QueryAssignment(topic=V2.Resource(name=topic), group=V2.Resource(name=group))
