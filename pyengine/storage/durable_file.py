@@ -182,8 +182,11 @@ def sealed_line(fields: Mapping[str, object]) -> bytes:
 
 
 def unsealed(line: bytes) -> Any:
-    """Return the fields of a sealed line; one of PARSE_ERRORS for a torn or damaged one."""
-    text, _, crc = line.rpartition(b" ")
+    """Return the fields of a sealed line; one of PARSE_ERRORS for a torn or damaged one.
+
+    Zeros behind it are no damage: after a power cut the next line may be lost and one behind that be there.
+    """
+    text, _, crc = line.rstrip(b"\0").rpartition(b" ")
     if int(crc, 16) != zlib.crc32(text):
         raise ValueError(line)
     return json.loads(text)

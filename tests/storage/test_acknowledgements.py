@@ -195,6 +195,14 @@ def test_the_file_has_what_was_appended(file, tmp_path):
         assert isinstance(json.loads(line[:-9]), dict), "a line is readable"
 
 
+def test_a_state_before_a_line_that_a_power_cut_lost_counts(file):
+    """The lost line is zeros, because a later one is there."""
+    other = SavedQueue(0, 7, 10, 12)
+    file.append([STATE], {}, is_durable=True)
+    file.path.write_bytes(STATE.line() + bytes(50) + other.line())
+    assert file.read() == {3: [STATE], 0: [other]}
+
+
 def test_a_torn_line_is_as_if_it_had_not_been_written(file, tmp_path):
     before = SavedQueue(3, 7, 10, 12)
     file.append([before, STATE], {}, is_durable=True)

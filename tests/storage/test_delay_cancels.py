@@ -138,6 +138,16 @@ def test_a_torn_line_is_as_if_it_had_not_been_written(make, root, size):
     assert scheduler.is_cancelled(of_level(2).id) and not scheduler.is_cancelled(of_level(1).id)
 
 
+def test_a_durable_line_counts_before_a_lost_one(make, root):
+    """A power cut may lose a line and keep a later one: the lost one is zeros then, which follow the line before."""
+    lost = sealed_line({"level": 2, "below": 7})
+    (root / "config" / CANCELS_NAME).write_bytes(
+        sealed_line(of_level(1)._asdict()) + bytes(len(lost)) + sealed_line(of_level(2)._asdict()) + bytes(9))
+    scheduler = make()
+    scheduler.take(1, 3, 0)
+    assert scheduler.is_cancelled(of_level(1).id) and scheduler.is_cancelled(of_level(2).id)
+
+
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(make, root):
     scheduler, program = make(), make()
     program.cancel(of_level(1))
