@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
 from pyengine.gateway.connections import INT32_MASK, Limits
+from pyengine.gateway.members import GROUPS_OF_CLIENT_MAX
 from pyengine.gateway.wire import ANSWER, LANGUAGES, Frame, decode_frame, encode_frame, frame_length, write_json
 from pyengine.ipc.sessions import connect_socket
 from pyengine.ipc.shared_objects import GATEWAY_SOCKET
@@ -147,6 +149,7 @@ class GrpcClient:
             except GatewayLostError:
                 if not again:
                     raise
+                await asyncio.sleep(CONNECT_INTERVAL_S)  # a gateway that ends the connection for this request is not flooded with it
             except TimeoutError:
                 raise GatewayLostError("the gateway did not answer in time") from None
 
@@ -176,6 +179,8 @@ class GrpcClient:
                 raise GatewayLostError(f"the gateway does not take the client: {introduced.remark}")
             if self.groups or self.producer_groups:
                 await link.ask(codes.HEART_BEAT, self._access, self.heartbeat())
+            if self.has_left.is_set():  # nobody would close it
+                raise GatewayLostError("the client has left meanwhile")
         except BaseException:
             link.close()
             raise
@@ -192,6 +197,13 @@ class GrpcClient:
         frame = await self._told.get()
         self._told_bytes -= len(frame.body)
         return frame
+
+    def add(self, known: set[str], names: Iterable[str]) -> None:
+        """Add names to its groups or producer groups; TooManyClientsError for more than the gateway takes from one client."""
+        new = {*names} - known
+        if len(known) + len(new) > GROUPS_OF_CLIENT_MAX:
+            raise TooManyClientsError(f"a client has at most {GROUPS_OF_CLIENT_MAX} groups, and as many topics to which it sends")
+        known |= new
 
     def heartbeat(self) -> bytes:
         """Return the body of this client's heartbeat."""
@@ -282,7 +294,7 @@ class GrpcClients:
 def address_of(peer: str) -> str:
     """Return host:port of gRPC's name for a peer: `ipv4:10.0.0.7:4711`, `ipv6:%5B::1%5D:4711`."""
     kind, _, rest = peer.partition(":")
-    address = urllib.parse.unquote(rest)
+    address = re.sub(r"%[^\]]*\]", "]", urllib.parse.unquote(rest))  # without the zone of a link-local address
     if kind not in ("ipv4", "ipv6"):
         return "127.0.0.1:0"
     if address.startswith("[::ffff:"):
@@ -292,7 +304,7 @@ def address_of(peer: str) -> str:
 
 
 def host_of(address: str) -> str:
-    return address.rpartition(":")[0]
+    return address.rpartition(":")[0].strip("[]")
 
 
 def name_of(resource: Any) -> str:

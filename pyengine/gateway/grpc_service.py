@@ -51,10 +51,12 @@ CALL_S = 3.0                    # of a call whose client names no deadline
 DEADLINE_S = 0.1                # before a client's deadline: the answer must still reach it
 DEADLINE_S_MAX = 60.0           # whatever a client's deadline is
 POLL_S = 20.0                   # of a receive that names no time
-GATEWAY_ANSWER_S = 5.0          # after a held receive has ended
+GATEWAY_ANSWER_S = 60.0         # after a held receive has ended: what comes later is nobody's until its time is over
 INVISIBLE_MS = 60_000           # of a message whose consumer's worker renews it: after the end of its connection
 INVISIBLE_MS_MAX = 12 * 3_600_000
 BATCH_MAX = 32                  # messages of one receive
+REQUEST_BYTES_MAX = 1 << 20     # of one without messages
+ENDPOINTS_BYTES_MAX = 4096      # of the address that a client used: each queue of an answer has it
 ENTRIES_MAX = 1024              # of one acknowledgement
 EXPIRE_S = 1.0                  # between two looks for clients that have gone
 CALLS_OF_CONNECTION_MAX = 1024  # at a time
@@ -182,27 +184,31 @@ class GrpcServer:
         for name, method in self._v2.methods.items():
             if method.is_answer_stream:
                 make = grpc.stream_stream_rpc_method_handler if method.is_request_stream else grpc.unary_stream_rpc_method_handler
-                work = self._streaming(streams.get(name, self._not_served), method.answer)
+                work = self._streaming(streams.get(name, self._not_served), method.answer, is_stream=method.is_request_stream)
             else:
                 make = grpc.unary_unary_rpc_method_handler
-                work = self._answering(serve.get(name, self._not_served), method.answer)
+                work = self._answering(serve.get(name, self._not_served), method.answer, may_be_large=name == "SendMessage")
             handlers[name] = make(work, method.request.FromString, method.answer.SerializeToString)
         return handlers
 
-    def _answering(self, work: Work, answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _answering(self, work: Work, answer: Any, *, may_be_large: bool) -> Callable[[Any, Any], Awaitable[Any]]:
         async def serve(request: Any, context: Any) -> Any:
             try:
                 async with self._call(context) as client:
+                    if not may_be_large:
+                        _check_size(request)
                     return await work(client, request, context)
             except CallRefusedError as refused:
                 return answer(status=self._status(refused.code, str(refused)))
 
         return serve
 
-    def _streaming(self, work: Work, answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _streaming(self, work: Work, answer: Any, *, is_stream: bool) -> Callable[[Any, Any], Awaitable[Any]]:
         async def serve(request: Any, context: Any) -> None:
             try:
                 async with self._call(context) as client:
+                    if not is_stream:
+                        _check_size(request)
                     await work(client, request, context)
             except CallRefusedError as refused:
                 if not context.done():
@@ -299,6 +305,8 @@ class GrpcServer:
 
     def _queue(self, resource: Any, queue_id: int, permission: int, endpoints: Any) -> Any:
         """Return a queue at the address by which the client has reached this port, or at the advertised one."""
+        if endpoints.ByteSize() > ENDPOINTS_BYTES_MAX:
+            raise CallRefusedError("ILLEGAL_ACCESS_POINT", f"the endpoints have more than {ENDPOINTS_BYTES_MAX} bytes")
         broker = self._v2.Broker(name=self._config.broker_name, id=0,
                                  endpoints=endpoints if endpoints.addresses else self._endpoints)
         return self._v2.MessageQueue(topic=resource, id=queue_id, permission=permission, broker=broker)
@@ -332,7 +340,7 @@ class GrpcServer:
         if not request.client_type:
             raise CallRefusedError("UNRECOGNIZED_CLIENT_TYPE", "a heartbeat names the type of its client")
         if request.HasField("group"):
-            client.groups.add(self._group(request.group))
+            client.add(client.groups, [self._group(request.group)])
         return self._v2.HeartbeatResponse(status=await self._beat(client, context))
 
     async def _beat(self, client: GrpcClient, context: Any) -> Any:
@@ -360,11 +368,12 @@ class GrpcServer:
     async def _take_settings(self, client: GrpcClient, commands: Any, context: Any) -> None:
         v2 = self._v2
         async for command in commands:
+            _check_size(command)
             if command.WhichOneof("command") != "settings":
                 continue  # what a client says of itself
             settings = command.settings
             if settings.HasField("publishing"):
-                client.producer_groups.update(name_of(topic) for topic in settings.publishing.topics)
+                client.add(client.producer_groups, map(name_of, settings.publishing.topics))
                 settings.backoff_policy.CopyFrom(v2.RetryPolicy(max_attempts=3, exponential_backoff=v2.ExponentialBackoff(multiplier=2)))
                 backoff = settings.backoff_policy.exponential_backoff
                 backoff.initial.nanos, backoff.max.seconds = 10_000_000, 1
@@ -372,7 +381,7 @@ class GrpcServer:
                 settings.publishing.validate_message_type = False
             else:
                 group = self._group(settings.subscription.group)
-                client.groups.add(group)
+                client.add(client.groups, [group])
                 client.settings = settings
                 await self._beat(client, context)  # a new group is known from now on
                 self._give_subscription(settings, group)
@@ -430,7 +439,7 @@ class GrpcServer:
         fields = self._translator.send_fields(message, name, queue_id % queues)
         is_half = system.message_type == v2.TRANSACTION
         if is_half and name not in client.producer_groups:
-            client.producer_groups.add(name)  # that of its transactions
+            client.add(client.producer_groups, [name])  # that of its transactions
             await self._beat(client, context)
         frame = await client.ask(codes.SEND_MESSAGE_V2, fields, message.body, until_s=_until_s(context), again=False)
         found = frame.fields
@@ -583,6 +592,11 @@ def _options(config: EngineConfig) -> list[tuple[str, int]]:
             ("grpc.max_connection_idle_ms", config.gateway_idle_timeout_ms),
             ("grpc.keepalive_time_ms", PING_S * 1000), ("grpc.keepalive_timeout_ms", PING_ANSWER_S * 1000),
             ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_ping_strikes", 0)]
+
+
+def _check_size(request: Any) -> None:
+    if (size_bytes := request.ByteSize()) > REQUEST_BYTES_MAX:
+        raise CallRefusedError("PAYLOAD_TOO_LARGE", f"a request of {size_bytes} bytes without messages: at most {REQUEST_BYTES_MAX}")
 
 
 def _scheme(v2: Schema, host: str) -> int:

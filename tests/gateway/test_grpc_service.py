@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
+import psutil
 import pytest
 
 import pyengine
 from grpc_caller import V2, duration, message
+from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
+from pyengine.gateway.grpc_clients import address_of, host_of
 from waiting import eventually
 
 
@@ -360,3 +364,52 @@ def test_a_transaction_is_ended_by_its_id(grpc_store, topic, resolution, expecte
     ({"transaction_id": "1-1"}, V2.BAD_REQUEST)])
 def test_the_end_of_no_transaction_is_refused(grpc_store, topic, fields, code):
     assert grpc_store.caller().EndTransaction(topic=V2.Resource(name=topic), message_id="x", **fields).status.code == code
+
+
+def test_a_client_that_says_goodbye_leaves_nothing_of_its_held_receives(grpc_store, topic):
+    pid = grpc_store.engine.pid("grpc")
+
+    def links():
+        return sum(each.type == socket.SOCK_STREAM for each in psutil.Process(pid).net_connections(kind="unix"))
+
+    before = links()
+    caller, group = grpc_store.caller(), f"g_{topic}"
+    request = V2.methods["ReceiveMessage"].request(
+        group=V2.Resource(name=group), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic), id=-1), batch_size=1,
+        invisible_duration=duration(30), long_polling_timeout=duration(20))
+    held = caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60)
+    eventually(lambda: links() > before, "its connection to the gateway is open")
+    began_s = time.monotonic()
+    caller.NotifyClientTermination()
+    assert [each.status.code for each in held] == [V2.INTERNAL_SERVER_ERROR] and time.monotonic() - began_s < 10
+    eventually(lambda: links() <= before, "its connection is closed, and none is opened again")
+
+
+def test_requests_without_messages_are_small(grpc_store, topic):
+    caller = grpc_store.caller()
+    giant = V2.Endpoints(scheme=V2.DOMAIN_NAME)
+    giant.addresses.add(host="x" * 2_000_000, port=1)
+    assert caller.QueryRoute(topic=V2.Resource(name=topic), endpoints=giant).status.code == V2.PAYLOAD_TOO_LARGE
+    assert caller.receive(topic, "g", expression="x" * 2_000_000)[1].code == V2.PAYLOAD_TOO_LARGE
+    del giant.addresses[:]
+    giant.addresses.add(host="x" * 5000, port=1)
+    assert caller.QueryRoute(topic=V2.Resource(name=topic), endpoints=giant).status.code == V2.ILLEGAL_ACCESS_POINT
+    settings = {"client_type": V2.PRODUCER, "publishing": V2.Publishing(topics=[V2.Resource(name="x" * 2_000_000)])}
+    assert caller.settings(**settings).status.code == V2.PAYLOAD_TOO_LARGE
+    assert caller.send(topic, b"body").status.code == V2.OK
+
+
+def test_a_client_has_only_so_many_groups(grpc_store, topic):
+    caller = grpc_store.caller()
+    names = [V2.Resource(name=f"{topic}_{number}"[-100:]) for number in range(300)]
+    assert caller.settings(client_type=V2.PRODUCER, publishing=V2.Publishing(topics=names)).status.code == V2.TOO_MANY_REQUESTS
+    other = grpc_store.caller()
+    assert other.settings(client_type=V2.PRODUCER, publishing=V2.Publishing(topics=names[:200])).status.code == V2.OK
+
+
+@pytest.mark.parametrize("peer, host, address", [
+    ("ipv4:10.0.0.7:4711", "10.0.0.7", "10.0.0.7:4711"), ("ipv6:%5B::1%5D:4711", "::1", "[::1]:4711"),
+    ("ipv6:%5Bfe80::1%25eth0%5D:4711", "fe80::1", "[fe80::1]:4711"), ("ipv6:%5B::ffff:10.0.0.7%5D:4711", "10.0.0.7", "10.0.0.7:4711"),
+    ("unix:", "127.0.0.1", "127.0.0.1:0")])
+def test_a_client_s_address_is_one_that_a_message_and_an_access_list_can_have(peer, host, address):
+    assert (address_of(peer), host_of(address_of(peer))) == (address, host) and encode_host(address)
