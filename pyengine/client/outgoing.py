@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine import arguments
 from pyengine._front import Turn
-from pyengine.arguments import INT32_MAX
+from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import DiskError, EngineError, StoreBusyError, UsageError, did_you_mean, require_extra
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
@@ -49,6 +49,7 @@ from pyengine.formats.constants import (
     TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
+from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, DelayedId, DelayMark, timed_properties, wait_level
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, string_hash
@@ -650,9 +651,10 @@ CANCEL_LOOKS = 3
 class DelayedCancels:
     """Cancels delayed messages by the ids of their first records. Thread-safe."""
 
-    def __init__(self, reader: LiveStoreReader) -> None:
+    def __init__(self, reader: LiveStoreReader, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         """The reader belongs to this object from now on."""
         self._reader = reader
+        self._clock_ms = clock_ms
         self._cancels = DelayCancels(reader.root)
         self._lock = threading.Lock()
 
@@ -668,7 +670,7 @@ class DelayedCancels:
             mark = DelayMark.of(message)
             if isinstance(mark, str):
                 raise UsageError(f"the message {msg_id} cannot be cancelled: {mark}")
-            return self._cancels.cancel(mark)
+            return self._cancels.cancel(mark, is_due=self._due_ms(message, mark) <= self._clock_ms())
 
     def close(self) -> None:
         """Close the store's files."""
@@ -684,6 +686,19 @@ class DelayedCancels:
         if state is not None and (state.role == ROLES[-1] or state.is_fenced):
             what = "a master that was replaced" if state.is_fenced else "a slave"
             raise EngineError(f"{root} is {what}: cancel the message at its master")
+
+    def _due_ms(self, message: Message, mark: DelayMark) -> int:
+        """Return when the message is due; INT64_MAX while its queue does not say so."""
+        if mark.due_ms:
+            return mark.due_ms
+        queue = self._reader._queue(SCHEDULE_TOPIC, message.queue_id)
+        entry = None if queue is None else queue.entry(message.queue_offset, message.queue_offset + 1)
+        if queue is None or entry is None or entry.physical_offset != message.physical_offset:
+            return INT64_MAX
+        code = entry.tags_code
+        if is_ext_address(code):
+            return INT64_MAX if (unit := queue.ext_unit(code)) is None else unit.tags_code
+        return code
 
     def _find(self, msg_id: str) -> Message | None:
         """Return a record of the message, None if none waits any more; FormatError, or UsageError for an id that no message has."""

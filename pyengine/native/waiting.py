@@ -208,6 +208,7 @@ class Watch:
         """Raise it once one of `queues`, whose levels are in the mapping `theirs` of the same block, may have something to read."""
         rows, count = _rows(queues), len(queues)
         if self._pointer:
+            watched._kept = watched._kept, rows  # a signal handler may raise before or after the call
             lib.ms_watch_arm(self._pointer, watched._struct, theirs, rows, count)
             watched._kept = rows
 

@@ -402,9 +402,11 @@ class DelayCancels:
 
     # ---- for those that cancel ---------------------------------------------------
 
-    def cancel(self, mark: DelayMark) -> bool:
+    def cancel(self, mark: DelayMark, *, is_due: bool = False) -> bool:
         """Cancel a message; return whether it will never be delivered, which is durable then. False: it was taken for delivery.
 
+        `is_due`: also False, unless it is cancelled already. For a power cut may lose the line that takes a message, and a slave never
+        has that line, while the delivered record is there.
         EngineError if another program has moved the message on. Raises DiskFullError, DiskError, FlushError (the mark may count or not)
         or StoreBusyError.
         """
@@ -416,16 +418,15 @@ class DelayCancels:
             if mark.due_ms and moved_by_others:
                 raise EngineError("it cannot be cancelled: a RocketMQ broker or an earlier version has moved it to another level, and they "
                                   "do not note what it is")
-            if mark.id not in self._state.marks and (self._state.has_taken(mark) or is_noted and not mark.due_ms):
+            if mark.id not in self._state.marks and (is_due or self._state.has_taken(mark) or is_noted and not mark.due_ms):
                 return False
             self._lines.append(mark._asdict())
             failpoint("cancel_marked")
             self._follow()
-            if mark.id not in self._state.marks:
-                return False
+            # Also if the mark does not count: after a power cut it must not be there without the line that took the message.
             self._lines.sync()
             failpoint("cancel_durable")
-            return True
+            return mark.id in self._state.marks
 
     # ---- for the scheduler -------------------------------------------------------
 

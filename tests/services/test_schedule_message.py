@@ -702,6 +702,20 @@ def test_a_message_that_is_due_can_be_cancelled_until_the_scheduler_takes_it(mak
     assert answers == [False] and rig.delivered() == [b"a"]
 
 
+@pytest.mark.parametrize("use_extension", [False, True])
+def test_a_delivered_message_is_not_cancelled_after_a_power_cut_or_at_a_slave(make_rig, use_extension):
+    """The delivered record is there, and neither its line in delay-cancels nor a note in delayOffset.json."""
+    rig = make_rig(enable_consume_queue_ext=use_extension)
+    puts = [rig.put(1, b"a"), rig.put(0, b"b", deliver_at=now_ms() + 60_000)]
+    rig.wall_ms = puts[-1].store_timestamp_ms + 65_000
+    rig.steady_ns += 65_000_000_000
+    rig.go(rig.service())
+    assert sorted(rig.delivered()) == [b"a", b"b"]
+    (rig.root / "config" / CANCELS_NAME).unlink()
+    with closing(DelayedCancels(LiveStoreReader(rig.root), lambda: rig.wall_ms)) as program:
+        assert [program.cancel(put.msg_id) for put in puts] == [False, False]
+
+
 def test_a_scheduler_that_dies_between_taking_and_putting_leaves_the_message_to_the_next(make_rig, monkeypatch):
     rig = make_rig()
     put = rig.put(1, b"a")

@@ -69,7 +69,10 @@ def test_a_mark_that_comes_after_the_scheduler_has_looked_is_void(make, root, mo
         append(lines, fields)
 
     monkeypatch.setattr(durable_file.AppendedLines, "append", late)
+    synced = []
+    monkeypatch.setattr(durable_file, "sync_descriptor", lambda descriptor, path, **_: synced.append(os.fstat(descriptor).st_size))
     assert not program.cancel(of_level(4))
+    assert synced == [program.path.stat().st_size], "a power cut must not keep the mark alone"
     assert not scheduler.is_cancelled(of_level(4).id)
     monkeypatch.undo()
     again = make()
@@ -100,6 +103,12 @@ def test_a_message_with_a_time_can_be_cancelled_until_the_scheduler_delivers_tha
     assert not program.cancel(timed(4500)), "the clock was set back"
     scheduler.take(1, 2, 6000)
     assert scheduler.is_cancelled(timed(5001).id)
+
+
+def test_a_message_that_is_due_is_not_cancelled_any_more(make):
+    program = make()
+    assert not program.cancel(of_level(4), is_due=True)
+    assert program.cancel(of_level(4)) and program.cancel(of_level(4), is_due=True), "it was cancelled in time"
 
 
 def test_a_restarted_scheduler_counts_what_had_its_time_as_taken(make, root):
