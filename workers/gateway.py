@@ -16,17 +16,18 @@ from pyengine.engine import worker
 from pyengine.errors import os_error_sentence
 from pyengine.gateway.gateway import Gateway
 from pyengine.gateway.gateway import serve as serve_clients
+from pyengine.gateway.pop import SHARES_MAX
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import control as native
 
 SESSION_WAIT_S = 2.0
-OWN_DESCRIPTORS = 512  # for the store's files and memory, in addition to one for each connection
+OWN_DESCRIPTORS = 512  # for the store's files and memory, in addition to one for each connection and each topic of a group that pops
 
 
 def serve(attached: worker.Worker) -> None:
     """Serve clients until the supervisor stops this worker."""
     each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
-    worker.raise_descriptors(attached.config.gateway_connections_max * each + OWN_DESCRIPTORS)
+    worker.raise_descriptors(attached.config.gateway_connections_max * each + SHARES_MAX + OWN_DESCRIPTORS)
     with LiveStoreReader(attached.root, attached.config) as reader:
         gateway = Gateway(reader, attached.config,
                           lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report,

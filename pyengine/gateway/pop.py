@@ -54,6 +54,8 @@ from pyengine.storage.message_getter import Wanted
 MESSAGES_MAX = 32            # of one pop, as in RocketMQ
 POP_BYTES = 4 << 20          # a pop ends with the message that reaches this size
 IN_FLIGHT_MAX = 10_000       # of one queue of a group (RocketMQ: popInflightMessageThreshold)
+ALL_IN_FLIGHT_MAX = 500_000  # of all groups: about 400 MB
+SHARES_MAX = 2048            # topics of all groups, with the retry topics: each has a descriptor
 HELD_MAX = 10_000            # pops of all clients
 POLL_MS_MAX = 120_000
 INVISIBLE_MS_MAX = 43_200_000
@@ -240,6 +242,7 @@ class Pops:
         self._serving: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._ends: list[tuple[float, int, Share, int, int]] = []  # a heap of leases' ends: (time, number, share, queue id, offset)
         self._end_number = 0
+        self._in_flight = 0   # messages of all groups: as many as at the last note, and those that were popped since then
         self._ends_max = 0
         offsets.collect = self._collect
         offsets.when_rewritten.append(self.forget)
@@ -318,6 +321,8 @@ class Pops:
         shares = [await self._share(asked, topic) for topic in topics]
         if asked.is_notification:
             return self._notice(asked, shares)
+        if self._in_flight >= ALL_IN_FLIGHT_MAX:
+            return None
         shares[0].turn += 1
         if shares[0].turn % 2:  # otherwise many retries or many new messages would keep the others waiting
             shares.reverse()
@@ -365,6 +370,8 @@ class Pops:
             share.add(await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues]))
 
     async def _open(self, asked: Asked, topic: str) -> Share:
+        if sum(map(len, self._groups.values())) + len(self._opening) > SHARES_MAX:
+            raise UsageError(f"groups pop from {SHARES_MAX} topics already: those without a pop for {POPPING_S:g} s are left out soon")
         if not self._offsets.has_room:
             raise UsageError("too many offsets of groups are kept already: delete groups that are no longer used")
         await self._offsets.flush()  # a client of the group may have pulled until now
@@ -501,6 +508,7 @@ class Pops:
                 now_s + asked.invisible_ms / 1000, pop_ms, asked.invisible_ms / 1000, asked.is_ordered, owner, now_s)
             self._plan_end(each.share, each.queue.queue_id, offset, now_s + asked.invisible_ms / 1000)
             by_queue.setdefault((int(each.share.topic != asked.topic), each.queue.queue_id), []).append(offset)
+        self._in_flight += len(taken)
         for share in {each.share.topic: each.share for each in taken}.values():
             self._pulls.count_gets(share.topic, asked.group, sum(each.share is share for each in taken))
         fields = _pop_fields(pop_ms, asked)
@@ -866,10 +874,11 @@ class Pops:
 
     def _note(self, now_s: float) -> None:
         """Note for `groups`, `status` and the metrics what is in flight."""
-        rows = []
+        rows, self._in_flight = [], 0
         for share in [share for shares in self._groups.values() for share in shares.values()]:
             for queue in share.queues.values():
                 if opened := queue.flight.open:
+                    self._in_flight += len(opened)
                     first_s = min((lease.until_s for lease in queue.leases.values()), default=now_s)
                     rows.append({"group": share.group, "topic": share.topic, "queue_id": queue.queue_id, "in_flight": len(opened),
                                  "attempts": max(each.reconsume_times + each.delivery_count for each in opened.values()),

@@ -17,11 +17,11 @@ import pyengine
 from fix_cli import run
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
 from fix_pop import Popped, ack, pop, pop_fields, popped
-from pyengine.errors import StoreBusyError
+from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
 from pyengine.gateway.connections import TurnExecutor
-from pyengine.gateway.pop import ACKED_MAX, IN_FLIGHT_MAX, POP_BYTES, POPPING_S, Lease, PopQueue, Pops, Share
+from pyengine.gateway.pop import ACKED_MAX, IN_FLIGHT_MAX, POP_BYTES, POPPING_S, Asked, Lease, PopQueue, Pops, Share, Taken
 from pyengine.gateway.positions import FLUSH_S
 from pyengine.ipc.group_members import Claim
 from pyengine.storage.acknowledgements import AckFile, InFlight
@@ -602,10 +602,10 @@ def pops(tmp_path):
         then("")
 
     sent = [Message("T", b"", 0, offset, offset, 100) for offset in range(4)]
-    names = SimpleNamespace(group=lambda name: None, topic=lambda name: None)
-    pulls = SimpleNamespace(positions=SimpleNamespace(record=lambda message: b"record"),
+    names = SimpleNamespace(group=lambda name: None, topic=lambda name: None, recent_topics=dict)
+    pulls = SimpleNamespace(positions=SimpleNamespace(record=lambda message: b"record"), count_gets=lambda topic, group, number: None,
                             arrivals=SimpleNamespace(serve=lambda check, holds: None))
-    offsets = SimpleNamespace(when_rewritten=[])
+    offsets = SimpleNamespace(when_rewritten=[], has_room=True)
     executor = TurnExecutor(1, "test")
     made.pops = Pops(SimpleNamespace(root=tmp_path, message_at=message_at), names, offsets, pulls, give_back, executor, lambda text: None)
     session = SimpleNamespace(heartbeat=lambda: None, rejoin_if_removed=lambda: False, close=lambda: None)
@@ -656,3 +656,31 @@ def test_a_queue_that_is_shorter_after_a_recovery_keeps_nothing_of_before(pops):
     pops.queue.seek(2)
     asyncio.run(pops.pops.tick())
     assert not (pops.queue.aside or pops.queue.leases or pops.put) and pops.queue.done == 2
+
+
+def asked(pops, topic, group):
+    return Asked(SimpleNamespace(is_open=True, connection=None), group, topic, -1, 32, 1000, 0.0)
+
+
+def test_what_all_groups_have_in_flight_has_a_limit(pops, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.ALL_IN_FLIGHT_MAX", 4)
+    monkeypatch.setattr(pops.pops, "_share", lambda asked, topic: asyncio.sleep(0, pops.share))
+    pops.pops._note(0.0)
+    assert asyncio.run(pops.pops._take(asked(pops, "T", "g"))) is None
+    pops.queue.acknowledge(pops.queue.flight.open[3])
+    pops.pops._note(0.0)
+    pops.queue.position = 3  # as if one more message had come
+
+    async def take_one(share, asked, taken):
+        taken.append(Taken(pops.queue, pops.share, pops.queue.flight.open[2], b"record"))
+
+    monkeypatch.setattr(pops.pops, "_take_from", take_one)
+    monkeypatch.setattr(pops.pops, "_end_of", lambda topic, queue_id: 4)
+    assert asyncio.run(pops.pops._take(asked(pops, "T", "g"))).body == b"record"
+
+
+def test_groups_pop_from_so_many_topics_at_most(pops, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.SHARES_MAX", 2)
+    pops.pops._groups["other"] = {"T": pops.share}
+    with pytest.raises(UsageError, match="groups pop from 2 topics already"):
+        asyncio.run(pops.pops._share(asked(pops, "T", "a third"), "T"))
