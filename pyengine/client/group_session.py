@@ -710,10 +710,12 @@ class SharedSession(GroupSession):
             if self._members.try_table(fence):
                 return True
             waited_s = time.monotonic() - since_s
-            if not seen and waited_s >= PASS_OVER_S / 10:
-                seen, fence = self._members.members(), max(fence, self.log.read_fence())
+            if not seen and waited_s >= PASS_OVER_S / 3:
+                seen = self._members.members()
             elif waited_s >= PASS_OVER_S:
-                if any(record == seen.get(at) and record.incarnation != self._members.incarnation
+                if (newest := self.log.read_fence()) > fence:
+                    fence = newest
+                elif any(record == seen.get(at) and record.incarnation != self._members.incarnation
                        for at, record in self._members.members().items()):
                     fence = self._passed_over(fence)
                 since_s, seen = time.monotonic(), {}
