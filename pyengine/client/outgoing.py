@@ -688,13 +688,16 @@ class DelayedCancels:
             raise EngineError(f"{root} is {what}: cancel the message at its master")
 
     def _due_ms(self, message: Message, mark: DelayMark) -> int:
-        """Return when the message is due; INT64_MAX while its queue does not say so."""
+        """Return when the message is due; INT64_MAX while its queue does not have it. EngineError if only recovery can tell."""
         if mark.due_ms:
             return mark.due_ms
         queue = self._reader._queue(SCHEDULE_TOPIC, message.queue_id)
         entry = None if queue is None else queue.entry(message.queue_offset, message.queue_offset + 1)
         if queue is None or entry is None or entry.physical_offset != message.physical_offset:
-            return INT64_MAX
+            if self._reader.is_live:  # it was recovered, and the scheduler sees no message before its queue has it
+                return INT64_MAX
+            raise EngineError(f"queue {message.queue_id} of {SCHEDULE_TOPIC} lacks its offset {message.queue_offset} since a crash, so "
+                              "nothing says whether the message was delivered: start the engine and cancel it again")
         code = entry.tags_code
         if is_ext_address(code):
             return INT64_MAX if (unit := queue.ext_unit(code)) is None else unit.tags_code

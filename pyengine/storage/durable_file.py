@@ -255,7 +255,8 @@ class AppendedLines:
                 is_new = self.renew()  # it was shortened before the lock
             yield
         finally:
-            unlock(self._descriptor)
+            if self._descriptor >= 0:  # not if the next file could not be opened
+                unlock(self._descriptor)
 
     def shorten(self, lines: Callable[[], Iterable[Mapping[str, object]]]) -> bool:
         """Put a durable new file with these lines in the place of this one; False if another process holds it. Never waits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 
@@ -56,6 +57,17 @@ def test_no_engine_is_needed(engine):
     eventually(lambda: bodies(engine.root) == [b"kept"], "the other is delivered")
     assert engine.stop()
     assert run("cancel", engine.root, kept).code == 1 and run("cancel", engine.root, gone).code == 0
+
+
+def test_what_a_crash_took_from_its_queue_is_not_cancelled_before_recovery(engine):
+    """It may have been delivered, and only its queue says when it is due."""
+    msg_id = put(engine.root, "later", 2)
+    engine.kill_all()
+    shutil.rmtree(engine.root / "consumequeue" / "SCHEDULE_TOPIC_XXXX")
+    ran = run("cancel", engine.root, msg_id)
+    assert ran.code == 1 and "start the engine" in ran.stderr
+    engine.start()
+    assert run("cancel", engine.root, msg_id).code == 0
 
 
 def test_an_id_that_names_no_delayed_message_is_an_error(engine):

@@ -279,6 +279,16 @@ def test_a_cancel_beside_a_stopped_scheduler_gives_up(make, monkeypatch):
         program.cancel(of_level(5))
 
 
+def test_a_shortened_file_that_cannot_be_opened_is_the_error(make):
+    program = make()
+    assert program.cancel(of_level(1))
+    program.path.unlink()
+    program.path.mkdir()
+    for _ in range(2):
+        with pytest.raises(DiskError, match=CANCELS_NAME):
+            program.cancel(of_level(2))
+
+
 def test_cancels_at_once_all_count(make, always_long):
     """Beside a scheduler that shortens the file all the time."""
     scheduler, over = make(), threading.Event()
