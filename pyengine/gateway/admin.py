@@ -409,6 +409,8 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, fault)
         if target.startswith(OWN_GROUP_PREFIXES):
             return Answer(codes.NO_PERMISSION, f"the offsets of the group {target} are not a client's")
+        if why := self._offsets.why_not(target):
+            return Answer(codes.NO_PERMISSION, why)
         members = self._members.consumers.get(source)
         subscribed = None if members is None or request.flag("offline") else members.subscriptions.keys()
         for topic, queues in self._offsets.of_group(source).items():

@@ -246,7 +246,7 @@ class Pops:
         self._ends_max = 0
         offsets.collect = self._collect
         offsets.when_rewritten.append(self.forget)
-        pulls.why_not = self._positions.why_not = self.why_not
+        pulls.why_not = offsets.why_not = self.why_not
         pulls.arrivals.serve(self._check, lambda: bool(self._held))
         self.handlers: Handlers = {
             codes.POP_MESSAGE: self.pop,

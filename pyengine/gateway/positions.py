@@ -54,6 +54,7 @@ class GroupOffsets:
         self._fresh: set[tuple[str, int]] = set()  # committed, and not in the file when it was last read
         self._flushing = asyncio.Lock()
         self.collect: Callable[[], Saving | None] = lambda: None  # what to write beside them
+        self.why_not: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
         self.when_rewritten: list[Callable[[str, str | None], None]] = []  # called with group and topic, None for all topics
         self._stamp: tuple[int, int, int] | None = None  # of the file with `_table`
         self._table: Table = {}
@@ -194,7 +195,6 @@ class Positions:
         self._reader = reader
         self._names = names
         self._offsets = offsets
-        self.why_not: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
         self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.handlers: Handlers = {
             codes.QUERY_CONSUMER_OFFSET: self.query_offset,
@@ -236,7 +236,7 @@ class Positions:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         if not (0 <= queue_id < found.read_queue_nums and offset >= 0):
             return Answer(codes.SYSTEM_ERROR, f"no offset {offset} can be committed in queue {queue_id} of {topic}")
-        if why := self.why_not(group):
+        if why := self._offsets.why_not(group):
             return Answer(codes.NO_PERMISSION, why)
         if not self._offsets.commit(topic, group, queue_id, offset):
             return Answer(codes.SYSTEM_ERROR, f"{OFFSETS_MAX} offsets of groups are kept already: delete groups that are no longer used")

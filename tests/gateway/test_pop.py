@@ -264,6 +264,18 @@ def test_a_group_does_not_pop_and_pull_at_once(served, topic, group):
         assert refused.code == codes.NO_PERMISSION and "is consumed by POP and has 1 messages in flight" in refused.remark
 
 
+def test_a_group_that_pops_gets_no_offsets_of_another(served, topic, group):
+    client = served.broker()
+    put(client, topic, b"a", b"b")
+    found = pop_all(client, topic, group, 3)
+    fields = {"topic": topic, "queueId": 0, "commitOffset": 3}
+    assert client.ask(codes.UPDATE_CONSUMER_OFFSET, fields | {"consumerGroup": f"{group}_2"}).code == codes.SUCCESS
+    cloned = client.ask(codes.CLONE_GROUP_OFFSET, {"srcGroup": f"{group}_2", "destGroup": group, "topic": topic})
+    assert cloned.code == codes.NO_PERMISSION and "POP" in cloned.remark
+    assert committed(served, topic, group) == dict.fromkeys(range(4), 0), "nothing below is done"
+    assert {ack(client, each) for each in found} == {codes.SUCCESS}
+
+
 def test_a_program_of_the_host_and_pops_do_not_share_a_group(served, topic, group):
     client = served.broker()
     with pyengine.consume(served.root, topic, group=group) as consumer:
