@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import pyengine
+from fix_engine import SMALL
 from fix_gateway import heartbeat, pull_fields, send_fields, subscription
 from pyengine.errors import StoreBusyError
 from pyengine.formats.record import decode_record
@@ -54,8 +55,10 @@ def test_a_pull_gives_the_records_as_they_are_in_the_log(served, topic):
     assert (answer.code, answer.remark) == (codes.SUCCESS, "FOUND") and bodies_of(answer) == [b"b", b"c"]
     assert answer.fields == {"nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3", "suggestWhichBrokerId": "0"}
     first = decode_record(answer.body, 0)
-    with open(served.root / "commitlog" / f"{0:020d}", "rb") as log:
-        log.seek(first.physical_offset)
+    segment_bytes = SMALL["mapped_file_size_commit_log_bytes"]
+    at = first.physical_offset % segment_bytes
+    with open(served.root / "commitlog" / f"{first.physical_offset - at:020d}", "rb") as log:
+        log.seek(at)
         assert log.read(first.size_bytes) == answer.body[:first.size_bytes]
 
 
