@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
@@ -30,7 +31,7 @@ from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
-PULLING_S = 30.0          # after a pull its group counts as one that pulls, if its client is connected: a held pull ends before
+PULLING_S = 30.0          # after a pull, and while it is held, its group counts as one that pulls, if its client is connected
 TICK_S = 0.2              # precision of the end of a held pull
 ANSWER_SLICE_S = 0.05     # of one turn of the loop, for held pulls
 _CODES = {
@@ -157,7 +158,7 @@ class Pulls:
         self._executor = executor
         self._held: dict[tuple[str, int], list[Pull]] = {}
         self._held_of: dict[Connection, int] = {}
-        self._pulled: dict[str, tuple[Connection, float]] = {}  # by group, its last pull
+        self._pulled: dict[str, WeakKeyDictionary[Connection, float]] = {}  # by group, until when its clients count as ones that pull
         self.why_not: Callable[[str], str] = lambda group: ""  # why a group may not pull now
         self._tasks: set[asyncio.Task[None]] = set()
         self.arrivals = Arrivals(reader)
@@ -186,7 +187,7 @@ class Pulls:
             return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
         if why := self.why_not(group):
             return Answer(codes.NO_PERMISSION, why)
-        self._pulled[group] = request.connection, time.monotonic()
+        self._note_pull(request, group, PULLING_S)
         name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
         topic = self._names.topic(name)
         if topic is None:
@@ -215,6 +216,7 @@ class Pulls:
         request, offset, result = pull.request, pull.offset, self._waited_for(pull, result)
         if result.status in _WAITING and flags & SUSPEND_FLAG and (offset == 0 or result.status is not GetStatus.NO_MESSAGE_IN_QUEUE):
             suspend_ms = max(0, min(request.integer("suspendTimeoutMillis", 0, bits=64), SUSPEND_MS_MAX))
+            self._note_pull(request, request.text("consumerGroup"), max(PULLING_S, suspend_ms / 1000))
             self._hold(pull, suspend_ms / 1000)
             return None
         return self._answer(pull, result)
@@ -292,14 +294,18 @@ class Pulls:
         return config.which_broker_when_consume_slowly if is_slow else config.broker_id
 
     def is_pulling(self, group: str) -> bool:
-        """Whether a connected client of the group has pulled within PULLING_S."""
-        connection, when_s = self._pulled.get(group, (None, 0.0))
-        if connection is None:
-            return False
-        if connection.is_closed or time.monotonic() - when_s > PULLING_S:
-            del self._pulled[group]
-            return False
-        return True
+        """Whether a connected client of the group has pulled within PULLING_S, or has a pull that is held."""
+        now_s = time.monotonic()
+        if any(until_s >= now_s and not connection.is_closed for connection, until_s in self._pulled.get(group, {}).items()):
+            return True
+        self._pulled.pop(group, None)
+        return False
+
+    def _note_pull(self, request: Request, group: str, seconds: float) -> None:
+        clients = self._pulled.get(group)
+        if clients is None:
+            clients = self._pulled[group] = WeakKeyDictionary()
+        clients[request.connection] = time.monotonic() + seconds
 
     # ---- held pulls ---------------------------------------------------------------
 

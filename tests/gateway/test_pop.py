@@ -264,6 +264,19 @@ def test_a_group_does_not_pop_and_pull_at_once(served, topic, group):
         assert refused.code == codes.NO_PERMISSION and "is consumed by POP and has 1 messages in flight" in refused.remark
 
 
+def test_a_group_pulls_as_long_as_one_of_its_clients_does(served, topic, group):
+    client, other, third = served.broker(), served.broker(), served.broker()
+    held = pull_fields(topic, 1, 0, consumerGroup=group, sysFlag=6, suspendTimeoutMillis=60_000, subscription="*")
+    opaque = client.send(codes.PULL_MESSAGE, held)
+    assert client.is_silent()
+    other.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 0, consumerGroup=group, sysFlag=4, subscription="*"))
+    other.close()
+    refused = third.ask(codes.POP_MESSAGE, pop_fields(topic, group))
+    assert refused.code == codes.NO_PERMISSION and "pull" in refused.remark and not client.is_answered(opaque)
+    client.close()
+    eventually(lambda: third.ask(codes.POP_MESSAGE, pop_fields(topic, group)).code == codes.SUCCESS, "none of them pulls any more")
+
+
 def test_a_group_that_pops_gets_no_offsets_of_another(served, topic, group):
     client = served.broker()
     put(client, topic, b"a", b"b")
