@@ -279,14 +279,19 @@ def test_a_cancel_beside_a_stopped_scheduler_gives_up(make, monkeypatch):
         program.cancel(of_level(5))
 
 
-def test_a_shortened_file_that_cannot_be_opened_is_the_error(make):
+def test_a_shortened_file_that_cannot_be_opened_is_the_error(make, monkeypatch):
     program = make()
     assert program.cancel(of_level(1))
-    program.path.unlink()
-    program.path.mkdir()
-    for _ in range(2):
-        with pytest.raises(DiskError, match=CANCELS_NAME):
-            program.cancel(of_level(2))
+    wait = durable_file.wait_until_held
+
+    def replaced(*given) -> None:
+        wait(*given)
+        program.path.unlink()
+        program.path.mkdir()
+
+    monkeypatch.setattr(durable_file, "wait_until_held", replaced)
+    with pytest.raises(DiskError, match=CANCELS_NAME):
+        program.cancel(of_level(2))
 
 
 def test_cancels_at_once_all_count(make, always_long):
