@@ -665,7 +665,7 @@ import os, signal, sys
 from pyengine.engine import supervisor
 class Restarting:
     is_stopped = False
-    def __init__(self, arguments):
+    def __init__(self, *_):
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "is_stopped", True))
     def run(self):
         return 0
