@@ -33,7 +33,7 @@ COPIED = ("csrc", "pyengine", "workers", "scripts", "setup.py", "pyproject.toml"
 NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*", "target", "build", "*.egg-info")
 SWITCH = "PYENGINE_BROKEN"
 KILL_TIMEOUT_S = 900
-TEST_TIMEOUT_S = 60  # on an idle machine; a mutant for which a test waits for ever is noticed, too
+TEST_TIMEOUT_S = 150  # a mutant for which a test waits for ever is noticed, too
 
 
 @dataclass(frozen=True)
