@@ -78,6 +78,7 @@ PROPERTY_REASON = "__PYENGINE_REASON"  # of a dead letter: why its group cannot 
 # Properties with which clients of RocketMQ 5 say when a message is delivered, and the time that its broker notes (MessageConst).
 PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS"
 PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_OUT_MS = "TIMER_DELIVER_MS", "TIMER_OUT_MS"
+PROPERTY_FIRST_POP_TIME = "1ST_POP_TIME"  # ms: of a message that clients of RocketMQ 5 took and gave back
 PROPERTY_TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"  # takes back the message with this unique key
 
 # Topics with a meaning in the store (TopicValidator, MixAll).

@@ -576,12 +576,17 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+def host_of(address: str) -> str:
+    """Return the host of host:port, an IPv6 address without its brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 def introduce(request: Request) -> Answer:
     """Take the address of the client that a local connection stands for, and whether it speaks TLS to its worker."""
     address = request.text("address")
     try:
         encode_host(address)
-        request.connection.be_from(address.rpartition(":")[0].strip("[]"), address)
+        request.connection.be_from(host_of(address), address)
     except UsageError as error:
         return Answer(codes.SYSTEM_ERROR, str(error))
     request.connection._is_introduced_secure = request.flag("secure")

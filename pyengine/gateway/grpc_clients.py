@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
-from pyengine.gateway.connections import INT32_MASK, Limits
+from pyengine.gateway.connections import INT32_MASK, Limits, host_of
 from pyengine.gateway.members import GROUPS_OF_CLIENT_MAX
 from pyengine.gateway.wire import ANSWER, LANGUAGES, Frame, decode_frame, encode_frame, frame_length, write_json
 from pyengine.ipc.sessions import connect_socket
@@ -301,10 +301,6 @@ def address_of(peer: str) -> str:
         host, _, port = address[len("[::ffff:"):].partition("]:")
         return f"{host}:{port}"
     return address
-
-
-def host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 def name_of(resource: Any) -> str:

@@ -24,6 +24,7 @@ from pyengine.formats.constants import (
     KEY_SEPARATOR,
     PROPERTY_CHECK_IMMUNITY_TIME,
     PROPERTY_DELAY,
+    PROPERTY_FIRST_POP_TIME,
     PROPERTY_KEYS,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_SHARDING_KEY,
@@ -42,10 +43,10 @@ from pyengine.formats.record import Message, decode_message_id, encode_propertie
 PROTO = Path(__file__).with_name("rocketmq_v2.proto")
 GROUP_CHARS_MAX = 64        # of a message group, as in RocketMQ
 ID_CHARS_MAX = 256          # of a message id: clients' have 34
-_PROPERTY_POP_HANDLE, _PROPERTY_POP_TIME, _PROPERTY_BORN_HOST = "POP_CK", "1ST_POP_TIME", "__BORNHOST"
+_PROPERTY_POP_HANDLE, _PROPERTY_BORN_HOST = "POP_CK", "__BORNHOST"
 _PROPERTY_TRACE = "TRACE_CONTEXT"
 _NOT_SENT = INTERNAL_PROPERTY_NAMES | RESERVED_PROPERTY_NAMES | {
-    *TIMER_PROPERTIES, PROPERTY_TIMER_OUT_MS, _PROPERTY_POP_HANDLE, _PROPERTY_POP_TIME, _PROPERTY_BORN_HOST, _PROPERTY_TRACE}
+    *TIMER_PROPERTIES, PROPERTY_TIMER_OUT_MS, _PROPERTY_POP_HANDLE, PROPERTY_FIRST_POP_TIME, _PROPERTY_BORN_HOST, _PROPERTY_TRACE}
 _SEPARATORS = re.compile("[\0\1\2]")
 _GZIP = b"\x1f\x8b"
 _DECLARATION = re.compile(r"(package|import|message|enum|oneof|service) \"?([\w./]+)\"?")

@@ -30,9 +30,9 @@ from pyengine.formats.constants import PROPERTY_TRANSACTION_CHECK_TIMES, SYS_FLA
 from pyengine.formats.record import Message, decode_record
 from pyengine.gateway import codes
 from pyengine.gateway.access import AccessList, printable
-from pyengine.gateway.connections import Limits, TurnExecutor
+from pyengine.gateway.connections import Limits, TurnExecutor, host_of
 from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, BoundedLog, repeat
-from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of, host_of, name_of
+from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of, name_of
 from pyengine.gateway.grpc_messages import (
     CallRefusedError,
     Schema,
@@ -44,7 +44,7 @@ from pyengine.gateway.grpc_messages import (
 )
 from pyengine.gateway.names import Names, group_fault, topic_fault
 from pyengine.gateway.tls import TlsHandler
-from pyengine.gateway.wire import Frame
+from pyengine.gateway.wire import Frame, is_number
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig
 
 CALL_S = 3.0                    # of a call whose client names no deadline
@@ -574,7 +574,7 @@ class GrpcServer:
         """Put the message into the group's dead letters, then acknowledge it: after a crash between them it is there twice."""
         group, name, until_s = self._group(request.group), self._topic(request.topic)[0], _until_s(context)
         words = request.receipt_handle.split()
-        if len(words) < 9 or not _is_number(words[8]):
+        if len(words) < 9 or not is_number(words[8]):
             raise CallRefusedError("INVALID_RECEIPT_HANDLE", "the receipt handle does not say where the message is")
         frame = await client.ask(codes.CONSUMER_SEND_MSG_BACK, {
             "group": group, "offset": words[8], "delayLevel": "-1", "originMsgId": request.message_id, "originTopic": name,
@@ -622,13 +622,9 @@ def _invisible_ms(duration: Any, least_ms: int = 1) -> int:
 def _handle_fields(group: str, topic: str, handle: str) -> dict[str, str]:
     """Return the fields of a request about the message of a receipt handle; CallRefusedError for another text."""
     words = handle.split()
-    if not 8 <= len(words) <= 9 or not (_is_number(words[6]) and _is_number(words[7])):
+    if not 8 <= len(words) <= 9 or not (is_number(words[6]) and is_number(words[7])):
         raise CallRefusedError("INVALID_RECEIPT_HANDLE", f"{handle[:100]!r} is not a receipt handle")
     return {"consumerGroup": group, "topic": topic, "queueId": words[6], "offset": words[7], "extraInfo": handle}
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def _records(frame: Frame) -> list[Message]:

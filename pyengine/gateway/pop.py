@@ -31,7 +31,7 @@ from pyengine.arguments import INT64_MAX
 from pyengine.client.group_session import AssignedQueue, GroupSession, HistoryChangedError, allocate_averagely
 from pyengine.client.retries import SentBack, sent_back
 from pyengine.errors import EngineError, UsageError
-from pyengine.formats.constants import PROPERTY_RETRY_TOPIC
+from pyengine.formats.constants import PROPERTY_FIRST_POP_TIME, PROPERTY_RETRY_TOPIC
 from pyengine.formats.record import Message, encode_properties
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import SUB
@@ -40,7 +40,7 @@ from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Membe
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, GroupOffsets
 from pyengine.gateway.pulls import ANSWER_SLICE_S, Pulls
-from pyengine.gateway.wire import WireError, as_object, read_object, write_json
+from pyengine.gateway.wire import WireError, as_object, is_number, read_object, write_json
 from pyengine.ipc.control_block import write_pops
 from pyengine.ipc.group_members import Claim
 from pyengine.ipc.live_reader import LiveStoreReader
@@ -67,7 +67,6 @@ PUT_AGAIN_S = 1.0            # after a retry that could not be put
 CLAIM_AGAIN_S = 2.0          # after a claim of queues that others have
 READ_SLICE_S = 0.02          # of one pop that finds only messages that its filter excludes
 ORDERED_QUEUE = 999          # reviveQid of an ordered pop (KeyBuilder.POP_ORDER_REVIVE_QUEUE)
-PROPERTY_FIRST_POP_TIME = "1ST_POP_TIME"
 ACKS_MAX = 4096              # in one batch
 BITS_MAX = 8192              # of one of them
 ACKED_MAX = 10_000           # messages of one batch: all of them are one piece of the loop's time
@@ -695,7 +694,7 @@ class Pops:
         group, topic = request.text("consumerGroup"), request.text("topic")
         queue_id, offset = request.integer("queueId"), request.integer("offset", bits=64)
         words = request.text("extraInfo").split(" ")
-        if len(words) < 7 or not all(word.isascii() and word.isdecimal() and len(word) < 19 for word in words[1:3]):
+        if len(words) < 7 or not all(map(is_number, words[1:3])):
             raise WireError("a handle that is not POP_CK's text")
         source = topic if words[4] == "0" else RETRY_PREFIX + group
         found = self._find(group, source, queue_id, offset, int(words[1]))

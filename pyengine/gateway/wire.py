@@ -77,6 +77,11 @@ class Frame:
         return bool(self.flag & ONE_WAY)
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a decimal number below 10^18: a word of a handle."""
+    return text.isascii() and text.isdecimal() and len(text) < 19
+
+
 def frame_length(buffer: bytes | bytearray | memoryview, at: int, bytes_max: int) -> int | None:
     """Return the frame's length with its length field, None while that field is incomplete; WireError for a wrong one."""
     if len(buffer) - at < _LENGTH.size:

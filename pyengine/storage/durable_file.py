@@ -5,9 +5,8 @@
     AppendedLines   lines of JSON that several processes append, in an order that is the same for all
 
 The first two are replaced atomically and durably (durable_writes.write_config), and what several processes change is changed under
-`exclusive`. After a power cut RocketMQ's broker may find an empty or
-garbled file, and then does not start. Here a process uses the `.bak` of the last write instead or, without that, no content, and
-reports it in a sentence.
+`exclusive`. After a power cut RocketMQ's broker may find an empty or garbled file, and then does not start. Here a process uses the
+`.bak` of the last write instead or, without that, no content, and reports it in a sentence.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import pyengine
 from grpc_caller import V2, duration, message
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
-from pyengine.gateway.grpc_clients import address_of, host_of
+from pyengine.gateway.connections import host_of
+from pyengine.gateway.grpc_clients import address_of
 from waiting import eventually
 
 
