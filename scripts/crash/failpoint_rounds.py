@@ -314,10 +314,11 @@ class FailpointRun(CrashRun):
         with open(segments[-1].with_name(f"{int(segments[-1].name) + size:020d}"), "wb") as file:
             file.write(self.rng.randbytes(size))
         path = segments[0].with_name(f"{end - end % size:020d}")
-        if path.exists() and end % size < size - 4096:
+        if path.exists():
+            room = size - end % size
             with open(path, "r+b") as file:
-                file.seek(end % size + 64)
-                file.write(self.rng.randbytes(4000))
+                file.seek(end % size + min(64, room // 2))
+                file.write(self.rng.randbytes(min(4000, room - room // 2)))
 
     def add_entry_beyond(self, log_end: int) -> None:
         """Append an entry to one queue whose message is beyond the log's end."""
