@@ -52,6 +52,7 @@ struct pulse {
     pthread_mutex_t lock;        /* guards the list and what is in it */
     struct beat *first;
     int64_t due_ns;              /* of the waiting thread alone */
+    uint32_t beats;              /* written by the waiting thread alone */
 };
 
 static void raise_flag(struct beat *beat, uint32_t flag)
@@ -232,6 +233,7 @@ static int beat_all(struct pulse *pulse)
         is_over |= ms_load_acquire(&beat->flags) != 0;
     }
     pthread_mutex_unlock(&pulse->lock);
+    ms_store_release(&pulse->beats, pulse->beats + 1);
     return is_over;
 }
 
@@ -255,6 +257,12 @@ void ms_pulse_wait(void *argument, int64_t interval_ns, int64_t timeout_ns)
         pulse->due_ns = ms_monotonic_ns() + interval_ns;
         is_over = beat_all(pulse);
     } while (!is_over && ms_monotonic_ns() < until_ns);
+}
+
+uint32_t ms_pulse_beats(void *argument)
+{
+    struct pulse *pulse = argument;
+    return ms_load_acquire(&pulse->beats);
 }
 
 void *ms_beat_add(void *argument, const struct ms_member *member)

@@ -43,6 +43,8 @@ struct ms_member {
 void *ms_pulse_new(void);
 /* Beat each `interval_ns`; return after a beat that has something to take, or if there is none, or after one at `timeout_ns`. */
 void ms_pulse_wait(void *pulse, int64_t interval_ns, int64_t timeout_ns);
+/* Return how often it has beaten. */
+uint32_t ms_pulse_beats(void *pulse);
 /* Begin a beat, of a member or (NULL) of none; NULL without memory. */
 void *ms_beat_add(void *pulse, const struct ms_member *member);
 /* End a beat and free it. Afterwards the member's descriptor is not used any more. */

@@ -1315,9 +1315,9 @@ class Consumer:
                         held.releasing_since_s = None
                         self._stir()
                 elif held.releasing_since_s is None:
-                    held.releasing_since_s = time.monotonic()
+                    held.releasing_since_s = _pulse.beats.ran_s()
                     held.put_back()
-            oldest_s = time.monotonic() - self._options.session_timeout_s
+            oldest_s = _pulse.beats.ran_s() - self._options.session_timeout_s
             # A queue is released once the program has no unfinished message of it or, if only commit() tells, after the timeout.
             leaving = [held for held in self._held.values() if held.releasing_since_s is not None and (
                 not held.flight.is_outstanding or not self._options.auto_commit and held.releasing_since_s <= oldest_s)]

@@ -51,7 +51,7 @@ from pyengine.storage.acknowledgements import (
     new_tenure,
 )
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
-from pyengine.storage.durable_file import wait_until_held
+from pyengine.storage.durable_file import LOCK_STEP_S, RunningClock, wait_until_held
 from pyengine.storage.engine_id import read_epoch
 
 if TYPE_CHECKING:
@@ -76,15 +76,16 @@ class GroupSession:
 
     def __init__(
         self, root: str | os.PathLike[str], topic: str, group: str, *, queue_ids: Sequence[int] | None = None,
-        session_timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic, pulse: Pulse | None = None,
+        session_timeout_s: float = 30.0, clock: Callable[[], float] | None = None, pulse: Pulse | None = None,
     ) -> None:
+        """`clock`: by default that of `pulse`, which pauses while this process is stopped; without both the system's."""
         self._root = Path(root)
         self._topic = topic
         self._group = group
         self._key = group_key(topic, group)
         self._only = None if queue_ids is None else sorted(set(queue_ids))
         self._pulse = pulse
-        self._liveness = LivenessTracker(session_timeout_s, clock)
+        self._liveness = LivenessTracker(session_timeout_s, clock or (time.monotonic if pulse is None else pulse.ran_s))
         self.members = 1  # those that shared the queues in the last share()
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
         self._offsets = ConsumerOffsets(root)
@@ -283,11 +284,11 @@ class GroupSession:
 class LivenessTracker:
     """Detects dead or stopped processes: it notes when the state of each thing changed last.
 
-    It uses only this process's clock, so that clocks are not compared. If this process itself was stopped, it finds
-    the states of living members changed when it resumes.
+    It uses only this process's clock, so that clocks are not compared. The clock pauses while this process is stopped: the others may
+    have been stopped with it, and a moment passes until all of them run again.
     """
 
-    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self._seen: dict[Hashable, tuple[object, float]] = {}
@@ -619,7 +620,7 @@ class SharedSession(GroupSession):
     _slot = -1
 
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, session_timeout_s: float = 30.0,
-                 clock: Callable[[], float] = time.monotonic, pulse: Pulse | None = None) -> None:
+                 clock: Callable[[], float] | None = None, pulse: Pulse | None = None) -> None:
         self._turn = threading.RLock()  # the kernel's lock excludes other members only
         super().__init__(root, topic, group, session_timeout_s=session_timeout_s, clock=clock, pulse=pulse)
         self.log = SharedLog(root, self._key)
@@ -702,14 +703,14 @@ class SharedSession(GroupSession):
 
     def _locked_table(self, fence: int) -> int:
         """Take the lock of this fence, or of a later one past a member that has it and seems stopped; return the fence."""
-        since_s = time.monotonic()
+        clock_s = RunningClock(LOCK_STEP_S)  # while this process is stopped the one with the lock may be too
         seen: dict[int, SlotRecord] = {}
 
         def try_lock() -> bool:
-            nonlocal fence, since_s, seen
+            nonlocal fence, clock_s, seen
             if self._members.try_table(fence):
                 return True
-            waited_s = time.monotonic() - since_s
+            waited_s = clock_s()
             if not seen and waited_s >= PASS_OVER_S / 3:
                 seen = self._members.members()
             elif waited_s >= PASS_OVER_S:
@@ -718,7 +719,7 @@ class SharedSession(GroupSession):
                 elif any(record == seen.get(at) and record.incarnation != self._members.incarnation
                        for at, record in self._members.members().items()):
                     fence = self._passed_over(fence)
-                since_s, seen = time.monotonic(), {}
+                clock_s, seen = RunningClock(LOCK_STEP_S), {}
             return False
 
         wait_until_held(try_lock, self._members.path, self._members.path.name)

@@ -241,6 +241,10 @@ class Pulse:
         """Beat, in the one thread that does so, until a Beat has something to take or none is left, or until the timeout."""
         lib.ms_pulse_wait(self._pointer, int(BEAT_INTERVAL_S * 1e9), int(timeout_s * 1e9))
 
+    def ran_s(self) -> float:
+        """Return the time by its beats, which pauses while this process is stopped, or the whole machine is."""
+        return lib.ms_pulse_beats(self._pointer) * BEAT_INTERVAL_S
+
 
 class Beat:
     """What one consumer, or one member of a group, is watched by: it tells whether anything has changed. Threads may share it.

@@ -280,7 +280,7 @@ class AppendedLines:
 
 
 _MISSING, _EMPTY = "is not there", "is empty"
-LOCK_WAIT_S = 10.0
+LOCK_WAIT_S, LOCK_STEP_S = 10.0, 0.25
 _POLL_INTERVAL_FIRST_S, _POLL_INTERVAL_LAST_S = 0.0005, 0.01
 _locked: set[int] = set()  # descriptors of lock files, of all threads
 
@@ -316,11 +316,23 @@ def exclusive(path: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
+class RunningClock:
+    """The seconds since it was made, without those for which this process was stopped: between two calls at most `step_s` pass."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s, self._passed_s, self._seen_s = step_s, 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        now_s = time.monotonic()
+        self._passed_s, self._seen_s = self._passed_s + min(self._step_s, now_s - self._seen_s), now_s
+        return self._passed_s
+
+
 def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str) -> None:
     """Call `try_lock` until it is true; StoreBusyError after LOCK_WAIT_S, because a stopped process must not block the others for ever."""
-    until_s, interval_s = time.monotonic() + LOCK_WAIT_S, _POLL_INTERVAL_FIRST_S
+    waited_s, interval_s = RunningClock(LOCK_STEP_S), _POLL_INTERVAL_FIRST_S
     while not try_lock():
-        if time.monotonic() >= until_s:
+        if waited_s() >= LOCK_WAIT_S:
             raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
         time.sleep(interval_s)
         interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import pyengine
 from fix_cli import environment
 from fix_engine import SMALL
+from pyengine.client import group_session
 from pyengine.client.retries import retry_topic
 from pyengine.errors import DiskFullError, UsageError
+from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.storage import acknowledgements, durable_file
 from pyengine.storage.acknowledgements import AckFile
@@ -610,6 +613,102 @@ def test_a_member_that_is_stopped_in_its_turn_holds_up_nobody_for_long_and_nothi
         process.kill()
         process.wait()
         process.stdin.close()
+
+
+def test_a_member_that_was_paused_with_the_one_that_has_the_turn_does_not_pass_over_it(engine, names, member, tmp_path, monkeypatch):
+    put(engine, names[0], 4)
+    one, log = member(), tmp_path / "log"
+    process = subprocess.Popen([sys.executable, "-c", STOPS_IN_A_TURN, str(engine.path), *names, str(log), "pwrite_all before"],
+                               env=environment(), stdin=subprocess.PIPE)
+    clock, paused_s, members = time.monotonic, [], GroupMembers.members
+
+    def pause_after(self):
+        found = members(self)
+        paused_s.append(60)
+        return found
+
+    def monotonic():
+        if paused_s:
+            os.kill(process.pid, signal.SIGCONT)
+        return clock() + sum(paused_s)
+
+    try:
+        eventually(lambda: is_stopped(process.pid), "it has stopped itself")
+        for module in (group_session, durable_file):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+        monkeypatch.setattr(GroupMembers, "members", pause_after)
+        with one._session.turn(()):
+            assert paused_s == [60] and one._session.log.fence == 0
+        process.communicate(b"x", timeout=60)
+        assert process.returncode == 0
+    finally:
+        end([process])
+
+
+KEEPS_QUEUE_0 = """
+import os, select, sys
+import pyengine
+store, topic, group, log, sharing = sys.argv[1:6]
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+with pyengine.consume(store, topic, group=group, auto_commit=False, commit_interval_s=0.05, session_timeout_s=5,
+                      sharing=sharing) as consumer:
+    kept = []
+    while True:
+        found = consumer.pull(3, timeout_s=0.1)
+        os.write(out, b"".join(b"%d\\n" % message.queue_id for message in found))
+        kept += [message for message in found if message.queue_id == 0]
+        consumer.ack([message for message in found if message.queue_id == 1])
+        if select.select([0], [], [], 0)[0]:
+            os.read(0, 1)
+            consumer.ack(kept)
+"""
+
+
+def test_members_that_were_stopped_together_take_nothing_from_each_other(engine, names, tmp_path):
+    """Like the processes of a container that is paused. The others look at the members a moment before the first ones run again."""
+    kinds = "queues", "messages"
+    processes, logs = {}, {}
+
+    def start(name):
+        for kind in kinds:
+            log = logs[name, kind] = tmp_path / f"{name}-{kind}"
+            processes[name, kind] = subprocess.Popen(
+                [sys.executable, "-c", KEEPS_QUEUE_0, str(engine.path), names[0], f"{names[1]}-{kind}", str(log), kind], env=environment(),
+                stdin=subprocess.PIPE)
+
+    def send(name, number):
+        for kind in kinds:
+            os.kill(processes[name, kind].pid, number)
+
+    numbers = itertools.count(1)
+
+    def put_and_wait(done=0):
+        put(engine, names[0], 1, 1)
+        offsets = {0: done, 1: next(numbers)}
+        eventually(lambda: all(ConsumerOffsets(engine.path).read(names[0], f"{names[1]}-{kind}") == offsets for kind in kinds),
+                   f"the offsets {offsets} are stored")
+
+    try:
+        put(engine, names[0], 3, 0)
+        start("first")
+        put_and_wait()
+        start("other")
+        eventually(lambda: put_and_wait() or lines(logs["other", "queues"]), "it owns queue 1")
+        send("first", signal.SIGSTOP)
+        put_and_wait()
+        send("other", signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        eventually(lambda: time.monotonic() >= stopped_s + 5, "the timeout is over")
+        send("other", signal.SIGCONT)
+        put_and_wait()
+        send("first", signal.SIGCONT)
+        for kind in kinds:
+            processes["first", kind].stdin.write(b"x")
+            processes["first", kind].stdin.flush()
+        put_and_wait(done=3)
+    finally:
+        end(processes.values())
+    assert {kind: lines(logs["other", kind]).count([b"0"]) for kind in kinds} == {"queues": 0, "messages": 0}
 
 
 def test_a_handler_of_a_shared_group_that_kills_is_a_dead_letter_and_the_slow_one_beside_it_is_none(engine, names, tmp_path):

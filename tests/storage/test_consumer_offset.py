@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -209,6 +211,29 @@ def test_while_a_writer_is_stopped_commits_are_refused_and_none_is_lost(tmp_path
     offsets.commit("orders", "audit", {0: 5})
     assert offsets.read("orders", "billing") == before and before[0] in ((2,) if ends == signal.SIGCONT else (1, 2))
     assert offsets.read("orders", "audit") == {0: 5} and offsets.table().notes == []
+
+
+def test_a_pause_of_this_process_is_no_wait_for_the_lock(tmp_path, monkeypatch):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.commit("orders", "billing", {0: 1})
+    stopped = subprocess.Popen([sys.executable, "-c", STOPS, str(tmp_path), "rename"], env=environment())
+    clock, looks = time.monotonic, []
+
+    def resumed_together():
+        looks.append(0)
+        if len(looks) == 4:
+            os.kill(stopped.pid, signal.SIGCONT)
+        return clock() + (0 if len(looks) < 4 else 60)
+
+    try:
+        eventually(lambda: is_stopped(stopped.pid), "the writer has stopped itself")
+        monkeypatch.setattr(durable_file, "time", SimpleNamespace(monotonic=resumed_together, sleep=time.sleep))
+        offsets.commit("orders", "audit", {0: 5})
+        assert stopped.wait(scaled_timeout_s(60)) == 0
+    finally:
+        stopped.kill()
+        stopped.wait()
+    assert offsets.groups() == {("orders", "billing"): {0: 2}, ("orders", "audit"): {0: 5}}
 
 
 def test_a_child_forked_during_a_commit_does_not_keep_the_lock(tmp_path, monkeypatch):
