@@ -24,7 +24,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.access import NAME_SERVER_CODES, AccessList, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TakeFirst, TurnExecutor
-from pyengine.gateway.members import Members, Relays
+from pyengine.gateway.members import EXPIRE_S, Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer, OwnRoutes
 from pyengine.gateway.pop import TICK_S, Assignments, Pops
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pyengine.client.producer import Producer
 
 THREADS = 8
-EXPIRE_S = 5.0
 RELOAD_INTERVAL_S = 1.0 # between two checks of the access list and the certificate
 COUNT_LINES_S = 5.0     # between two looks for counts of lines that were left out
 VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus two

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +36,11 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.consumer_offset import Table, group_key
+from pyengine.storage.durable_file import RunningClock
 from pyengine.storage.message_getter import parse_condition
 
 EXPIRED_S = 120.0        # without a heartbeat
+EXPIRE_S = 5.0           # between two calls of Members.expire()
 LOCK_S = 60.0            # of an ordered queue without a renewal
 CLIENT_ID_CHARS_MAX = 512
 GROUPS_OF_CLIENT_MAX = 256   # in one heartbeat
@@ -147,9 +148,9 @@ class Group:
 class Members:
     """All connected clients. Used in the event loop's thread."""
 
-    def __init__(self, names: Names, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, names: Names, *, clock_s: Callable[[], float] | None = None) -> None:
         self._names = names
-        self.now_s = clock_s
+        self.now_s = clock_s or RunningClock(2 * EXPIRE_S)  # while the gateway is stopped it reads no heartbeat
         self.consumers: dict[str, Group] = {}
         self.producers: dict[str, dict[Connection, Client]] = {}
         self._groups_of: dict[Connection, tuple[set[str], set[str]]] = {}  # (consumer groups, producer groups)

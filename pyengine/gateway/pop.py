@@ -49,6 +49,7 @@ from pyengine.results import GetResult, GetStatus
 from pyengine.storage.acknowledgements import Identity, SavedQueue
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 from pyengine.storage.consumer_offset import Table
+from pyengine.storage.durable_file import RunningClock
 from pyengine.storage.message_getter import Wanted
 
 MESSAGES_MAX = 32            # of one pop, as in RocketMQ
@@ -378,7 +379,7 @@ class Pops:
         number = 0 if config is None else config.read_queue_nums
 
         def opened() -> tuple[Share, list[PopQueue]]:
-            session = GroupSession(self._reader.root, topic, asked.group, queue_ids=())
+            session = GroupSession(self._reader.root, topic, asked.group, queue_ids=(), clock=RunningClock(5 * CLAIM_AGAIN_S))
             try:
                 session.begin(lambda: {queue_id: self._start(topic, queue_id, asked.is_from_last) for queue_id in range(number)})
                 share = Share(session, topic, asked.group)

@@ -13,6 +13,7 @@ from pyengine.errors import UsageError
 from pyengine.gateway import codes
 from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Client, Group, Members, Subscription, _queue_table
 from pyengine.gateway.wire import ANSWER, JSON_FORM, Frame, WireError, encode_frame, write_json
+from pyengine.storage import durable_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
 
 
@@ -92,6 +93,21 @@ def test_a_lock_that_is_not_renewed_ends():
     assert (take("a"), take("b")) == (1, 0)
     clock[0] += LOCK_S + 1
     assert (take("b"), take("a")) == (1, 0)
+
+
+def test_a_pause_of_the_gateway_is_no_silence_of_its_clients(monkeypatch):
+    now_s, connection = [0.0], object()
+    monkeypatch.setattr(durable_file, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    members = Members(None)
+    members._register_producer(connection, "g", Client("me", "JAVA", 0, members.now_s()))
+
+    def expire_after(seconds):
+        now_s[0] += seconds
+        members.expire()
+        return members.producer("me")
+
+    assert expire_after(5) is expire_after(10_000) is connection
+    assert [expire_after(10) for _ in range(11)] == 10 * [connection] + [None]
 
 
 HOSTILE = {
