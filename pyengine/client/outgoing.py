@@ -670,7 +670,8 @@ class DelayedCancels:
             mark = DelayMark.of(message)
             if isinstance(mark, str):
                 raise UsageError(f"the message {msg_id} cannot be cancelled: {mark}")
-            return self._cancels.cancel(mark, is_due=self._due_ms(message, mark) <= self._clock_ms())
+            # By the store's time too, which a delivered record has reached: the clock may have been set back since.
+            return self._cancels.cancel(mark, is_due=self._due_ms(message, mark) <= max(self._clock_ms(), self._reader._newest_ms()))
 
     def close(self) -> None:
         """Close the store's files."""
@@ -700,7 +701,11 @@ class DelayedCancels:
                               "nothing says whether the message was delivered: start the engine and cancel it again")
         code = entry.tags_code
         if is_ext_address(code):
-            return INT64_MAX if (unit := queue.ext_unit(code)) is None else unit.tags_code
+            if (unit := queue.ext_unit(code)) is None:
+                raise EngineError(f"queue {message.queue_id} of {SCHEDULE_TOPIC} lacks the extension unit of its offset "
+                                  f"{message.queue_offset}, so nothing says whether the message is due: stop the engine, run `pyengine "
+                                  "rebuild`, and cancel it again")
+            code = unit.tags_code
         return code
 
     def _find(self, msg_id: str) -> Message | None:

@@ -104,6 +104,12 @@ class LiveWatermark:
             self._position(control, level)
             return waiting.queue_limit(control, _position_of(control, level))
 
+    def newest_ms(self) -> int:
+        """Return a time that is not before the store time of any message of the log."""
+        with self._lock:
+            control = self._attached()
+            return self._files.newest_ms() if control is None else native.committed_slot(control)[1]
+
     @property
     def is_live(self) -> bool:
         """Whether the limits come from a running engine's counters, and not from the files."""
@@ -342,6 +348,10 @@ class LiveStoreReader(StoreReader):
         """Whether an engine runs."""
         self._require_open()
         return self._live_watermark.is_live
+
+    def _newest_ms(self) -> int:
+        self._require_open()
+        return self._live_watermark.newest_ms()
 
     def _is_dispatched(self) -> bool:
         return self.is_live or super()._is_dispatched()

@@ -780,6 +780,8 @@ class LogEnd:
         if self._end >= log.verified_from and log.label_at(log.segments[index], self._end) == CaseLabel.ZEROES:
             return self._end  # no record was appended
         scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.ROCKETMQ)
+        if scan.messages:
+            self.last_store_timestamp_ms = scan.last_store_timestamp_ms
         if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_recheck():
             return scan.end_offset
         # Either a process is writing there, or the writer was killed, and bytes that this reader has

@@ -19,7 +19,7 @@ from pyengine.errors import UsageError, disk_error
 from pyengine.formats.paths import LOCK_NAME
 from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular
 from pyengine.results import ReadLevel
-from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_sync_failure, read_watermark
+from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_sync_failure, read_watermark
 from pyengine.storage.commit_log import CommitLog, LogEnd
 from pyengine.storage.file_system import mount_of
 from pyengine.storage.ofd_lock import SHARED, find_lock
@@ -124,6 +124,11 @@ class FilesWatermark:
                 "choose committed"
             )
         return min(durable.flushed, self._find_end())
+
+    def newest_ms(self) -> int:
+        """Return a time that is not before the store time of any message of the log."""
+        self._find_end()
+        return max(self.end.last_store_timestamp_ms, read_checkpoint(self._root).physic_msg_timestamp_ms)
 
     def _flushed_offline(self, reading: WatermarkReading) -> int:
         """Return the watermark, or the offset up to which this reader itself has synced the log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from pyengine.client.outgoing import DelayedCancels, RawMessage
 from pyengine.client.pending_puts import PutFuture
-from pyengine.errors import DiskFullError, EngineUnavailableError
+from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
 from pyengine.formats.delayed_message import DelayedId
 from pyengine.formats.record import encode_host, encode_properties, hash_map_order
@@ -714,6 +715,36 @@ def test_a_delivered_message_is_not_cancelled_after_a_power_cut_or_at_a_slave(ma
     (rig.root / "config" / CANCELS_NAME).unlink()
     with closing(DelayedCancels(LiveStoreReader(rig.root), lambda: rig.wall_ms)) as program:
         assert [program.cancel(put.msg_id) for put in puts] == [False, False]
+
+
+@pytest.mark.parametrize("is_live", [True, False], ids=["running", "stopped"])
+def test_a_clock_that_was_set_back_lets_no_delivered_message_be_cancelled(make_rig, tmp_path, is_live):
+    rig = make_rig()
+    due_ms = now_ms() + 50
+    put = rig.put(0, b"a", deliver_at=due_ms)
+    eventually(lambda: now_ms() >= due_ms, "it is due")
+    rig.wall_ms = put.store_timestamp_ms + 65_000
+    rig.go(rig.service())
+    assert rig.delivered() == [b"a"]
+    (rig.root / "config" / CANCELS_NAME).unlink()
+    root = rig.root if is_live else shutil.copytree(rig.root, tmp_path / "copy")
+    with closing(DelayedCancels(LiveStoreReader(root), lambda: due_ms - HOUR_MS)) as program:
+        assert not program.cancel(put.msg_id)
+
+
+def test_a_message_whose_extension_unit_cannot_be_read_is_not_cancelled(make_rig):
+    """The scheduler delivers it, by the store time of its record."""
+    rig = make_rig(enable_consume_queue_ext=True)
+    put = rig.put(1, b"a")
+    for path in (rig.root / "consumequeue_ext" / SCHEDULE_TOPIC / "0").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    rig.wall_ms = put.store_timestamp_ms + 65_000
+    rig.go(rig.service())
+    assert rig.delivered() == [b"a"]
+    (rig.root / "config" / CANCELS_NAME).unlink()
+    with closing(DelayedCancels(LiveStoreReader(rig.root), lambda: rig.wall_ms)) as program, pytest.raises(
+            EngineError, match="extension unit.*pyengine rebuild"):
+        program.cancel(put.msg_id)
 
 
 def test_a_scheduler_that_dies_between_taking_and_putting_leaves_the_message_to_the_next(make_rig, monkeypatch):
