@@ -287,7 +287,7 @@ def test_each_object_is_shown_in_one_line(producer, store):
     assert repr(pyengine.Engine(store.root)) == f"Engine({str(store.root)!r}, stopped)"
     assert repr(producer).startswith("Producer('/") and repr(producer).endswith(", open)")
     producer.close()
-    assert repr(producer).endswith(", the producer is closed)")
+    assert repr(producer).endswith(", closed)")
     message = pyengine.Message("orders", b"x" * 5000, 1, 2, 3, 5100, "TAGS\x01paid\x02KEYS\x01" + "k" * 300)
     assert repr(message) == (f"Message(topic='orders', body=b'{'x' * 80}'... (5,000 bytes), queue_id=1, queue_offset=2, tags='paid', "
                              f"keys='{'k' * 80}'... (300 characters))")
@@ -303,5 +303,5 @@ def test_a_ring_of_a_wrong_size_is_refused_as_a_wrong_argument(store):
 
 def test_a_closed_producer_is_no_context(producer):
     producer.close()
-    with pytest.raises(UsageError, match="closed: connect again"), producer:
+    with pytest.raises(UsageError, match="this producer is closed: make another one"), producer:
         pass

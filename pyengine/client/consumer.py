@@ -654,6 +654,7 @@ class Consumer:
         """
         if isinstance(self._session, SharedSession):
             raise UsageError(f"members of {self.group} share messages, so none of them can seek: ConsumerGroups.reset() sets all of them")
+        self._require_open()
         if self._parts and queue_id is None:
             if is_offset(to):
                 raise UsageError("an offset belongs to one topic: part(topic).seek()")
@@ -681,6 +682,7 @@ class Consumer:
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
         """Deliver nothing of these queues (None: all, and retries) until resume(); this member keeps them."""
+        self._require_open()
         chosen = self._reader.queue_ids(self.topic) if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
@@ -1484,7 +1486,7 @@ class Consumer:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise UsageError(f"this consumer of {self.topic} is closed")
+            raise UsageError(f"this consumer of {self.topic} is closed: make another one with pyengine.consume()")
         if self._pid != os.getpid():
             raise UsageError("this consumer was made before a fork: make a new one in the child")
 

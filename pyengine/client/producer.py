@@ -243,7 +243,7 @@ class Producer(ProducerFront):
         await arguments.event_loop().run_in_executor(None, self.close)
 
     def __repr__(self) -> str:
-        return f"Producer({str(self._puts.root)!r}, {self._puts.why_unusable.partition(':')[0] or 'open'})"
+        return f"Producer({str(self._puts.root)!r}, {'closed' if self._puts.why_unusable else 'open'})"
 
     # ---- puts -------------------------------------------------------------------
 

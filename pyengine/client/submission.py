@@ -42,7 +42,7 @@ TIMEOUT_S_MAX = 1e6
 _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
 _ROOM_POLL_INTERVAL_S = 0.001
 _REPLACED_MAX = 2  # number of replaced sessions after which a put gives up
-_CLOSED = "the producer is closed: connect again"
+_CLOSED = "this producer is closed: make another one with pyengine.connect()"
 
 
 @dataclass(slots=True)

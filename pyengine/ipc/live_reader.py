@@ -484,7 +484,7 @@ class LiveStoreReader(StoreReader):
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise UsageError(f"this reader of {self._store.name} is closed")
+            raise UsageError(f"this reader of {self._store.name} is closed: open the store again")
         if time.monotonic() >= self._loss_check_due_s:
             self._require_place()
 

@@ -576,7 +576,7 @@ class StoreReader:
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise UsageError(f"this reader of {self.root} is closed")
+            raise UsageError(f"this reader of {self.root} is closed: open the store again")
 
 
 def _batches(scanner: LogScanner, view: Readable, start: int, first: int, end: int, named: NamedRecords | None

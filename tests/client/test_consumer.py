@@ -185,8 +185,10 @@ def test_closing_ends_a_pull_in_another_thread(builder, consume):
     consumer.close()
     thread.join(60)
     assert answers == [[]] or not answers  # it had not begun to ask
-    with pytest.raises(UsageError, match="closed"):
-        consumer.pull()
+    for ask in (consumer.pull, consumer.commit, consumer.pause, consumer.resume, consumer.fileno, consumer.lag, consumer.__enter__,
+                lambda: consumer.ack([]), lambda: consumer.seek(None, "first"), lambda: consumer.seek(0, 0)):
+        with pytest.raises(UsageError, match=r"this consumer of .* is closed: make another one with pyengine\.consume\(\)"):
+            ask()
 
 
 # --- where it starts ------------------------------------------------------------------------------

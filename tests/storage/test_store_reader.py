@@ -576,7 +576,7 @@ def test_a_closed_reader_says_so(builder):
     store.close()
     store.close()
     for ask in (store.topics, lambda: store.get_message("T", 0, 0), lambda: store.message_at(0), store.__enter__):
-        with pytest.raises(UsageError, match="closed"):
+        with pytest.raises(UsageError, match="closed: open the store again"):
             ask()
 
 
