@@ -109,7 +109,7 @@ def test_each_way_is_refused_with_the_same_sentence(make_parts, state):
         assert len({(result.status, result.reason) for result in found.values()}) == 1
         assert {(result.ok, result.stored, result.indeterminate, result.count) for result in found.values()} == {(False,) * 3 + (0,)}
         status = PutStatus.OS_PAGECACHE_BUSY if state == "busy" else PutStatus.SERVICE_NOT_AVAILABLE
-        says = {"closed": "this producer is closed: make another one", "frozen": "read-only", "read-only": "read-only", "busy": "again later"}[state]
+        says = {"closed": "this producer is closed", "frozen": "read-only", "read-only": "read-only", "busy": "again later"}[state]
         assert found["put"].status is status and says in found["put"].reason
     if state == "busy":
         parts.start(native.WRITER)
