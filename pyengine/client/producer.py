@@ -442,6 +442,8 @@ class Producer(ProducerFront):
         transaction_timeout_ms, or `check_after_s` (docs/transactions.md).
         """
         arguments.text(group, "group")
+        if checker is not None and not callable(checker):
+            raise arguments.wrong_type(checker, "checker", "a function")
         if check_after_s is not None and not 0 <= arguments.integer(check_after_s, "check_after_s") <= INT32_MAX:
             raise UsageError(f"check_after_s is {check_after_s}: give 0 to {INT32_MAX} seconds")
         return self._in_groups().transaction(group, checker, check_after_s)

@@ -43,9 +43,10 @@ class TransactionBlock:
     def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
         self._owner = owner
         self._group = group
-        self._transaction = Transaction(owner, group, check_after_s)
+        self._check_after_s = check_after_s
 
     def __enter__(self) -> Transaction:
+        self._transaction = Transaction(self._owner, self._group, self._check_after_s)
         return self._transaction
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -65,7 +66,7 @@ class TransactionBlock:
             self._owner.open_keys -= self._transaction.keys
 
     async def __aenter__(self) -> Transaction:
-        return self._transaction
+        return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         await arguments.event_loop().run_in_executor(None, self.__exit__, kind, error, trace)
@@ -79,6 +80,7 @@ class Transaction:
         self._group = group
         self._check_after_s = check_after_s
         self._halves: list[Message] = []
+        self._is_ended = False
         self.keys: set[str] = set()
         self.results: list[PutResult] = []
         """What the commits answered; after the block."""
@@ -93,6 +95,8 @@ class Transaction:
         """
         if self._owner.is_of_parent:
             raise UsageError(_OF_PARENT)
+        if self._is_ended:  # nothing would commit the message
+            raise UsageError("the block of this transaction has ended: put() belongs inside of it")
         unique_key = unique_key or uuid.uuid4().hex.upper()
         message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at, sharding_key)
         more = {PROPERTY_PRODUCER_GROUP: self._group}
@@ -111,6 +115,7 @@ class Transaction:
 
     def _end(self, outcome: Outcome) -> None:
         """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
+        self._is_ended = True
         first_error: EngineError | None = None
         for half in self._halves:
             try:

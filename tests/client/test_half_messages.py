@@ -225,6 +225,22 @@ def test_a_block_that_ends_by_an_exception_takes_its_messages_back(engine, produ
     assert producer.check_transactions() == 0 and asked == []
 
 
+def test_a_put_after_the_end_of_its_block_is_refused_and_the_block_can_begin_again(engine, producer):
+    block = producer.transaction()
+    with block as first:
+        first.put("orders", b"one")
+    with pytest.raises(ValueError, match="oops"), producer.transaction() as undone:
+        raise ValueError("oops")
+    for ended in (first, undone):
+        with pytest.raises(UsageError, match="the block of this transaction has ended: put[(][)] belongs inside of it"):
+            ended.put("orders", b"too late")
+    with block as second:
+        second.put("orders", b"two")
+    assert bodies(engine) == [b"one", b"two"] and len(messages(engine, HALF)) == 2
+    with pytest.raises(TypeError, match="^checker must be a function, not str$"):
+        producer.transaction(checker="commit")
+
+
 def test_a_message_that_put_would_refuse_ends_the_block(engine, producer):
     with pytest.raises(PutError, match="MESSAGE_ILLEGAL"), producer.transaction() as transaction:
         transaction.put("orders", b"good")
