@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyengine.errors import UsageError, did_you_mean
@@ -22,6 +23,7 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 EVERY_OFFSET = (INT64_MIN, INT64_MAX)  # the bounds of offsets that leave none out
 FOLDER_NAME_BYTES_MAX = 255  # NAME_MAX of Linux
 TIME_MS_MIN = 10 ** 11  # a smaller number than this, of March 1973, is a time in seconds; 0 is one that is over
+TIME_MS_MAX = 10 ** 14  # a larger one, of the year 5138, is a time in micro- or nanoseconds
 MOMENT = "a datetime with a time zone, or an int of milliseconds since 1970"
 
 _Each = TypeVar("_Each")
@@ -73,13 +75,14 @@ def number(value: object, name: str, low: float = 0) -> float:
     """Return `value`, which must be a number of at least `low`."""
     if not hasattr(value, "__float__") or isinstance(value, bool):
         raise wrong_type(value, name, "a number")
-    if not value >= low:  # type: ignore[operator]  # what has __float__ is compared as it is
+    found = value if isinstance(value, (int, float)) else float(value)  # of Decimal, which does not mix with floats
+    if not found >= low:
         raise UsageError(f"{name} is {value}: give {f'{low:g} or more' if low > -math.inf else 'a number'}")
-    return value  # type: ignore[return-value]  # as above
+    return found
 
 
 def moment_ms(value: object, name: str, wanted: str = MOMENT) -> int:
-    """Return a time as ms since 1970; UsageError for seconds and for a datetime without a time zone."""
+    """Return a time as ms since 1970; UsageError for seconds, micro- and nanoseconds, and for a datetime without a time zone."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise UsageError(f"{name} {value.isoformat()} has no time zone: give one, for example datetime.UTC")
@@ -88,10 +91,21 @@ def moment_ms(value: object, name: str, wanted: str = MOMENT) -> int:
         hints = {float: ": round it", timedelta: ": add it to datetime.now(UTC)"}
         raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}{hints.get(type(value), '')}")
     time_ms = value.__index__()
-    if time_ms and time_ms < TIME_MS_MIN:
-        raise UsageError(f"{name} is {time_ms}: it is a time in milliseconds since 1970, not in seconds: multiply by 1000, or give a "
-                         "datetime with a time zone")
+    if time_ms and not TIME_MS_MIN <= time_ms <= TIME_MS_MAX:
+        other = "seconds: multiply by 1000" if time_ms < TIME_MS_MIN else "micro- or nanoseconds: divide"
+        raise UsageError(f"{name} is {time_ms}: it is a time in milliseconds since 1970, not in {other}, or give a datetime with a time "
+                         "zone")
     return int(time_ms)
+
+
+def local_path(value: str | os.PathLike[str], name: str = "the path of the store") -> Path:
+    """Return the path; UsageError for an empty text, which would mean the current directory, and for a URI."""
+    given = os.fspath(value)
+    if not given:
+        raise UsageError(f"{name} is empty: give a directory (. for this one)")
+    if isinstance(given, str) and "://" in given:
+        raise UsageError(f"{name}, {given}, is a URI: give a directory of this host")
+    return Path(given)
 
 
 def truth(value: object, name: str) -> bool:

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from pyengine import arguments
 from pyengine.client.consumer import Consumer as Member
 from pyengine.client.consumer import Sharing, consume
 from pyengine.client.handler import give_up, skip_undone, undone
@@ -51,7 +51,7 @@ class PyengineBroker(Broker):
                  commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S, sharing: Sharing = "queues",
                  middleware: list[Middleware] | None = None) -> None:
         super().__init__(middleware=middleware)
-        self.store = Path(store).absolute()
+        self.store = arguments.local_path(store).absolute()
         self.namespace = namespace
         self._new_topic = TopicConfig(namespace, queues, queues).check()
         self._commit_interval_s = commit_interval_s

@@ -15,8 +15,8 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 
+from pyengine import arguments
 from pyengine.client.consumer import Consumer, Sharing, consume
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError, require_extra
@@ -42,7 +42,7 @@ class PyengineBroker(AsyncBroker):
     def __init__(self, store: str | os.PathLike[str], *, topic: str = "taskiq", group: str = "taskiq", queues: int = QUEUE_NUMS_NEW,
                  commit_interval_s: float = 1.0, session_timeout_s: float = SESSION_TIMEOUT_S, sharing: Sharing = "queues") -> None:
         super().__init__()
-        self._store = Path(store).absolute()
+        self._store = arguments.local_path(store).absolute()
         self._group = group
         self._config = TopicConfig(topic, queues, queues).check()
         self._commit_interval_s = commit_interval_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -200,6 +201,7 @@ def test_an_error_about_arguments_names_the_public_call(producer, call, says):
 SECONDS = 1_800_000_000  # an id of a test must be the same in each process of a run
 NO_TIMES = [
     (SECONDS, WRONG_VALUE, "in milliseconds since 1970, not in seconds.*datetime"), (-5, WRONG_VALUE, "in milliseconds since 1970"),
+    (SECONDS * 10 ** 9, WRONG_VALUE, "not in micro- or nanoseconds: divide, or give a datetime"),
     (1.7e12, WRONG_TYPE, "not float: round it"), (timedelta(hours=1), WRONG_TYPE, "not timedelta: add it to datetime.now[(]UTC[)]"),
     (True, WRONG_TYPE, "not bool"), (date(2026, 1, 1), WRONG_TYPE, "not date"), (datetime(2026, 1, 1), WRONG_VALUE, "no time zone"),
 ]
@@ -216,7 +218,7 @@ def test_what_is_no_time_is_refused_where_a_time_is_meant(producer, store, when,
 
 @pytest.mark.parametrize(("to", "error", "says"), [
     (SECONDS, WRONG_VALUE, "beyond the end 1 of queue 0: an int is an offset here; for a time give a datetime"),
-    (SECONDS * 1000, WRONG_VALUE, "an int is an offset here"), *NO_TIMES[2:],
+    (SECONDS * 1000, WRONG_VALUE, "an int is an offset here"), *NO_TIMES[3:],
 ])
 def test_what_is_no_place_is_refused_where_an_offset_or_a_datetime_is_meant(store, to, error, says):
     with pyengine.consume(store.root, "orders", group="G", **settings(store)) as consumer:
@@ -226,6 +228,37 @@ def test_what_is_no_place_is_refused_where_an_offset_or_a_datetime_is_meant(stor
         with pytest.raises(error, match=says):
             pyengine.ConsumerGroups(store.root, **settings(store)).reset("orders", "G", to)
         assert consumer.positions == before
+
+
+def test_a_delay_without_end_is_refused_and_a_decimal_is_a_number(producer, store):
+    for when in (timedelta.max, timedelta(days=41)):
+        with pytest.raises(WRONG_VALUE, match="^deliver_at is more than 40 days ahead"):
+            producer.put("orders", b"x", deliver_at=when)
+    assert producer.put("orders", b"x", timeout_s=Decimal("1.5"), queue_id=0).ok
+    with pytest.raises(WRONG_VALUE, match="^timeout_s is -1.5"):
+        producer.put("orders", b"x", timeout_s=Decimal("-1.5"), queue_id=0)
+    with pyengine.consume(store.root, "orders", commit_interval_s=Decimal(1), **settings(store)) as consumer:
+        assert consumer.pull(1, timeout_s=Decimal("0.5"))
+
+
+PATHS = {
+    "Engine": pyengine.Engine, "connect": pyengine.connect, "open_store": pyengine.open_store, "Topics": pyengine.Topics,
+    "consume": lambda path: pyengine.consume(path, "orders"), "ConsumerGroups": pyengine.ConsumerGroups,
+    "DeadLetters": pyengine.DeadLetters, "backup_store": lambda path: pyengine.backup_store(path, "backup"),
+    "restore_store": lambda path: pyengine.restore_store("backup", path),
+    "write_tables": lambda path: pyengine.write_tables("store", path, "delta"),
+    "write_tables of": lambda path: pyengine.write_tables(path, "lake", "delta"),
+    "dataset": lambda path: pyengine.arrow.dataset(path),
+}
+
+
+@pytest.mark.parametrize(("path", "says"), [("", "is empty: give a directory"), ("s3://b/store", "s3://b/store, is a URI: give a")])
+@pytest.mark.parametrize("call", PATHS)
+def test_neither_an_empty_path_nor_a_uri_is_a_folder_here(call, path, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WRONG_VALUE, match=says):
+        PATHS[call](path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_topic_that_no_group_could_consume_is_refused_by_each_put(producer):

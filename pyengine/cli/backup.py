@@ -126,8 +126,6 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
     from pyengine.client.tables import TopicsFailedError, write_tables
 
     existing_store(store)
-    if not dest or "://" in dest:
-        raise UsageError(f"DEST {dest!r} is not a folder of this host: tables are written to a local disk, where they can be made durable")
     columns = None if json_schema is None else _json_columns(json_schema)
     with byte_bar("tables", None) as show:
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar
 
 import click
 
-from pyengine.arguments import moment_ms
+from pyengine.arguments import local_path, moment_ms
 from pyengine.errors import ConfigError, EngineError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
 from pyengine.storage.config import FIXED_NAMES, SET, checked_set, existing_store, load_config, setting_name
@@ -398,12 +398,11 @@ def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
 
 
 class GivenPath(click.Path):
-    """A path that is not empty: `pyengine start "$STORE"` with an empty STORE must not mean the current directory."""
+    """A path that is not empty: `pyengine start "$STORE"` with an empty STORE must not mean the current directory. A Path is no URI."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            name = "" if param is None else (param.metavar or param.human_readable_name).strip("[]")
-            raise UsageError(f"{name} is empty: give a directory (. for this one)")
+        if isinstance(value, str) and (not value or self.type is Path):
+            local_path(value, "" if param is None else (param.metavar or param.human_readable_name).strip("[]"))
         return super().convert(value, param, ctx)
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:

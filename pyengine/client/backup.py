@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from pyengine import arguments
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, EngineSettings
 from pyengine.errors import (
     CorruptionError,
@@ -132,7 +133,7 @@ def backup_store(store: str | os.PathLike[str], dest: str | os.PathLike[str] | D
     store has lost what the backup has.
     """
     started_s = time.monotonic()
-    root, dest = existing_store(Path(store)), _opened(dest)
+    root, dest = existing_store(arguments.local_path(store)), _opened(dest)
     name = f"backup-{zlib.crc32(os.fsencode(dest.where)):08x}"  # the same name in each run: it renews the hold of a backup that was killed
     with dest.locked(), open_store(root, **settings) as reader:
         work = _Backup(root, reader, dest, progress)
@@ -517,7 +518,7 @@ def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.Pa
     It becomes a store when all is checked; the same call continues an interrupted one. UsageError, CorruptionError.
     """
     started_s = time.monotonic()
-    dest, root = _opened(dest), Path(store)
+    dest, root = _opened(dest), arguments.local_path(store)
     manifest = _require_manifest(dest)
     refuse_shared(root)
     folder = open_folder(root, make_mode=PRIVATE_FOLDER)

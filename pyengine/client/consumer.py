@@ -26,7 +26,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from pyengine import arguments
@@ -202,7 +201,8 @@ def consume(
     check_keywords(consume, settings)
     choice = _Choice.of(topic)
     options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else arguments.queue_ids(queues),
-                       None if level is None else ReadLevel.of(level), auto_commit, commit_interval_s, session_timeout_s,
+                       None if level is None else ReadLevel.of(level), auto_commit,
+                       arguments.number(commit_interval_s, "commit_interval_s"), arguments.number(session_timeout_s, "session_timeout_s"),
                        max_reconsume_times, max_deliveries, max_span, sharing)
     if queues is not None and not choice.is_one:
         raise UsageError("queues belong to one topic: leave out `queues`, or consume that topic alone")
@@ -284,8 +284,7 @@ class _Options:
             if (value := getattr(self, name)) is not None and arguments.integer(value, name) < 1:
                 raise UsageError(f"{name} is {value}; give 1 or more")
         arguments.truth(self.auto_commit, "auto_commit")
-        arguments.number(self.commit_interval_s, "commit_interval_s")
-        if arguments.number(self.session_timeout_s, "session_timeout_s") < 4 * BEAT_INTERVAL_S:
+        if self.session_timeout_s < 4 * BEAT_INTERVAL_S:
             raise UsageError(f"session_timeout_s is {self.session_timeout_s:g}; give at least {4 * BEAT_INTERVAL_S:g}")
         if arguments.integer(self.max_reconsume_times, "max_reconsume_times") < 0:
             raise UsageError(f"max_reconsume_times is {self.max_reconsume_times}; give 0 or more")
@@ -301,7 +300,7 @@ class Consumer:
     def __init__(self, path: str | os.PathLike[str], choice: _Choice, group: str | None, options: _Options, settings: EngineSettings, *,
                  outer: Consumer | None = None) -> None:
         # outer: the consumer that this one belongs to, whose reader, threads and calls it uses.
-        path = Path(path).absolute()
+        path = arguments.local_path(path).absolute()
         self._is_outer = outer is None
         if group is not None and self._is_outer:
             check_group(group)

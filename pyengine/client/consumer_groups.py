@@ -76,7 +76,7 @@ class ConsumerGroups:
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         check_keywords(ConsumerGroups, settings)
-        self._root = Path(path).absolute()
+        self._root = arguments.local_path(path).absolute()
         self._settings = settings
         self._offsets = ConsumerOffsets(self._root)
         with self._open():

@@ -395,7 +395,8 @@ def deliver_at_ms(when: datetime | timedelta | int, name: str = "deliver_at") ->
     """Return the time in ms since 1970; UsageError for a time in seconds, without a time zone, or too far ahead."""
     now_ms = -(-time.time_ns() // 1_000_000)  # rounded up, as is a part of a millisecond: never early
     if isinstance(when, timedelta):
-        time_ms = now_ms - (-when // timedelta(milliseconds=1)) if when > timedelta(0) else 0
+        ahead = min(when, timedelta(days=DELIVER_AT_DAYS_MAX + 1))  # of a larger one the negative may be none
+        time_ms = now_ms - (-ahead // timedelta(milliseconds=1)) if when > timedelta(0) else 0
     else:
         time_ms = arguments.moment_ms(when, name, f"{arguments.MOMENT}, or a timedelta from now on")
     if time_ms > now_ms + DELIVER_AT_DAYS_MAX * 86_400_000:

@@ -113,7 +113,7 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
         check_ring_bytes(ring_bytes)
     if refusals not in ("raise", "return"):
         raise UsageError(f"refusals is {refusals!r}: give 'raise' or 'return'")
-    root = Path(path).absolute()
+    root = arguments.local_path(path).absolute()
     load_config(root, settings)  # what is wrong in it is raised before any wait
 
     def attempt(left_s: float) -> Producer:

@@ -241,7 +241,7 @@ class DeadLetters:
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         check_keywords(DeadLetters, settings)
-        self._root = Path(path).absolute()
+        self._root = arguments.local_path(path).absolute()
         self._settings = settings
         with self._open():
             pass

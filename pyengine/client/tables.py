@@ -165,7 +165,7 @@ def write_tables(
     started_s = time.monotonic()
     pattern = _checked(to, topics, hold_hours, interval_s, piece_bytes)
     columns = None if json is None else _json_columns(json)
-    root, folder = Path(store), _usable(Path(dest), to)
+    root, folder = arguments.local_path(store), _usable(arguments.local_path(dest, "DEST"), to)
     refuse_path_of_others(folder)
     make_folders(folder)
     with locked_folder(folder), open_store(root, **(settings or {})) as reader:

@@ -25,7 +25,6 @@ import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, Unpack
 
 from pyengine import arguments
@@ -77,7 +76,7 @@ class Topics:
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         """NotAStoreError, ConfigError."""
         check_keywords(Topics, settings)
-        self._root = existing_store(Path(path).absolute())
+        self._root = existing_store(arguments.local_path(path).absolute())
         self._settings = settings
         self._configs = TopicConfigs(self._root)
 

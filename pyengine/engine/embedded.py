@@ -577,7 +577,7 @@ def _is_supervisor(pid: int) -> bool:
 
 def _absolute(root: str | os.PathLike[str]) -> Path:
     """Return an absolute path that leads through no folder which it leaves again (`..`): that one may be removed."""
-    path = Path(root).absolute()
+    path = arguments.local_path(root).absolute()
     return path.resolve() if ".." in path.parts else path
 
 

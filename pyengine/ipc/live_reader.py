@@ -187,7 +187,7 @@ def open_store(path: str | os.PathLike[str], **settings: Unpack[EngineSettings])
     NotAStoreError; StoreRefusedError at the first use of a damaged folder.
     """
     check_keywords(open_store, settings)
-    return LiveStoreReader(path, None, **settings)
+    return LiveStoreReader(arguments.local_path(path), None, **settings)
 
 
 class Look(NamedTuple):

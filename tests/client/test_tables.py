@@ -640,4 +640,4 @@ def test_the_tables_command_reports_the_number_of_added_messages(engine, tmp_pat
     ran = run("tables", engine.root, tmp_path / "lake", "--to", to, "--once")
     assert ran.code == 0 and "0 messages of 0 topics" in ran.stdout
     ran = run("tables", engine.root, "s3://bucket/lake", "--to", to)
-    assert ran.code == 2 and "is not a folder of this host" in ran.stderr
+    assert ran.code == 2 and "is a URI: give a directory of this host" in ran.stderr
