@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyengine.errors import UsageError, did_you_mean
 
@@ -150,6 +150,21 @@ def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:
     if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
         raise wrong_type(value, name, wanted)
     return value
+
+
+def instance(value: object, name: str, kind: type[_Each]) -> _Each:
+    """Return `value`, which must be a `kind`."""
+    if not isinstance(value, kind):
+        raise wrong_type(value, name, f"a {kind.__name__}")
+    return value
+
+
+def one_or_several(value: _Each | Iterable[_Each], name: str, kind: type[_Each]) -> list[_Each]:
+    """Return the one `kind`, or the several, as a list."""
+    if isinstance(value, kind):
+        return [value]
+    wanted = f"a {kind.__name__} or an iterable of them"
+    return [instance(each, f"each of {name}", kind) for each in several(cast("Iterable[_Each]", value), name, wanted)]
 
 
 def queue_ids(queues: Iterable[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
@@ -259,6 +260,31 @@ def test_neither_an_empty_path_nor_a_uri_is_a_folder_here(call, path, says, tmp_
     with pytest.raises(WRONG_VALUE, match=says):
         PATHS[call](path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    (None, "messages must be a Message or an iterable of them, not NoneType"), ("id", "messages must be .*, not str"),
+    (["id"], "each of messages must be a Message, not str"), ([None], "each of messages must be a Message, not NoneType"),
+])
+def test_what_is_no_message_settles_none(store, wrong, says):
+    with pyengine.consume(store.root, "orders", group="G", auto_commit=False, **settings(store)) as consumer:
+        (message,) = consumer.pull(1, timeout_s=5)
+        for call in (consumer.ack, consumer.requeue, *([consumer.commit] if wrong is not None else [])):
+            with pytest.raises(WRONG_TYPE, match=f"^{says}"):
+                call(wrong)
+        with pytest.raises(WRONG_TYPE, match="^message must be a Message, not"):
+            consumer.retry([message])
+        assert consumer.commit([]) == {0: 0}
+
+
+def test_an_event_that_would_end_no_run_is_refused_at_once(store):
+    stop = threading.Event()
+    stop.set()
+    for wrong in (asyncio.Event(), 5):
+        with pytest.raises(WRONG_TYPE, match="^stop must be a threading.Event; run_consumer_async takes an asyncio.Event"):
+            pyengine.run_consumer(store.root, "orders", "G", print, stop=wrong)
+    with pytest.raises(WRONG_TYPE, match="^stop must be an asyncio.Event; run_consumer takes a threading.Event, not Event"):
+        asyncio.run(pyengine.run_consumer_async(store.root, "orders", "G", handle, stop=stop))
 
 
 def test_a_topic_that_no_group_could_consume_is_refused_by_each_put(producer):

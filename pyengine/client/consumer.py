@@ -431,7 +431,7 @@ class Consumer:
     def _split(self, messages: Message | Iterable[Message]) -> list[tuple[Consumer, list[Message]]]:
         """Divide messages into those of each topic and of the retry topic."""
         found: dict[int, tuple[Consumer, list[Message]]] = {id(one): (one, []) for one in self._consumers}
-        for message in [messages] if isinstance(messages, Message) else messages:
+        for message in arguments.one_or_several(messages, "messages", Message):
             is_retried = isinstance(message, RetriedMessage)
             one = self._retried if is_retried else self._parts.get(message.topic, self)
             if one is not None:
@@ -622,7 +622,8 @@ class Consumer:
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other: give one")
         due_ms = seconds_ms(delay_s) if delay_s is not None else None if at is None else deliver_at_ms(at, "at")
-        result = self._retries.put(message, delay_level, deliver_at_ms=due_ms, reason=arguments.text(reason, "reason"), timeout_s=timeout_s)
+        result = self._retries.put(arguments.instance(message, "message", Message), delay_level, deliver_at_ms=due_ms,
+                                   reason=arguments.text(reason, "reason"), timeout_s=timeout_s)
         if not self._options.auto_commit:
             self.ack(message)
         return result

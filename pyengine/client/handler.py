@@ -108,6 +108,8 @@ def run_consumer(
     _check(handler, concurrency, given, is_async=False)
     delays = _Delays.of(delay_level, backoff)
     stopping = threading.Event() if stop is None else stop
+    if isinstance(stop, asyncio.Event) or not hasattr(stopping, "set"):
+        raise arguments.wrong_type(stop, "stop", "a threading.Event; run_consumer_async takes an asyncio.Event")
     patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     with _signals_to(stopping.set):
         while not stopping.is_set():
@@ -137,6 +139,8 @@ async def run_consumer_async(
     patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     loop = arguments.event_loop()
     stopping = asyncio.Event() if stop is None else stop
+    if not isinstance(stopping, asyncio.Event):  # whose wait() would stop the loop
+        raise arguments.wrong_type(stop, "stop", "an asyncio.Event; run_consumer takes a threading.Event")
     with _signals_to(lambda: loop.call_soon_threadsafe(stopping.set)):
         stopped = asyncio.ensure_future(stopping.wait())
         try:

@@ -385,7 +385,7 @@ class TypedConsumer(Generic[_Value]):
 
     def retry(self, message: Typed[_Value], delay_level: int | None = None, **options: Any) -> PutResult:
         """As Consumer.retry."""
-        return self.consumer.retry(message.message, delay_level, **options)
+        return self.consumer.retry(arguments.instance(message, "message", Typed).message, delay_level, **options)
 
     def __enter__(self) -> Self:
         self.consumer.__enter__()
@@ -402,4 +402,4 @@ class TypedConsumer(Generic[_Value]):
 
 
 def _messages(given: Typed[_Value] | Iterable[Typed[_Value]]) -> list[Message]:
-    return [given.message] if isinstance(given, Typed) else [each.message for each in given]
+    return [each.message for each in arguments.one_or_several(given, "messages", Typed)]
