@@ -200,18 +200,23 @@ def encode_message_id(store_host: str, physical_offset: int) -> str:
     return (encode_host(store_host, port_min=_INT_MIN) + I64.pack(physical_offset)).hex().upper()
 
 
+class MessageIdError(UsageError, FormatError):
+    """A text is no offset message id: a wrong argument, and no damage."""
+
+
 def decode_message_id(msg_id: str) -> tuple[str, int]:
-    """Return (store host, physical offset); FormatError if the text is not an offset message id."""
+    """Return (store host, physical offset); MessageIdError if the text is not an offset message id."""
     try:
         data = bytes.fromhex(msg_id)
     except ValueError as error:
-        raise FormatError(f"{msg_id!r} is not a message id: it must be hexadecimal") from error
+        why = "it has those of a batch's messages, joined by commas: give one" if "," in msg_id else "it must be hexadecimal"
+        raise MessageIdError(f"{msg_id!r} is not a message id: {why}") from error
     host_bytes = len(data) - I64.size
     if len(msg_id) != 2 * len(data) or host_bytes not in (HOST_V4_BYTES, HOST_V6_BYTES):
-        raise FormatError(f"{msg_id!r} is not a message id: it must have 32 or 56 characters")
+        raise MessageIdError(f"{msg_id!r} is not a message id: it must have 32 or 56 characters")
     (physical_offset,) = I64.unpack_from(data, host_bytes)
     if physical_offset < 0:
-        raise FormatError(f"{msg_id!r} is not a message id: its offset {physical_offset} is negative")
+        raise MessageIdError(f"{msg_id!r} is not a message id: its offset {physical_offset} is negative")
     return decode_host(data[:host_bytes]), physical_offset
 
 

@@ -146,8 +146,14 @@ def test_message_id_of_an_ipv4_and_an_ipv6_store_host():
     "text", ["", "xyz", "C0A8000900002A9F00000000000000", "C0" * 17, "C0A8 000900002A9F0000000000000083", "C0" * 8 + "FF" * 8]
 )
 def test_a_wrong_message_id_is_refused(text):
-    with pytest.raises(FormatError):
+    with pytest.raises(FormatError) as caught:
         decode_message_id(text)
+    assert isinstance(caught.value, UsageError) and caught.value.exit_code == 2, "a wrong argument is no damage"
+
+
+def test_the_ids_of_a_batch_are_not_one():
+    with pytest.raises(UsageError, match="joined by commas: give one"):
+        decode_message_id("C0A8000900002A9F0000000000000083,C0A8000900002A9F0000000000000103")
 
 
 @pytest.mark.parametrize(
