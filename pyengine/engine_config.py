@@ -196,8 +196,8 @@ class EngineConfig:
         5000, "Time without sending after which a side sends a heartbeat.", key="haSendHeartbeatInterval",
         unit="ms", low=1, high=DAY_MS, group="replication")
     ha_housekeeping_interval_ms: int = setting(
-        20_000, "A link that is silent for this time is closed.", key="haHousekeepingInterval", unit="ms", low=1,
-        high=DAY_MS, group="replication")
+        20_000, "A link that is silent for this time is closed; a new slave waits three times as long for its master.",
+        key="haHousekeepingInterval", unit="ms", low=1, high=DAY_MS, group="replication")
 
     # -- clients of RocketMQ
     gateway_enable: bool = setting(

@@ -29,8 +29,8 @@ class Event(Enum):
     ENGINE_STOPPED = (INFO, "The engine has stopped in order: all is durable and dispatched, and the next start is clean.",
                       NOTHING)
     ENGINE_UNUSED = (INFO, "The last process that shared the engine has left it or ended: the engine stops in order.", NOTHING)
-    ENGINE_WAITS = (WARNING, "Workers of an earlier start live and cannot be adopted: the start waits until they end.",
-                    "Nothing for a minute; then the start says which processes to end.")
+    ENGINE_WAITS = (WARNING, "The start waits for workers of an earlier one that cannot be adopted, or a new slave for its master.",
+                    "Nothing for a minute; then it fails, and says what to end or to start.")
     STORE_READ_ONLY = (ERROR, "A sync or a write of the log failed: the store refuses puts from now on, and can be read.",
                        "Look at the disk (`dmesg`), then stop and start: recovery finds out what is whole ([faults.md](faults.md)).")
     STOP_UNCLEAN = (WARNING, "The engine has ended, but not in order; the line says what was left.",

@@ -67,7 +67,8 @@ def start(
     if foreground:
         become_supervisor(store, settings)
     with byte_bar("recover", None) as show:
-        ready = start_engine(store, settings, progress=show, timeout_s=timeout_s)
+        ready = start_engine(store, settings, progress=show, timeout_s=timeout_s,
+                             on_wait=lambda text: print(f"note: {output.printable(text)}", file=sys.stderr))
     if as_json:
         config = read_run_settings(find_folder(store))
         output.write_json({"store": str(store), "space": NewStoreSpace.of(config)._asdict(), **ready})

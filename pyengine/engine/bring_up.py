@@ -115,6 +115,7 @@ def prepare_root(root: Path) -> None:
 
 
 FindMaster = Callable[[Path, EngineConfig], str]
+AwaitMaster = Callable[[EngineUnavailableError], None]
 
 
 def no_name_servers(root: Path, config: EngineConfig) -> str:
@@ -122,11 +123,17 @@ def no_name_servers(root: Path, config: EngineConfig) -> str:
     raise EngineUnavailableError("no name server is asked where its master is: set ha_master_address")
 
 
+def do_not_wait(problem: EngineUnavailableError) -> None:
+    """Give the start of a new slave up because of this problem."""
+    raise problem
+
+
 def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None,
-             find_master: FindMaster = no_name_servers) -> StartedEngine:
+             find_master: FindMaster = no_name_servers, await_master: AwaitMaster = do_not_wait) -> StartedEngine:
     """Recover the store and publish its engine's memory. The caller holds the lock exclusively; afterwards the lock is shared.
 
-    `find_master` asks name servers where the master of a slave is whose settings do not say it.
+    `find_master` asks name servers where the master of a slave is whose settings do not say it. `await_master` is called as often
+    as a new slave does not reach its master, which may start later: it returns when to try again, or raises the problem.
     Raises what recovery raises, and DiskFullError when shared memory, or the disk of a new store, has no room. A store
     that recovery finds damaged below its watermark comes up degraded: read-only, without
     workers.
@@ -145,7 +152,12 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     presence, confirm, is_recovered = None, 0, report.state is RecoveryState.RECOVERED
     if is_recovered:
         if config.broker_role == SLAVE and config.replicates:
-            report, presence = _join_master(store, config, report, remembered, progress, find_master)
+            while True:
+                try:
+                    report, presence = _join_master(store, config, report, remembered, progress, find_master)
+                    break
+                except EngineUnavailableError as problem:  # only of a new slave
+                    await_master(problem)
         confirm, confirm_notes = settle_confirmed(root, config, report.end_offset, remembered)
         report = replace(report, notes=report.notes + confirm_notes + ask_peers(root, config))
     memory = _open_memory(root, config, engine_id, report, recorded, confirm)

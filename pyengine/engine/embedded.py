@@ -457,8 +457,11 @@ def _watched_store(root: Path) -> HeldStore | None:
 
 
 def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *,
-                 progress: Progress | None = None, timeout_s: float = START_TIMEOUT_S) -> dict[str, object]:
+                 progress: Progress | None = None, timeout_s: float = START_TIMEOUT_S,
+                 on_wait: Callable[[str], None] | None = None) -> dict[str, object]:
     """Start an engine in the background, wait until it is ready and return its report; it outlives this process.
+
+    `on_wait` is told for which master a new slave waits, and why.
 
     The report: {"pid", "state": "running" | "degraded", "mode", "reason", "adopted", "recovery", "seconds"};
     adopted: the new supervisor took over the living workers of a dead one. The engine's log is STORE/engine.log.
@@ -473,7 +476,7 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     try:
         with deferred(signal.SIGINT):  # a process of unknown pid could not be stopped
             process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
-        return _wait_until_ready(process, reading, timeout_s, progress)
+        return _wait_until_ready(process, reading, timeout_s, progress, on_wait)
     except KeyboardInterrupt:
         if process is not None:
             process.terminate()
@@ -654,8 +657,8 @@ def deferred(*numbers: signal.Signals) -> Iterator[None]:
             signal.raise_signal(came[-1])
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s: float,
-                      progress: Progress | None) -> dict[str, object]:
+def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s: float, progress: Progress | None,
+                      on_wait: Callable[[str], None] | None = None) -> dict[str, object]:
     """Read the supervisor's report until it is ready; return that document, or raise the error that it reports."""
     deadline_s = time.monotonic() + timeout_s
     pending = b""
@@ -673,6 +676,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s:
                 document = json.loads(line)
                 if "progress" in document and progress is not None:
                     progress(*document["progress"])
+                elif "waits" in document and on_wait is not None:
+                    on_wait(document["waits"])
                 elif "error" in document:
                     process.wait()
                     raise _ERRORS.get(document["exit_code"], EngineError)(document["error"])

@@ -94,6 +94,7 @@ BROKEN_STOP_S = 5.0    # an orderly stop of an engine whose files were removed o
 STOP_TIMEOUT_S = 600.0  # committing a full pool to a slow disk takes long; a caller may stop waiting earlier
 PRODUCERS_WAIT_S = 0.2  # for producers to notice that puts are refused and to detach; then the stop continues
 READY_TIMEOUT_S = 60.0
+MASTER_SILENCES = 3    # a new slave waits for its master so many times as long as for a silent link
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ class Supervisor:
                 return ExitCode.OK  # the last worker has ended meanwhile
             else:
                 brought = bring_up(self._root, config, lock, lambda done, total: self._report({"progress": [done, total]}),
-                                   self._find_master)
+                                   self._find_master, lambda problem: self._await_master(config, problem))
                 self._memory, self._presence = brought.memory, brought.presence
                 overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
@@ -237,6 +238,19 @@ class Supervisor:
                 raise
             self._log_event(Event.SETTINGS_REFUSED, f"living workers keep their settings: {error}")
             return None
+
+    def _await_master(self, config: EngineConfig, problem: EngineUnavailableError) -> None:
+        """Pause the start of a new slave, which asks its master where to begin; raise the problem when the time for that is over."""
+        limit_s = MASTER_SILENCES * config.ha_housekeeping_interval_ms / 1000
+        waited_s = (monotonic_ns() - self._began_ns) / 1e9
+        if self._stop_requested or waited_s >= limit_s:
+            raise problem
+        text = f"waiting up to {limit_s:g} s for the master: {problem}"
+        if text != self._last_logged.get(Event.ENGINE_WAITS):
+            self._log_change(Event.ENGINE_WAITS, text)
+            notify(f"STATUS={text}")
+            self._report({"waits": text})
+        self._process_events(min(TICK_S, limit_s - waited_s))
 
     @property
     def must_restart(self) -> bool:

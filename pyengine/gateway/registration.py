@@ -354,25 +354,30 @@ def find_master(root: Path, config: EngineConfig) -> str:
 async def _find_master(root: Path, config: EngineConfig) -> str:
     connections, executor = Connections(Limits(), lambda host, text: None), TurnExecutor(1, "find-master")
     question = _question(_identity(config, Address.of(config, config.gateway_broker_port or 1)))
-    problems = []
-    try:
-        for server in config.name_servers:
+
+    async def ask(server: str) -> tuple[str, str]:
+        """Return the address that it tells, or ("", why it tells none)."""
+        try:
+            connection = await _connect(connections, executor, server, _ca_file(root, config))
             try:
-                connection = await _connect(connections, executor, server, _ca_file(root, config))
-                try:
-                    told = _told_master(await _register(connection, question))
-                finally:
-                    connection.abort()
-            except (OSError, EngineError, WireError) as error:
-                problems.append(f"{server}: {_sentence(error)}")
-            else:
-                if told:
-                    return told
-                problems.append(f"{server} knows no master of {config.broker_name} that takes slaves")
+                told = _told_master(await _register(connection, question))
+            finally:
+                connection.abort()
+        except (OSError, EngineError, WireError) as error:
+            return "", f"{server}: {_sentence(error)}"
+        return told, f"{server} knows no master of {config.broker_name} that takes slaves"
+
+    asked = [asyncio.create_task(ask(server)) for server in config.name_servers]
+    try:
+        for answered in asyncio.as_completed(asked):
+            told, _ = await answered
+            if told:
+                return told
     finally:
         await connections.close()
         executor.shutdown()
-    raise EngineUnavailableError(f"no name server tells where its master is ({'; '.join(problems)}): start it, or set ha_master_address")
+    why = "; ".join(task.result()[1] for task in asked)
+    raise EngineUnavailableError(f"no name server tells where its master is ({why}): start it, or set ha_master_address")
 
 
 def _sentence(error: Exception) -> str:

@@ -257,9 +257,10 @@ def test_a_slave_ahead_of_its_master_says_so_and_cuts_confirmed_records_only_wit
 def test_a_new_slave_whose_master_is_away_does_not_start(make_engine, scripted):
     master = scripted()
     master.close()
-    slave = slave_of(make_engine, master)
+    slave = slave_of(make_engine, master, ha_housekeeping_interval_ms=300)
     with pytest.raises(EngineError, match="where to begin"):
         slave.start()
+    assert "waiting up to 0.9 s for the master" in slave.log()
 
 
 @pytest.mark.long

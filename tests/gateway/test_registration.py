@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import re
+import signal
 import socket
 import ssl
 import struct
+import subprocess
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +20,7 @@ import pytest
 import trustme
 
 from crash.replicas import free_port
-from fix_cli import run
+from fix_cli import command_line, environment, run
 from fix_gateway import Client, ServedStore, heartbeat, put_private, send_fields, start_served, subscription
 from fix_name_server import NameServer
 from fix_slave import secret_file
@@ -32,13 +34,14 @@ from pyengine.gateway.names import Address, Names
 from pyengine.gateway.registration import ClusterRoutes, Registration, _Identity
 from pyengine.gateway.wire import ANSWER, Frame, WireError, encode_frame
 from pyengine.ipc.control_block import read_masters, read_name_servers, write_name_servers
+from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from reported import Reported
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 BOTH = PERM_READ | PERM_WRITE
 
@@ -400,14 +403,47 @@ def test_a_slave_follows_the_master_that_name_servers_tell_and_goes_where_it_goe
         assert "the log was not compared with the master's: no name server tells" in slave.engine.log()
 
 
+def start_of_slave(root, name_servers: str, *more: str) -> list[str]:
+    return ["start", str(root), *(word for pair in (
+        "broker_role=SLAVE", "gateway_enable=true", "gateway_broker_port=0", f"namesrvAddr={name_servers}", *more) for word in ("--set", pair))]
+
+
 def test_a_new_slave_whose_master_no_name_server_knows_does_not_start(tmp_path, name_server):
     away = free_port()
-    done = run("start", tmp_path / "slave", *(word for pair in (
-        "broker_role=SLAVE", "gateway_enable=true", "gateway_broker_port=0", f"namesrvAddr=127.0.0.1:{away};{name_server.address}")
-        for word in ("--set", pair)))
+    done = run(*start_of_slave(tmp_path / "slave", f"127.0.0.1:{away};{name_server.address}", "ha_housekeeping_interval_ms=300"))
     assert done.code == 1 and f"{name_server.address} knows no master of broker-a that takes slaves" in done.stderr
     assert f"127.0.0.1:{away}: " in done.stderr and "set ha_master_address" in done.stderr
     assert not name_server.brokers, "it is in no route"
+
+
+def test_a_new_slave_waits_for_the_registration_of_its_master_and_then_for_the_master(tmp_path, name_server):
+    secret, slave = secret_file(tmp_path), tmp_path / "slave"
+    began = subprocess.Popen(command_line(*start_of_slave(slave, name_server.address, f"ha_secret_file={secret}")), env=environment(),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with contextlib.ExitStack() as stack:
+        stack.callback(run, "stop", slave)
+        stack.callback(began.wait)
+        asked = len(eventually(name_server.registrations, "it asks"))
+        eventually(lambda: len(name_server.registrations()) > asked, "it asks again", 20)
+        port = free_port()
+        tell_slaves(name_server, f"127.0.0.1:{port}")
+        eventually(lambda: f"127.0.0.1:{port}: " in (slave / "engine.log").read_text(), "it does not reach the master", 20)
+        master = start_served(tmp_path / "master", ha_listen_port=port, ha_secret_file=secret)
+        stack.callback(master.close)
+        out, told = (text.decode() for text in began.communicate(timeout=scaled_timeout_s(60)))
+        assert began.returncode == 0 and out.startswith("running")
+        assert "note: waiting up to 60 s for the master: " in told and f"({name_server.address} knows no master of broker-a" in told
+        assert told.count("note: ") == 2 and f"127.0.0.1:{port}: Connection refused" in told, "each cause once"
+
+
+def test_ctrl_c_ends_the_start_of_a_new_slave_that_waits(tmp_path, name_server):
+    slave = tmp_path / "slave"
+    began = subprocess.Popen(command_line(*start_of_slave(slave, name_server.address)), env=environment(),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    eventually(lambda: len(name_server.registrations()) > 1, "it waits, and asks again")
+    began.send_signal(signal.SIGINT)
+    out, told = began.communicate(timeout=scaled_timeout_s(20))
+    assert (began.returncode, out) == (130, b"") and b"Traceback" not in told and living_kinds(slave) == []
 
 
 def test_a_slave_stays_with_its_master_while_one_name_server_tells_it(make_owner):
