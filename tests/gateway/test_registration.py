@@ -404,8 +404,8 @@ def test_a_slave_follows_the_master_that_name_servers_tell_and_goes_where_it_goe
 
 
 def start_of_slave(root, name_servers: str, *more: str) -> list[str]:
-    return ["start", str(root), *(word for pair in (
-        "broker_role=SLAVE", "gateway_enable=true", "gateway_broker_port=0", f"namesrvAddr={name_servers}", *more) for word in ("--set", pair))]
+    settings = ("broker_role=SLAVE", "gateway_enable=true", "gateway_broker_port=0", f"namesrvAddr={name_servers}", *more)
+    return ["start", str(root), *(word for pair in settings for word in ("--set", pair))]
 
 
 def test_a_new_slave_whose_master_no_name_server_knows_does_not_start(tmp_path, name_server):
