@@ -506,10 +506,12 @@ def perms(store, topic: str) -> dict[str, int]:
     return {row["brokerName"]: row["perm"] for row in json.loads(answer.body)["queueDatas"]} if answer.code == 0 else {}
 
 
-def register(client, name: str, address: str, *topics: str, number: int = 0, version: int = 1, state: int = 0, **more) -> Frame:
-    """Register as a broker with two topics more than those given."""
+def register(client, name: str, address: str, *topics: str, number: int = 0, version: int = 1, state: int = 0, alone: bool = False,
+             **more) -> Frame:
+    """Register as a broker with two topics more than those given, or with those `alone`."""
+    own = () if alone else (f"{name}_1", f"{name}_2")
     table = {topic: {"order": False, "perm": 6, "readQueueNums": 4, "topicFilterType": "SINGLE_TAG", "topicName": topic,
-                     "topicSysFlag": 0, "writeQueueNums": 4} for topic in (*topics, f"{name}_1", f"{name}_2")}
+                     "topicSysFlag": 0, "writeQueueNums": 4} for topic in (*topics, *own)}
     body = json.dumps({"filterServerList": [], "topicConfigSerializeWrapper": {
         "dataVersion": {"counter": version, "stateVersion": state, "timestamp": 5}, "topicConfigTable": table}}).encode()
     fields = {"brokerName": name, "brokerAddr": address, "clusterName": "DefaultCluster", "haServerAddr": f"{address}0", "brokerId": number,
@@ -550,6 +552,21 @@ def test_topics_are_taken_with_a_new_version_only_so_that_wipe_write_perm_lasts(
     assert perms(host, "not_yet") == {"wiped": 6} and not route(host, "lasting"), "a whole table says what there is not"
     assert client.ask(codes.DELETE_TOPIC_IN_NAMESRV, {"topic": "not_yet"}).code == codes.SUCCESS and not route(host, "not_yet")
     assert client.ask(codes.UNREGISTER_BROKER, identity).code == codes.SUCCESS and not route(host, "wiped_1")
+
+
+def test_a_topic_that_comes_alone_has_changed_alone(host):
+    with host.name_server() as client:
+        register(client, "single", "10.0.6.1:1")
+        assert register(client, "single", "10.0.6.1:1", "grown", version=2, alone=True).code == codes.SUCCESS
+        assert perms(host, "grown") == perms(host, "single_1") == {"single": 6}
+
+
+def test_no_other_host_ends_a_registration(host):
+    identity = {"brokerName": "kept", "brokerAddr": "10.0.7.1:1", "clusterName": "DefaultCluster", "brokerId": 0}
+    with host.name_server() as client, Client(host.ports[0], own_host="127.0.0.66") as other:
+        register(client, "kept", "10.0.7.1:1")
+        assert other.ask(codes.UNREGISTER_BROKER, identity).code == codes.SUCCESS and route(host, "kept_1"), "it is answered, no more"
+        assert client.ask(codes.UNREGISTER_BROKER, identity).code == codes.SUCCESS and not route(host, "kept_1")
 
 
 def test_the_master_with_the_highest_term_has_the_name(host):
