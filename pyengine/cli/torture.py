@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import random
 import select
 import signal
@@ -39,8 +38,6 @@ CHECK_TIMEOUT_S = 600.0
 BUSY_TIMEOUT_S = 5.0  # a worker that a dead supervisor was just starting holds its lock no longer
 MOMENT_S_MAX = 0.06   # from "acknowledgements move" to the next strike
 FINDINGS_MAX = 5
-# futex, restart_syscall, the two sleeps and epoll's waits: the system calls in which a worker waits for work.
-WAITING_SYSCALLS = {"x86_64": (202, 219, 35, 230, 232, 281), "aarch64": (98, 128, 101, 115, 22)}.get(platform.machine(), ())
 
 
 class HangError(Exception):
@@ -57,25 +54,12 @@ def wait_for(what: str, condition: Callable[[], T], timeout_s: float = TIMEOUT_S
     return value
 
 
-@dataclass(frozen=True)
-class CounterValues:
-    """The counters at one moment."""
-
-    intent_end: int
-    slot_end: int
-    wrote: int
-    committed: int
-    flushed: int
-    reput_from: int
-    min_offset: int
-
-
 class EngineWatch:
     """Reads the control block of the engine that runs at `store`."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
-        self._memory = EngineMemory.of(store)
+        self.memory = EngineMemory.of(store)
 
     def __enter__(self) -> EngineWatch:
         return self
@@ -84,59 +68,15 @@ class EngineWatch:
         self.close()
 
     def close(self) -> None:
-        self._memory.close()
-
-    @property
-    def epoch(self) -> int:
-        return self._memory.identity.epoch
+        self.memory.close()
 
     def pid(self, kind: str) -> int:
-        return native.load(self._memory.control.workers[KIND_NAMES.index(kind)], "pid")
+        return native.load(self.memory.control.workers[KIND_NAMES.index(kind)], "pid")
 
     def pids(self) -> dict[str, int]:
         """Return the living processes by kind."""
         found = {name: self.pid(name) for name in KIND_NAMES}
         return {name: pid for name, pid in found.items() if pid and state_of(pid) not in ("", "Z")}
-
-    def positions(self) -> CounterValues:
-        control = self._memory.control
-        slot_end, _ = native.committed_slot(control)
-        return CounterValues(
-            intent_end=native.load(control.writer, "intent_end"),
-            slot_end=slot_end,
-            wrote=native.load(control.wrote, "value"),
-            committed=native.load(control.committed, "value"),
-            flushed=native.load(control.flushed, "value"),
-            reput_from=native.load(control.reput_from, "value"),
-            min_offset=native.load(control.min_offset, "value"),
-        )
-
-    @property
-    def is_linked(self) -> bool:
-        """Return whether this slave follows its master."""
-        return bool(native.load(self._memory.control.replicator, "linked"))
-
-    def await_work(self, kind: str, pid: int, timeout_s: float) -> None:
-        """Return when the worker has begun some work, a good moment to stop it, or after the timeout; poll without sleeping."""
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
-            if kind == "writer":
-                if native.load(self._memory.control.writer, "pass_started_ms"):
-                    return
-            elif self.is_mid_operation(kind, pid):
-                return
-
-    def is_mid_operation(self, kind: str, pid: int) -> bool:
-        """Return whether the worker, which is stopped, has begun work that it has not finished."""
-        now = self.positions()
-        if kind == "writer":  # it has given out queue offsets too, which its successor must take back
-            return now.intent_end > now.slot_end and native.load(self._memory.control.undo, "count") > 0
-        has_work = {
-            "committer": now.committed < now.wrote,
-            "flusher": now.flushed < now.committed,
-            "reputter": now.reput_from < now.committed,
-        }
-        return has_work.get(kind, True) and not waits_for_work(pid)
 
 
 def state_of(pid: int) -> str:
@@ -145,14 +85,6 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def waits_for_work(pid: int) -> bool:
-    """Return whether a process, running or stopped, is in a system call in which a worker sleeps."""
-    try:
-        return int(Path(f"/proc/{pid}/syscall").read_text().split()[0]) in WAITING_SYSCALLS
-    except (OSError, ValueError):  # gone, or on a CPU right now
-        return False
 
 
 @contextlib.contextmanager

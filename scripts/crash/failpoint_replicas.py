@@ -21,7 +21,8 @@ from crash.acked_producer import make_body
 from crash.failpoint_rounds import SUPERVISOR, TRIES, FailpointRun, NotReachedError, using_board
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import DEATHS_SEEN_MAX
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, wait_for
+from crash.watch import CrashWatch
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, HangError, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
@@ -69,14 +70,14 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
 
     def nudge(self, point: Failpoint, number: int) -> None:
         """Kill the other side's replicator, so that the link is made again, or each fourth time the process of the step."""
-        with EngineWatch(self.slave) as watch, contextlib.suppress(HangError):  # the effect of the last nudge
+        with CrashWatch(self.slave) as watch, contextlib.suppress(HangError):  # the effect of the last nudge
             wait_for("it follows", lambda: self.board.struck_pid or (watch.is_linked and watch.pids().get("replicator")),
                      NUDGED_S)
         if self.board.struck_pid:
             return
         own = number % OWN_SHARE == OWN_SHARE - 1
         store = self.victim if own else self.store if self.victim == self.slave else self.slave
-        with EngineWatch(store) as watch:
+        with CrashWatch(store) as watch:
             pid = watch.pids().get(point.process if own else "replicator", 0)
             if pid and pid != self.board.struck_pid:
                 kill(pid)
@@ -92,7 +93,7 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
         """As CrashRun.keep_supervisor_fresh, for either engine."""
         if self._deaths.get(store, 0) >= DEATHS_SEEN_MAX:
             self._deaths[store] = 0
-            with EngineWatch(store) as watch:
+            with CrashWatch(store) as watch:
                 kill(watch.pid(SUPERVISOR))
             self.start_successor(self.start_slave if store == self.slave else self.start_engine)
 
@@ -128,7 +129,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         self._changes += 1
         self.kill_engine(self.slave)
         self.end_producers()
-        with EngineWatch(self.slave) as slave:
+        with CrashWatch(self.slave) as slave:
             end = slave.positions().slot_end
         self.put_what_is_lost(end)
         if self.rng.random() < 0.5:
@@ -151,7 +152,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
 
     def put_what_is_lost(self, end: int) -> None:
         """Put messages that no slave gets: none of them may be answered PUT_OK."""
-        with EngineWatch(self.store) as watch, pyengine.connect(self.store, refusals="return") as producer:
+        with CrashWatch(self.store) as watch, pyengine.connect(self.store, refusals="return") as producer:
             number = 0
             while watch.positions().wrote < end + TAIL_BYTES:
                 body = make_body(f"lost-{self._changes}", number, self.rng.randbytes(2000))

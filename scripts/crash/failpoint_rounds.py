@@ -17,7 +17,8 @@ import pyengine
 from crash.acked_producer import make_body
 from crash.report import Summary
 from crash.rounds import CrashRun
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, remove_memory, state_of, stopped, wait_for
+from crash.watch import CrashWatch
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, HangError, kill, remove_memory, state_of, stopped, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -224,7 +225,7 @@ class FailpointRun(CrashRun):
         if kind is None:
             yield
             return
-        with EngineWatch(self.victim) as watch, stopped(wait_for(f"a living {kind}", lambda: watch.pids().get(kind))):
+        with CrashWatch(self.victim) as watch, stopped(wait_for(f"a living {kind}", lambda: watch.pids().get(kind))):
             yield
 
     def nudge(self, point: Failpoint, number: int) -> None:
@@ -235,7 +236,7 @@ class FailpointRun(CrashRun):
             kill(self.producers[number % len(self.producers)].pid)
             self.make_producers()
         else:
-            with EngineWatch(self.store) as watch:
+            with CrashWatch(self.store) as watch:
                 kill(watch.pids().get(point.process, 0) or self.producers[0].pid)
 
     def put_to_new_queue(self, name: str) -> None:
@@ -252,13 +253,13 @@ class FailpointRun(CrashRun):
         if point.process == SUPERVISOR:
             self.start_successor()
         elif point.process != PRODUCER:
-            with EngineWatch(self.victim) as watch:
+            with CrashWatch(self.victim) as watch:
                 wait_for(f"a new {point.process}", lambda: watch.pids().get(point.process, pid) != pid)
             self.keep_supervisor_fresh()
 
     def kill_all_around(self, pid: int) -> None:
         """Kill all others while that process is stopped at the step, then it; the supervisor is stopped meanwhile (torture.kill_all)."""
-        with EngineWatch(self.victim) as watch:
+        with CrashWatch(self.victim) as watch:
             supervisor = watch.pid(SUPERVISOR)
             with stopped(supervisor):
                 for victim in (*watch.pids().values(), *(process.pid for process in self.producers)):
@@ -275,7 +276,7 @@ class FailpointRun(CrashRun):
 
     def in_recovery(self, point: Failpoint, nth: int) -> None:
         """Kill a recovery, after everything was killed, at the step; the next one recovers the store."""
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             wait_for("queues that can be damaged", lambda: watch.positions().reput_from > 0)
         self.kill_everything_now()
         self.damage(point)
@@ -291,7 +292,7 @@ class FailpointRun(CrashRun):
         self.start_engine()
 
     def kill_everything_now(self) -> None:
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             pids = watch.pids()
             if "committer" in pids:  # so that something waits in the pool
                 os.kill(pids["committer"], signal.SIGSTOP)
@@ -301,7 +302,7 @@ class FailpointRun(CrashRun):
 
     def damage(self, point: Failpoint) -> None:
         """Make what no kill leaves: bytes after the log's end, also a segment of them; or remove the dead engine's memory."""
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             end = watch.positions().slot_end
         if point.name in WITHOUT_MEMORY:
             remove_memory(self.store)

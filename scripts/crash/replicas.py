@@ -15,7 +15,8 @@ from pathlib import Path
 
 from crash.audit import audit, check, read_acked
 from crash.rounds import AIM_SHARE, CrashRun
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, wait_for
+from crash.watch import CrashWatch
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -71,7 +72,7 @@ class ReplicatorRun(CrashRun):
             else:
                 self.start_engine()
             return
-        with EngineWatch(store) as watch:
+        with CrashWatch(store) as watch:
             pid = wait_for("a living replicator", lambda: watch.pids().get("replicator"))
             self.aimed_kill(watch, "replicator", pid)
             wait_for("a new replicator", lambda: watch.pids().get("replicator", pid) != pid)
@@ -83,7 +84,7 @@ class ReplicatorRun(CrashRun):
         if not living_kinds(self.slave):
             self.start_slave()
         try:
-            with EngineWatch(self.store) as master, EngineWatch(self.slave) as slave:
+            with CrashWatch(self.store) as master, CrashWatch(self.slave) as slave:
                 wait_for("the slave has everything", lambda: slave.positions().wrote == master.positions().wrote)
         finally:
             stop_engine(self.store)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pyengine
 from crash.audit import audit, audit_kept, check, read_acked
 from crash.report import Summary, tell
+from crash.watch import CrashWatch
 from pyengine.cli.torture import (
     COMMAND_TIMEOUT_S,
-    EngineWatch,
     HangError,
     KillRounds,
     kill,
@@ -147,7 +147,7 @@ class CrashRun(KillRounds):
 
     def wait_for_deletion(self) -> None:
         """Wait until a segment is deleted, which the kills must not prevent."""
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             wait_for("an old segment is deleted", lambda: watch.positions().min_offset > 0)
 
     def acked_messages(self) -> int:
@@ -177,7 +177,7 @@ class CrashRun(KillRounds):
             self.kill_worker()
 
     def kill_worker(self) -> None:
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             pid = wait_for(f"a living {self.kind}", lambda: watch.pids().get(self.kind))
             self.aimed_kill(watch, self.kind, pid)
             wait_for(f"a new {self.kind}", lambda: watch.pids().get(self.kind, pid) != pid)
@@ -188,13 +188,13 @@ class CrashRun(KillRounds):
         self._deaths_seen += 1
         if self._deaths_seen >= DEATHS_SEEN_MAX:
             self._deaths_seen = 0
-            with EngineWatch(self.store) as watch:
+            with CrashWatch(self.store) as watch:
                 kill(watch.pid("supervisor"))
             self.start_successor()
 
     def kill_supervisor(self) -> None:
         """Kill the supervisor: workers and producers go on, and its successor adopts the workers without recovery."""
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             workers, epoch = watch.pids(), watch.epoch
             kill(workers.pop("supervisor"))
             self.summary.kills += 1
@@ -204,7 +204,7 @@ class CrashRun(KillRounds):
             if not adopted or watch.epoch != epoch or any(after.get(kind) != pid for kind, pid in workers.items()):
                 self.summary.failures.append(f"workers were not adopted: {workers} became {after}, epoch {epoch} {watch.epoch}")
 
-    def aimed_kill(self, watch: EngineWatch, kind: str, pid: int) -> None:
+    def aimed_kill(self, watch: CrashWatch, kind: str, pid: int) -> None:
         """Kill the process now or, in the share of aimed kills, in the middle of an operation."""
         aim = self.rng.random() < self.aim
         for attempt in range(AIM_TRIES):
@@ -220,7 +220,7 @@ class CrashRun(KillRounds):
 
     def kill_engine(self, store: Path) -> None:
         """Kill an engine without its producers, the supervisor first."""
-        with EngineWatch(store) as watch:
+        with CrashWatch(store) as watch:
             pids = watch.pids()
             kill(pids.pop("supervisor"))  # it would start the others again
             victims = list(pids.values())
@@ -229,7 +229,7 @@ class CrashRun(KillRounds):
                 kill(pid)
             self.summary.kills += len(victims) + 1
 
-    def kill_all(self, watch: EngineWatch) -> None:
+    def kill_all(self, watch: CrashWatch) -> None:
         """Kill the engine and the producers in a random order."""
         self.summary.kills += kill_all(watch, [process.pid for process in self.producers], self.rng)
         for process in self.producers:
@@ -238,7 +238,7 @@ class CrashRun(KillRounds):
 
     def kill_everything(self) -> None:
         """Kill all processes in a random order, after a stop of the pool's committer, so that the pool has bytes."""
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             pids = watch.pids()
             if "committer" in pids:
                 os.kill(pids["committer"], signal.SIGSTOP)

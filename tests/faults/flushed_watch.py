@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from pyengine.cli.torture import EngineWatch
+from crash.watch import CrashWatch
 
 PAUSE_S = 0.005
 
@@ -18,7 +18,7 @@ class FlushedWatch:
     def __init__(self, store: Path, tell: Callable[[bytes], object]) -> None:
         self._tell = tell
         self._flushed = 0
-        self._engine = EngineWatch(store)
+        self._engine = CrashWatch(store)
         self._stop = threading.Event()
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from crash.watch import CrashWatch
 from fix_cli import run
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
-from pyengine.cli.torture import EngineWatch, kill_all
+from pyengine.cli.torture import kill_all
 from pyengine.engine_config import MODES
 from replay import Manifest, ReplayReport, engine_for, load_manifest, replay_puts, settings_of
 from waiting import scaled_timeout_s
@@ -100,7 +101,7 @@ def replay_one(folder: Path, recipe: str, mode: str, end: str) -> Replayed:
     with pytest.MonkeyPatch.context() as patch:
         # An engine that was killed cannot be stopped in order: that error is expected and not looked at.
         patch.setattr("pyengine.engine.embedded.Engine.stop", lambda engine, timeout_s=0: engine._process.wait())
-        with engine_for(made.root, settings_of(manifest, mode)) as producer, EngineWatch(made.root) as watch:
+        with engine_for(made.root, settings_of(manifest, mode)) as producer, CrashWatch(made.root) as watch:
             made.report = replay_puts(manifest, producer, hold_committer(watch, manifest))
             made.undrained_bytes = undrained_at_the_kill(watch)
     recovered = run("recover", made.root)
@@ -108,7 +109,7 @@ def replay_one(folder: Path, recipe: str, mode: str, end: str) -> Replayed:
     return made
 
 
-def hold_committer(watch: EngineWatch, manifest: Manifest):
+def hold_committer(watch: CrashWatch, manifest: Manifest):
     committer = watch.pids().get("committer")
 
     def advance(done: int) -> None:
@@ -118,7 +119,7 @@ def hold_committer(watch: EngineWatch, manifest: Manifest):
     return advance
 
 
-def undrained_at_the_kill(watch: EngineWatch) -> int:
+def undrained_at_the_kill(watch: CrashWatch) -> int:
     """Kills all; the bytes that were in the pool only."""
     kill_all(watch)
     now = watch.positions()
