@@ -3,9 +3,8 @@
 Rows do not enter the JVM, which is several times faster than a DataFrame that is written out again. Options are those of
 `spark.read.format("pyengine")`.
 
-`collect_from_workers` collects results in one stage; `run_in_workers` makes a DataFrame, for which Spark needs a plan.
-`run_units` is for other work than reads: a unit says which bytes to process, and its outcome is small. The driver gets the outcomes
-in the units' order.
+`collect_from_workers` collects results in one stage. `run_units` is for other work than reads: a unit says which bytes to process, and
+its outcome is small. The driver gets the outcomes in the units' order.
 
 `stats` counts messages from the log, by queue, topic, hour or day:
 
@@ -29,14 +28,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import pyarrow
-from pyspark.sql.utils import is_remote
 
 from pyengine.errors import EngineError, UsageError
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import Part, joined
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
-from pyengine.spark.task_reader import RowCounts, arrow_schema, reader_of
+from pyengine.spark.task_reader import RowCounts, SkippedRange, arrow_schema, reader_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +43,6 @@ Task = TypeVar("Task")  # the input of one task
 Found = TypeVar("Found")  # its result
 
 PART_BYTES_MAX = 1 << 30
-SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
 _POLL_INTERVAL_S = 0.2
 _INTERRUPT = "spark.job.interruptOnCancel"  # after a failure the other tasks end too, as in SQL
 
@@ -55,32 +52,10 @@ def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: I
     """Return what a read with `onCorrupt=skip` and these options leaves out: physicalOffset, bytes, reason."""
     given = given_options(store, topics, options) | {"columns": "physicalOffset", "onCorrupt": "skip"}
     read = read_options(given)
-    return run_in_workers(spark, functools.partial(_skipped, read, chosen_columns(read)), plan(read), SKIPPED_SCHEMA)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """Replaces a broadcast variable, without a broadcast."""
-
-    value: list[bytes]
-
-
-def run_in_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[pyarrow.RecordBatch]], parts: Sequence[Task],
-                   schema: str) -> DataFrame:
-    """Return a DataFrame of what `work(number, part)` yields for each part, one task each; `work` is pickled.
-
-    The parts are sent to each executor once, compressed; a task unpickles only its own.
-    """
-    pickled = [_packed(part) for part in parts]
-    # Spark Connect has no context to broadcast them: there they are sent with the tasks.
-    sent = _Sent(pickled) if is_remote() else spark.sparkContext.broadcast(pickled)
-
-    def task(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from work(number, _unpacked(sent.value[number]))
-
-    return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(task, schema)
+    found = collect_from_workers(spark, functools.partial(_skipped, read, chosen_columns(read)), plan(read))
+    offsets, lengths, reasons = zip(*found) if found else ((), (), ())
+    return spark.createDataFrame(pyarrow.table({"physicalOffset": pyarrow.array(offsets, pyarrow.int64()), "bytes": pyarrow.array(
+        lengths, pyarrow.int64()), "reason": pyarrow.array(reasons, pyarrow.string())}))
 
 
 def collect_from_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[Found]], parts: Sequence[Task]) -> list[Found]:
@@ -158,16 +133,12 @@ def planned_parts(spark: SparkSession, options: ReadOptions, given: Mapping[str,
     return joined(parts, PART_BYTES_MAX, max(options.min_partitions, parts_a_core * spark.sparkContext.defaultParallelism))
 
 
-def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
+def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[SkippedRange]:
     """Yield one part's damaged ranges."""
     reader = reader_of(options, columns, part)
     for _ in reader.batches(part, arrow_schema(columns)):
         pass
-    if reader.skipped:
-        offsets, lengths, reasons = zip(*reader.skipped)
-        yield pyarrow.RecordBatch.from_arrays(
-            [pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(lengths, pyarrow.int64()), pyarrow.array(reasons)],
-            ["physicalOffset", "bytes", "reason"])
+    yield from reader.skipped
 
 
 # -- units ------------------------------------------------------------------------

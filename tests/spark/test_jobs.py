@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from damage import flip
@@ -13,7 +12,7 @@ from fix_golden import unpack
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.export import SUCCESS, export_parquet
-from pyengine.spark.jobs import collect_from_workers, run_in_workers, skipped_ranges
+from pyengine.spark.jobs import collect_from_workers, skipped_ranges
 from pyengine.spark.partitions import QueuePart, QueueSlice
 from spark import oracle
 from spark.logs import write_log
@@ -129,23 +128,6 @@ class NoSpark:
 
     def __init__(self) -> None:
         self.sparkContext = self
-        self.broadcasts: list[list[bytes]] = []
-
-    def broadcast(self, value: list[bytes]):
-        self.broadcasts.append(value)
-        return self
-
-    @property
-    def value(self) -> list[bytes]:
-        return self.broadcasts[0]
-
-    def range(self, *bounds: int):
-        self.bounds = bounds
-        return self
-
-    def mapInArrow(self, task, schema: str):
-        self.task = task
-        return self
 
     def getLocalProperty(self, name: str) -> None:
         return None
@@ -178,13 +160,6 @@ def test_ten_thousand_queues_go_to_the_workers_in_a_megabyte_and_a_task_gets_its
     assert collect_from_workers(spark, work, parts) == [] and seen == list(enumerate(parts)) and seen[17][1] is not parts[17]
     assert sum(len(packed) for _, packed in spark.parts) < 1_000_000 and spark.bounds == (100,)
     assert [cell.cell_contents for cell in spark.task.__closure__] == [work], "a task gets its own part only"
-    seen.clear()
-    run_in_workers(spark, work, parts, "a INT")
-    assert sum(map(len, spark.broadcasts[0])) < 1_000_000 and spark.bounds == (0, 100, 1, 100)
-    list(spark.task(iter([pa.RecordBatch.from_arrays([pa.array([17, 99])], ["id"])])))
-    assert seen == [(17, parts[17]), (99, parts[99])] and seen[0][1] is not parts[17]
-    held = [cell.cell_contents for cell in spark.task.__closure__]
-    assert all(one is spark or one is work for one in held), "the parts themselves travel with no task"
 
 
 @pytest.mark.spark
