@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ import click
 from pyengine.cli import output
 from pyengine.cli.output import GivenPath, StoreArgument, json_option, set_option, store_command
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError
-from pyengine.formats.small_file import read_small_text
+from pyengine.formats.small_file import parse_properties, read_small_text
 from pyengine.settings import Setting
 from pyengine.storage.config import (
     ENVIRONMENT,
@@ -151,11 +150,8 @@ def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Seq
     if running is not None:
         _change_engine(store, {name: SETTINGS[name].show(value) for name, value in values.items() if SETTINGS[name].live})
     rows = [_changed(name, SETTINGS[name].show(value), running) for name, value in values.items()]
-    if as_json:
-        output.write_json({"store": str(store), "running": running is not None, "settings": rows})
-    else:
-        output.write_table(("setting", "value", "takes effect", "note"),
-                           [(row["name"], row["value"], row["takes_effect"], row["note"]) for row in rows])
+    output.print_answer({"store": str(store), "running": running is not None, "settings": rows}, as_json, lambda: output.write_table(
+        ("setting", "value", "takes effect", "note"), [(row["name"], row["value"], row["takes_effect"], row["note"]) for row in rows]))
 
 
 def _takes_effect(row: Setting) -> str:
@@ -319,31 +315,3 @@ def _without_setting(key: str, value: str, root: Path | None) -> BrokerRow:
         held, why = REFUSED_KEYS[key]
         return BrokerRow(key, value, f"not taken: {why}", is_note=value.strip().lower() != held)
     return BrokerRow(key, value, f"without effect: {UNUSED_KEYS[key]}" if key in UNUSED_KEYS else "no setting of a store here")
-
-
-def parse_properties(text: str) -> dict[str, str]:
-    """Parse Java's properties format: comments with # or !, keys up to =, : or blanks, lines joined by \\, and escapes."""
-    found: dict[str, str] = {}
-    lines = iter(text.splitlines())
-    for line in lines:
-        line = line.lstrip()
-        if not line or line[0] in "#!":
-            continue
-        while len(line) - len(line.rstrip("\\")) & 1:
-            line = line[:-1] + next(lines, "").lstrip()
-        key, value = _PROPERTY.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches every line
-        found[_unescaped(key)] = _unescaped(value).rstrip()
-    return found
-
-
-_PROPERTY = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.S)
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
-_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-
-def _unescaped(text: str) -> str:
-    def one(found: re.Match[str]) -> str:
-        mark = found[1]
-        return chr(int(mark[1:], 16)) if len(mark) == 5 else _ESCAPES.get(mark, mark)
-
-    return _ESCAPE.sub(one, text)

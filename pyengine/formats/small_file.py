@@ -8,7 +8,7 @@ JSON, which RocketMQ reads too. JSON has no place for a checksum, and one flippe
 sealed file ends with a line of 32 blanks and tabs that encode a CRC-32. RocketMQ ignores blanks after the document. A
 file without that line was written by RocketMQ or an editor, and is accepted.
 
-The checkpoint file: three store times in the first 24 of 4096 bytes (section 11).
+The checkpoint file: three store times in the first 24 of 4096 bytes (section 11). A broker's settings are Java properties.
 """
 
 from __future__ import annotations
@@ -197,3 +197,31 @@ def unpack_checkpoint(data: Readable) -> Checkpoint:
         return Checkpoint(*_TIMES.unpack_from(data))
     except struct.error as error:
         raise FormatError(f"a checkpoint of {len(data)} bytes is too short") from error
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Parse Java's properties format: comments with # or !, keys up to =, : or blanks, lines joined by \\, and escapes."""
+    found: dict[str, str] = {}
+    lines = iter(text.splitlines())
+    for line in lines:
+        line = line.lstrip()
+        if not line or line[0] in "#!":
+            continue
+        while len(line) - len(line.rstrip("\\")) & 1:
+            line = line[:-1] + next(lines, "").lstrip()
+        key, value = _PROPERTY.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches every line
+        found[_unescaped(key)] = _unescaped(value).rstrip()
+    return found
+
+
+_PROPERTY = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.S)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def _unescaped(text: str) -> str:
+    def one(found: re.Match[str]) -> str:
+        mark = found[1]
+        return chr(int(mark[1:], 16)) if len(mark) == 5 else _ESCAPES.get(mark, mark)
+
+    return _ESCAPE.sub(one, text)

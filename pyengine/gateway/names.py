@@ -29,7 +29,7 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import java_text
-from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, file_stamp
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, file_stamp, parse_properties
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
 from pyengine.gateway.wire import IntKeys, write_json
@@ -568,10 +568,7 @@ class NameServer:
         body = request.frame.body
         if len(body) > SETTINGS_BYTES_MAX:
             return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
-        try:
-            lines = decode_properties_text(java_text(body))
-        except FormatError as error:
-            return Answer(codes.SYSTEM_ERROR, f"string2Properties error: {error}")
+        lines = parse_properties(java_text(body))
         if lines.keys() & {"kvConfigPath", "configStorePath"}:
             return Answer(codes.NO_PERMISSION, "Can not update config path")
         if others := lines.keys() - {ORDER_MESSAGE_ENABLE}:
@@ -615,18 +612,6 @@ def decode_settings(text: str) -> dict[str, str]:
     found: Any = decode_config(text)
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise FormatError("no settings of a name server")
-    return found
-
-
-def decode_properties_text(text: str) -> dict[str, str]:
-    """Decode lines of Java properties, `key=value`, without comments; FormatError for another line."""
-    found = {}
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        if line.strip() and not line.lstrip().startswith(("#", "!")):
-            if not equals:
-                raise FormatError(f"{line[:100]!r} is not key=value")
-            found[name.strip()] = value.strip()
     return found
 
 

@@ -8,7 +8,6 @@ import pytest
 
 import pyengine
 from fix_cli import environment, picture, run, spawn
-from pyengine.cli.config import parse_properties
 from pyengine.engine_config import FIXED_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -177,11 +176,6 @@ def test_an_engine_runs_as_the_brokers_file_says(tmp_path, broker_conf):
         assert (root / "commitlog" / f"{0:020d}").stat().st_size == 65536
     finally:
         assert run("stop", root).code == 0
-
-
-def test_a_properties_file_is_read_as_java_reads_it():
-    text = "a=1\n b : two words \nc\\ d=e\\=f\n\\u0041=\\t\\\\x\nempty=\nlast\\\n   =joined\\\n  on"
-    assert parse_properties(text) == {"a": "1", "b": "two words", "c d": "e=f", "A": "\t\\x", "empty": "", "last": "joinedon"}
 
 
 def explained(root) -> dict:

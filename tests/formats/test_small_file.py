@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pyengine.errors import FormatError
-from pyengine.formats.small_file import check_seal, seal
+from pyengine.formats.small_file import check_seal, parse_properties, seal
 
 TEXT = '{\n\t"offsetTable": {"orders@\u00e9": {"0": 123}}\n}\n'
 
@@ -41,3 +41,8 @@ def test_a_seal_of_another_text_is_refused():
     sealed = seal(TEXT)
     with pytest.raises(FormatError):
         check_seal(sealed.replace("123", "124").encode())
+
+
+def test_a_properties_file_is_read_as_java_reads_it():
+    text = "a=1\n b : two words \nc\\ d=e\\=f\n\\u0041=\\t\\\\x\nempty=\nlast\\\n   =joined\\\n  on"
+    assert parse_properties(text) == {"a": "1", "b": "two words", "c d": "e=f", "A": "\t\\x", "empty": "", "last": "joinedon"}
