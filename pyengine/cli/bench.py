@@ -86,10 +86,7 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
             run.measure_mode(mode, flush)
     document = {"file_system": file_system_of(parent), "cpus": os.cpu_count(), "load": os.getloadavg()[0], "body_bytes": size_bytes,
                 "seconds": seconds, "measured": [asdict(row) for row in run.rows]}
-    if as_json:
-        output.write_json(document)
-    else:
-        _print(run.rows, document)
+    output.print_answer(document, as_json, lambda: _print(run.rows, document))
     return ExitCode.OK
 
 

@@ -128,10 +128,8 @@ def dump_checkpoint(store: Path, as_json: bool) -> None:
     rows = [(name, getattr(times, name)) for name in (
         "physic_msg_timestamp_ms", "logics_msg_timestamp_ms", "index_msg_timestamp_ms",
         "min_timestamp_ms", "min_timestamp_index_ms")]
-    if as_json:
-        output.write_json({**dict(rows), "file_bytes": len(data)})
-        return
-    output.write_table(("field", "value", "time"), [(name, str(value), output.time_text(value)) for name, value in rows])
+    output.print_answer({**dict(rows), "file_bytes": len(data)}, as_json, lambda: output.write_table(
+        ("field", "value", "time"), [(name, str(value), output.time_text(value)) for name, value in rows]))
 
 
 def dump_queue(
@@ -158,13 +156,11 @@ def dump_queue(
                 entries.append((number, entry))
         if len(entries) == most:
             break
-    if as_json:
-        output.write_json({"topic": topic, "queue_id": queue_id, "entries": [
-            {"queue_offset": number, **entry._asdict(), "filler": is_filler(entry)} for number, entry in entries]})
-        return
-    output.write_table(("offset", "position", "size", "tag code", ""), [
+    document = {"topic": topic, "queue_id": queue_id, "entries": [
+        {"queue_offset": number, **entry._asdict(), "filler": is_filler(entry)} for number, entry in entries]}
+    output.print_answer(document, as_json, lambda: output.write_table(("offset", "position", "size", "tag code", ""), [
         (number, *entry, "filler" if is_filler(entry) else "extension" if is_ext_address(entry.tags_code) else "")
-        for number, entry in entries])
+        for number, entry in entries]))
 
 
 def dump_index(store: Path, settings: dict[str, str], as_json: bool, file_name: str | None, most: int) -> None:
@@ -303,13 +299,11 @@ def dump_control(store: Path, as_json: bool) -> None:
         found = list(fields(memory.control))
         size_bytes = ffi.sizeof("struct ms_control")
     named = [field._replace(path=_with_kind(field.path)) for field in found]
-    if as_json:
-        output.write_json({"size_bytes": size_bytes, "fields": [
-            {"field": field.path, "offset": field.offset, "size_bytes": field.size_bytes, "owner": field.owner,
-             "value": field.value} for field in named]})
-        return
-    output.write_table(("offset", "bytes", "field", "value", "owner"),
-                       [(field.offset, field.size_bytes, field.path, str(field.value), field.owner) for field in named])
+    document = {"size_bytes": size_bytes, "fields": [
+        {"field": field.path, "offset": field.offset, "size_bytes": field.size_bytes, "owner": field.owner, "value": field.value}
+        for field in named]}
+    output.print_answer(document, as_json, lambda: output.write_table(("offset", "bytes", "field", "value", "owner"), [
+        (field.offset, field.size_bytes, field.path, str(field.value), field.owner) for field in named]))
 
 
 def _with_kind(path: str) -> str:

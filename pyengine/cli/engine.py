@@ -130,13 +130,10 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
     was_running = stop_engine(store, timeout_s)
     seconds = time.monotonic() - started_s
     unclean = (store / "abort").exists()
-    if as_json:
-        output.write_json({"store": str(store), "state": "stopped", "was_running": was_running, "unclean": unclean,
-                           "seconds": round(seconds, 3)})
-    elif was_running:
-        print(f"stopped in {seconds:.1f} s")
-    else:
-        print("was not running" + ("; it was not stopped in order before: the next start recovers it" if unclean else ""))
+    idle = "was not running" + ("; it was not stopped in order before: the next start recovers it" if unclean else "")
+    output.print_answer(
+        {"store": str(store), "state": "stopped", "was_running": was_running, "unclean": unclean, "seconds": round(seconds, 3)}, as_json,
+        lambda: print(f"stopped in {seconds:.1f} s" if was_running else idle))
 
 
 @click.command()
@@ -172,13 +169,11 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
     if hold is not None:
         click.echo(f"note: the log hold {hold.name} of {hold.owner} keeps the log from {hold.offset} on (`pyengine status`); to end "
                    f"it, delete {store / 'config/log-holds' / hold.name}", err=True)
-    if as_json:
-        output.write_json({
-            "store": str(store), "segments": cleaned.segments, "bytes": cleaned.bytes, "queue_files": cleaned.queue_files,
-            "index_files": cleaned.index_files, "min": cleaned.min_offset})
-    else:
-        print(f"deleted {cleaned.segments} segments ({output.size_text(cleaned.bytes)}), {cleaned.queue_files} queue files "
-              f"and {cleaned.index_files} index files; the log begins at {cleaned.min_offset}")
+    document = {"store": str(store), "segments": cleaned.segments, "bytes": cleaned.bytes, "queue_files": cleaned.queue_files,
+                "index_files": cleaned.index_files, "min": cleaned.min_offset}
+    output.print_answer(document, as_json, lambda: print(
+        f"deleted {cleaned.segments} segments ({output.size_text(cleaned.bytes)}), {cleaned.queue_files} queue files and "
+        f"{cleaned.index_files} index files; the log begins at {cleaned.min_offset}"))
 
 
 def _clean(root: Path, config: EngineConfig, request: CleanRequest, timeout_s: float, show: ShowBytes) -> Cleaned:

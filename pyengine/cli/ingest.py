@@ -122,16 +122,12 @@ def _split_job(whole: Job, files: Sequence[Path], producers: int) -> tuple[list[
 def _print(tally: Tally, seconds: float, producers: int, topic: str, as_json: bool) -> None:
     rate = tally.messages / seconds if seconds else 0.0
     byte_rate = tally.body_bytes / seconds if seconds else 0.0
-    if as_json:
-        output.write_json({
-            "topic": topic, "messages": tally.messages, "body_bytes": tally.body_bytes, "read_bytes": tally.read_bytes,
-            "unconfirmed": tally.unconfirmed, "producers": producers, "seconds": round(seconds, 6),
-            "messages_per_s": round(rate, 1), "body_bytes_per_s": round(byte_rate, 1)})
-        return
-    print(f"{tally.messages:,} messages, {output.size_text(tally.body_bytes)} in {seconds:.2f} s: "
-          f"{rate:,.0f} messages/s, {output.size_text(byte_rate)}/s, {producers} producer{'' if producers == 1 else 's'}")
-    if tally.unconfirmed:
-        print(f"{tally.unconfirmed:,} of them are stored but not confirmed as durable")
+    document = {"topic": topic, **asdict(tally), "producers": producers, "seconds": round(seconds, 6),
+                "messages_per_s": round(rate, 1), "body_bytes_per_s": round(byte_rate, 1)}
+    unconfirmed = [f"{tally.unconfirmed:,} of them are stored but not confirmed as durable"] if tally.unconfirmed else []
+    output.print_answer(document, as_json, lambda: print(
+        f"{tally.messages:,} messages, {output.size_text(tally.body_bytes)} in {seconds:.2f} s: {rate:,.0f} messages/s, "
+        f"{output.size_text(byte_rate)}/s, {producers} producer{'' if producers == 1 else 's'}", *unconfirmed, sep="\n"))
 
 
 def find_files(paths: Sequence[Path], pattern: str | None) -> list[Path]:

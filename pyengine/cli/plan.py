@@ -206,10 +206,7 @@ def plan(
         raise UsageError(f"--size {size:,} is more than max_message_size_bytes ({config.max_message_size_bytes:,})")
     load = Load(rate, size, topic_bytes, properties_bytes, keys, queues, producers, lag)
     made = make_plan(load, config, measure_reading(size))
-    if as_json:
-        output.write_json(asdict(made))
-        return
-    write_plan(made, load, config)
+    output.print_answer(asdict(made), as_json, lambda: write_plan(made, load, config))
 
 
 def write_plan(made: Plan, load: Load, config: EngineConfig) -> None:

@@ -118,14 +118,10 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
             notes.append(f"broker_role is also set by --set or the environment, which win: leave it out there, or give {role}")
     document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
     is_degraded = "pid" in document and not document["running"]
-    with output.to_its_end():
-        if as_json:
-            output.write_json(document)
-        else:
-            how = f", running (pid {document['pid']})" if document["running"] else "; `pyengine start` runs it as one"
-            print(f"{root} is a master now ({role})" + (f", but it takes no puts (pid {document['pid']})" if is_degraded else how))
-            for note in notes:
-                print(f"note: {note}")
+    how = f", running (pid {document['pid']})" if document["running"] else "; `pyengine start` runs it as one"
+    how = f", but it takes no puts (pid {document['pid']})" if is_degraded else how
+    output.print_answer(document, as_json, lambda: print(
+        f"{root} is a master now ({role}){how}", *(f"note: {note}" for note in notes), sep="\n"))
     return ExitCode.DEGRADED if is_degraded else ExitCode.OK
 
 

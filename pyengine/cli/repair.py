@@ -328,7 +328,7 @@ def quarantine(
     if action == "list":
         if names:
             raise UsageError("list takes no NAME: give show before it")
-        _list(list(entries.values()), as_json)
+        output.print_answer({"pieces": [_document(entry) for entry in entries.values()]}, as_json, lambda: _list(list(entries.values())))
         return ExitCode.OK
     if not names:
         raise UsageError(f"{action} needs the name of a piece: {command('quarantine', action, store, 'NAME')}")
@@ -342,15 +342,12 @@ def _document(entry: QuarantineEntry) -> dict[str, Any]:
     return asdict(entry) | {"path": str(entry.path)}
 
 
-def _list(entries: list[QuarantineEntry], as_json: bool) -> None:
-    if as_json:
-        output.write_json({"pieces": [_document(entry) for entry in entries]})
-    elif not entries:
+def _list(entries: list[QuarantineEntry]) -> None:
+    if not entries:
         print("nothing is in quarantine")
-    else:
-        output.write_table(("piece", "from offset", "bytes", "since", "why"), [
-            (entry.name, entry.physical_offset, entry.size_bytes, entry.at, entry.problem or entry.reason)
-            for entry in entries])
+        return
+    output.write_table(("piece", "from offset", "bytes", "since", "why"), [
+        (entry.name, entry.physical_offset, entry.size_bytes, entry.at, entry.problem or entry.reason) for entry in entries])
 
 
 def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json: bool) -> int:

@@ -476,13 +476,11 @@ def report(
     _write(file, page(figures, top))
     seconds = time.monotonic() - begun_s
     total = figures.total
-    if as_json:
-        output.write_json({"file": str(file), "messages": total.messages, "bytes": total.bytes, "seconds": seconds,
-                           "topics": [asdict(topic) for topic in figures.topics],
-                           "groups": [asdict(group) for group in figures.groups]})
-        return
-    print(f"{total.messages:,} messages of {len(figures.topics):,} topics ({output.size_text(total.bytes)}) in {seconds:.1f} s: "
-          f"{output.printable(str(file))}")
+    document = {"file": str(file), "messages": total.messages, "bytes": total.bytes, "seconds": seconds,
+                "topics": [asdict(topic) for topic in figures.topics], "groups": [asdict(group) for group in figures.groups]}
+    output.print_answer(document, as_json, lambda: print(
+        f"{total.messages:,} messages of {len(figures.topics):,} topics ({size_text(total.bytes)}) in {seconds:.1f} s: "
+        f"{printable(str(file))}"))
 
 
 def _write(file: Path, text: str) -> None:

@@ -61,11 +61,9 @@ def stats(
         begun_s = time.monotonic()
         rows = collect_stats(spark, source, topics or None, by=by, progress=show, **options)
     seconds = time.monotonic() - begun_s
-    if as_json:
-        output.write_json({"by": by, "messages": sum(row.messages for row in rows), "bytes": sum(row.bytes for row in rows),
-                           "seconds": seconds, "rows": [asdict(row) for row in rows]})
-        return
-    _print(rows, by)
+    document = {"by": by, "messages": sum(row.messages for row in rows), "bytes": sum(row.bytes for row in rows), "seconds": seconds,
+                "rows": [asdict(row) for row in rows]}
+    output.print_answer(document, as_json, lambda: _print(rows, by))
 
 
 def _print(rows: list[StatsRow], by: str) -> None:
@@ -135,8 +133,7 @@ def export(
         done = export_parquet(spark, source, dest, topics or None, compression=compression, overwrite=overwrite,
                               partitioned=partitioned, incremental=incremental, dest_file_system=AUTO, progress=show, **options)
     seconds = time.monotonic() - begun_s
-    if as_json:
-        output.write_json({"dest": done.dest, "format": file_format, "files": done.files, "messages": done.messages,
-                           "bytes": done.bytes, "seconds": seconds})
-        return
-    print(f"{done.messages:,} messages in {done.files} files ({output.size_text(done.bytes)}) in {seconds:.1f} s: {done.dest}")
+    document = {"dest": done.dest, "format": file_format, "files": done.files, "messages": done.messages, "bytes": done.bytes,
+                "seconds": seconds}
+    output.print_answer(document, as_json, lambda: print(
+        f"{done.messages:,} messages in {done.files} files ({output.size_text(done.bytes)}) in {seconds:.1f} s: {done.dest}"))

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +78,9 @@ def _change(found: Topics, action: str, topic: str, changes: dict[str, Any], as_
         if not changes:
             raise UsageError("update changes nothing: give --queues, --read-queues, --write-queues, --perm or --order")
         made = found.update(topic, **changes)
-    if as_json:
-        output.write_json({"topic": topic, "action": action} | (_topic_document(made) if made else {}))
-    else:
-        what = f": {made.read_queue_nums} queues to read, {made.write_queue_nums} to write, {made.perm_text}" if made else ""
-        print(f"{action}d {output.printable(topic)}{what}")
+    what = f": {made.read_queue_nums} queues to read, {made.write_queue_nums} to write, {made.perm_text}" if made else ""
+    output.print_answer({"topic": topic, "action": action} | (_topic_document(made) if made else {}), as_json,
+                        lambda: print(f"{action}d {output.printable(topic)}{what}"))
 
 
 def _list(found: Topics, as_json: bool, sizes: bool) -> None:
@@ -173,18 +172,14 @@ def groups(
 
 def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...], as_json: bool) -> None:
     offsets = found.reset(topic, group, to, queue_ids or None)
-    if as_json:
-        output.write_json({"topic": topic, "group": group, "offsets": offsets})
-    else:
-        output.write_table(("queue", "next offset"), sorted(offsets.items()))
+    output.print_answer({"topic": topic, "group": group, "offsets": offsets}, as_json,
+                        lambda: output.write_table(("queue", "next offset"), sorted(offsets.items())))
 
 
 def _forget(found: ConsumerGroups, topic: str, group: str, as_json: bool) -> None:
     is_forgotten = found.forget(topic, group)
-    if as_json:
-        output.write_json({"topic": topic, "group": group, "forgotten": is_forgotten})
-    else:
-        print("forgotten" if is_forgotten else f"{output.printable(group)} has no offsets of {output.printable(topic)}")
+    output.print_answer({"topic": topic, "group": group, "forgotten": is_forgotten}, as_json, lambda: print(
+        "forgotten" if is_forgotten else f"{output.printable(group)} has no offsets of {output.printable(topic)}"))
 
 
 def _group_document(state: GroupState, action: str) -> dict[str, object]:
@@ -194,11 +189,7 @@ def _group_document(state: GroupState, action: str) -> dict[str, object]:
     if action == "list":
         return document | {"queues": len(state.queues)}
     return document | {"queues": [
-        {"queue_id": queue.queue_id, "committed": queue.committed, "min_offset": queue.min_offset,
-         "max_offset": queue.max_offset, "lag": queue.lag, "lost": queue.lost,
-         "waiting_since_ms": queue.waiting_since_ms, "in_flight": queue.in_flight, "attempts": queue.attempts,
-         "invisible_until_ms": queue.invisible_until_ms, "holder_pid": state.holders.get(queue.queue_id)}
-        for queue in state.queues.values()]}
+        asdict(queue) | {"holder_pid": state.holders.get(queue.queue_id)} for queue in state.queues.values()]}
 
 
 def _write_lag(states: list[GroupState]) -> None:
@@ -247,13 +238,11 @@ def dlq(
         if offsets:
             raise click.UsageError("--offset needs the action show or requeue")
         rows = [queue for queue in letters.queues() if group in (None, queue.group)]
-        if as_json:
-            output.write_json({"groups": [
-                {"group": row.group, "messages": row.messages, "waiting": row.waiting, "first_offset": row.first,
-                 "next_offset": row.next, "end_offset": row.end, "oldest_ms": row.oldest_ms} for row in rows]})
-        else:
-            output.write_table(("group", "messages", "waiting", "next offset", "oldest"), [
-                (row.group, row.messages, row.waiting, row.next, output.time_text(row.oldest_ms)) for row in rows])
+        document = {"groups": [
+            {"group": row.group, "messages": row.messages, "waiting": row.waiting, "first_offset": row.first, "next_offset": row.next,
+             "end_offset": row.end, "oldest_ms": row.oldest_ms} for row in rows]}
+        output.print_answer(document, as_json, lambda: output.write_table(("group", "messages", "waiting", "next offset", "oldest"), [
+            (row.group, row.messages, row.waiting, row.next, output.time_text(row.oldest_ms)) for row in rows]))
         return
     if group is None:
         raise click.UsageError(f"{action} needs --group")
@@ -261,14 +250,8 @@ def dlq(
         if len(offsets) > 1:
             raise click.UsageError("show takes one --offset, at which it begins")
         messages = letters.messages(group, offsets[0] if offsets else None, max_messages)
-        if as_json:
-            output.write_json({"group": group, "messages": [
-                output.message_document(one) for one in messages]})
-        else:
-            output.write_message_table(messages)
+        output.print_answer({"group": group, "messages": [output.message_document(one) for one in messages]}, as_json,
+                            lambda: output.write_message_table(messages))
         return
     count = letters.requeue(group, offsets or None)
-    if as_json:
-        output.write_json({"group": group, "requeued": count})
-    else:
-        print(f"{count} put back for {output.printable(group)}")
+    output.print_answer({"group": group, "requeued": count}, as_json, lambda: print(f"{count} put back for {output.printable(group)}"))

@@ -320,10 +320,7 @@ def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[f
     now_ns, now_ms = monotonic_ns(), time.time() * 1000
     since_ns = now_ns - round((now_ms - since(now_ms)) * 1e6)
     found = explain(rings, living_kinds(store), since_ns, now_ns, now_ms)
-    if as_json:
-        output.write_json(_document(store, found))
-    else:
-        _show(found, shows_all=shows_all)
+    output.print_answer(_document(store, found), as_json, lambda: _show(found, shows_all=shows_all))
 
 
 def _document(store: Path, found: Why) -> dict[str, Any]:
