@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 WIDTH_WITHOUT_TERMINAL = 10_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BODY_COLUMN_MOST = 60
-
+_MESSAGE_FIELDS = ("topic", "queue_id", "queue_offset", "physical_offset", "size_bytes", "msg_id", "store_timestamp_ms", "store_host",
+                   "born_timestamp_ms", "born_host", "tags", "keys", "properties", "flag", "sys_flag", "reconsume_times",
+                   "prepared_transaction_offset")
 
 FindingsT = TypeVar("FindingsT", bound="Findings")
 Place = Literal["first", "last"] | int | datetime
@@ -223,26 +225,7 @@ def message_document(message: Message, raw: bool = False) -> dict[str, Any]:
     from pyengine.formats.record import compression_of
 
     body, error = shown_body(message, raw)
-    document: dict[str, Any] = {
-        "topic": message.topic,
-        "queue_id": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "physical_offset": message.physical_offset,
-        "size_bytes": message.size_bytes,
-        "msg_id": message.msg_id,
-        "store_timestamp_ms": message.store_timestamp_ms,
-        "store_host": message.store_host,
-        "born_timestamp_ms": message.born_timestamp_ms,
-        "born_host": message.born_host,
-        "tags": message.tags,
-        "keys": message.keys,
-        "properties": message.properties,
-        "flag": message.flag,
-        "sys_flag": message.sys_flag,
-        "reconsume_times": message.reconsume_times,
-        "prepared_transaction_offset": message.prepared_transaction_offset,
-        "body_bytes": len(body),
-    }
+    document: dict[str, Any] = {name: getattr(message, name) for name in _MESSAGE_FIELDS} | {"body_bytes": len(body)}
     compression = compression_of(message.sys_flag)
     if compression:
         document |= {"compression": compression, "stored_body_bytes": len(message.body)}

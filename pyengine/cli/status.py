@@ -78,35 +78,25 @@ def _print_status(document: dict[str, Any]) -> None:
     output.write_facts(facts)
     print()
     output.write_table(("position", "offset"), list(document["positions"].items()))
-    if document["workers"]:
-        print()
-        output.write_table(("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
-            (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"])
-            for one in document["workers"]])
-    if document["log_holds"]:
-        print()
-        output.write_table(("log hold", "owner", "from offset", "until"), [
+    for columns, rows in (
+        (("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
+            (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"]) for one in document["workers"]]),
+        (("log hold", "owner", "from offset", "until"), [
             (one["name"], one["owner"] or one["damage"], one["offset"],
-             output.time_text(one["expires_ms"]) + ("" if one["active"] else " (holds nothing)")) for one in document["log_holds"]])
-    links = (document["replication"] or {}).get("links")
-    if links:
-        print()
-        output.write_table(LINK_COLUMNS, [link_row(one) for one in links])
-    if document["name_servers"]:
-        print()
-        output.write_table(("name server", "registered", "since", "problem"), [
+             output.time_text(one["expires_ms"]) + ("" if one["active"] else " (holds nothing)")) for one in document["log_holds"]]),
+        (LINK_COLUMNS, [link_row(one) for one in (document["replication"] or {}).get("links", ())]),
+        (("name server", "registered", "since", "problem"), [
             (one["address"], "yes" if one["registered"] else "no", output.time_text(one["since_ms"]), one["problem"])
-            for one in document["name_servers"]])
-    if document["pops"]:
-        print()
-        output.write_table(("group that pops", "topic", "in flight", "attempts", "invisible until"), [
+            for one in document["name_servers"]]),
+        (("group that pops", "topic", "in flight", "attempts", "invisible until"), [
             (one["group"], one["topic"], one["in_flight"], one["attempts"], output.time_text(one["invisible_until_ms"]))
-            for one in document["pops"]])
-    if document["session_list"]:
-        print()
-        output.write_table(("session", "pid", "state", "ring"), [
-            (one["slot"], str(one["pid"]), one["state"], output.size_text(one["ring_bytes"]))
-            for one in document["session_list"]])
+            for one in document["pops"]]),
+        (("session", "pid", "state", "ring"), [
+            (one["slot"], str(one["pid"]), one["state"], output.size_text(one["ring_bytes"])) for one in document["session_list"]]),
+    ):
+        if rows:
+            print()
+            output.write_table(columns, rows)
 
 
 def _figures(figures: dict[str, Any]) -> list[tuple[str, object]]:

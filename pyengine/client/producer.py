@@ -319,12 +319,10 @@ class Producer(ProducerFront):
         return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
 
     @_named("put_many", _PUT_MANY_KEYWORDS)
-    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
-                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                      delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
-                      deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutManyResult:
+    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, wait: bool = True, timeout_s: float | None = None,
+                      **options: Any) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
-        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, delay_level, None, deliver_at, sharding_key)
+        message = OutgoingMessage(topic, b"", **options)
         return cast(PutManyResult, self._put(self._checked(self._many_entry, message, bodies, wait), timeout_s))
 
     def _put(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:

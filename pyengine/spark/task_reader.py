@@ -27,7 +27,7 @@ from pyengine.errors import CorruptionError, FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.sql_filter import SqlFilter
-from pyengine.native.scan import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter, TallyScanner
+from pyengine.native.scan import ChooseQueue, ColumnScanner, RawBatch, RowFilter, TallyScanner, choose_queues
 from pyengine.spark.file_access import (
     LOG,
     QUEUES,
@@ -312,23 +312,12 @@ class QueuePartReader(TaskReader):
     def batches(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, QueuePart)
         for one in part.slices:
-            scanner = self.scanner(self._chooser(one))
+            queue = one.topic, one.queue_id
+            scanner = self.scanner(choose_queues(lambda *found, queue=queue: found == queue, {queue: (one.first, one.end)}, self._times))
             self._newest_segment = -1
             for run in self._runs(one, part):
                 for raw in self._gather(scanner, one, part, run):
                     yield from self.to_batches(raw, schema)
-
-    def _chooser(self, one: QueueSlice) -> ChooseQueue:
-        queue = one.topic, one.queue_id
-        bounds = one.first, one.end
-        times = self._times.get(queue)
-
-        def choose(topic: str, queue_id: int) -> QueueBounds | None:
-            if (topic, queue_id) == queue:
-                return bounds if times is None else (*bounds, *times)
-            return None
-
-        return choose
 
     def _runs(self, one: QueueSlice, part: QueuePart) -> Iterator[_Run]:
         """Yield the slice's entries, divided by segment."""
