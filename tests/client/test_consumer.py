@@ -14,6 +14,7 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
+from fix_client import housekeep
 from fix_engine import EACH_MODE
 from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
@@ -247,7 +248,7 @@ def test_a_later_queue_without_its_first_messages_is_read_from_the_rest_and_the_
     consumer = consume(from_="last", group=group)
     builder.fill_queue("orders", 2, 7)
     later = fill(builder, 4, queue_id=2)
-    consumer._housekeep()
+    housekeep(consumer)
     got = []
     while len(got) < 4:
         got += bodies(consumer.pull(timeout_s=60))
@@ -299,10 +300,10 @@ def test_a_pulled_batch_is_committed_only_after_the_next_pull_or_close(builder, 
     fill(builder, 10)
     consumer = consume(commit_interval_s=0)
     consumer.pull(4)
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 0}
     consumer.pull(4)
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 4}
     consumer.close()
     assert stored(builder) == {0: 8}
@@ -326,7 +327,7 @@ def test_without_auto_commit_only_commit_remembers(builder, consume):
     messages = []
     while found := consumer.pull(6, timeout_s=0):
         messages += found
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 0, 1: 0}
     third = next(message for message in messages if (message.queue_id, message.queue_offset) == (1, 2))
     assert consumer.commit(third) == {0: 0, 1: 3} == stored(builder)
@@ -372,10 +373,10 @@ def test_acknowledged_messages_move_the_offset_up_to_the_first_that_is_not(build
     consumer = consume(auto_commit=False, commit_interval_s=0)
     messages = consumer.pull(6)
     consumer.ack([messages[4], messages[1]])
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 0}
     consumer.ack(messages[0])
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 2}
     consumer.ack([messages[3], messages[2], messages[2]])
     consumer.close()
@@ -400,7 +401,7 @@ def test_acknowledgements_of_another_place_change_nothing(builder, consume):
     consumer.ack([first[0], first[3]])           # before the place, and not given since
     (again,) = consumer.pull(1)
     consumer.ack(again)
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 2} and consumer.pull(1)[0].queue_offset == 2
 
 
@@ -412,7 +413,7 @@ def test_messages_between_filtered_ones_are_acknowledged_too(builder, consume):
     assert [message.queue_offset for message in messages] == [0, 2, 4]
     consumer.ack(messages[1:])
     consumer.ack(messages[0])
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 6}
 
 
@@ -424,7 +425,7 @@ def test_with_auto_commit_an_acknowledgement_does_nothing_and_says_so_once(build
         consumer.ack(found[0])
         consumer.ack(found)
     assert [(one.filename, "") for one in warned] == [(__file__, "")]
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 0}
     consumer.close()
     assert stored(builder) == {0: 3}
@@ -484,7 +485,7 @@ def test_a_group_with_more_members_than_queues_says_so_once_with_the_way_out(bui
     with pytest.warns(UserWarning, match=r"billing has 2 members on orders, which has 1 queue, so 1 of them get no messages: "
                                          rf"`pyengine topics update {builder.root} orders --queues 2`") as warned:
         idle = consume()
-        idle._housekeep()
+        housekeep(idle)
     assert len(warned) == 1 and idle.notes == [str(warned[0].message)] and idle.notes[0] in caplog.text
     with pytest.warns(UserWarning, match="does nothing with auto_commit"):  # another thing to say
         idle.ack([])
@@ -494,7 +495,7 @@ def test_a_group_with_more_members_than_queues_says_so_once_with_the_way_out(bui
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         idle._warned.clear()
-        idle._housekeep()
+        housekeep(idle)
         (state,) = pyengine.ConsumerGroups(builder.root, **settings(builder)).groups(group="billing")
     assert state.note == ""
 
@@ -601,7 +602,7 @@ def test_a_recovery_that_kept_the_log_changes_nothing(builder, consume):
     consumer = consume()
     consumer.pull(4)
     raise_epoch(builder.root)
-    consumer._housekeep()
+    housekeep(consumer)
     assert consumer.positions == {0: 4} and len(consumer.pull(10)) == 2
 
 
@@ -612,7 +613,7 @@ def test_after_a_recovery_cut_the_log_a_consumer_without_a_group_reads_its_queue
     builder.end, builder.queue_offsets["orders", 0] = messages[4].physical_offset, 4
     later = [builder.put("orders", b"new %d" % number).body for number in range(3)]
     raise_epoch(builder.root)
-    consumer._housekeep()
+    housekeep(consumer)
     assert bodies(consumer.pull(10)) == [b"old 0", b"old 1", b"old 2", b"old 3", *later], "the first one was not done yet"
 
 
@@ -622,7 +623,7 @@ def test_a_recovery_does_not_undo_a_seek_back(builder, consume):
     consumer.commit(consumer.pull(5))
     consumer.seek(0, 1)
     raise_epoch(builder.root)
-    consumer._housekeep()
+    housekeep(consumer)
     assert [message.queue_offset for message in consumer.pull(10)] == [1, 2, 3, 4, 5]
 
 
@@ -635,7 +636,7 @@ def test_after_a_recovery_that_cut_the_log_the_new_messages_are_given(builder, c
     builder.end, builder.queue_offsets["orders", 0] = messages[4].physical_offset, 4
     later = [builder.put("orders", b"new %d" % number).body for number in range(2)]
     raise_epoch(builder.root)
-    consumer._housekeep()
+    housekeep(consumer)
     assert bodies(consumer.pull(10)) == [b"old 3", *later]
     consumer.commit()
     assert stored(builder) == {0: 6}
@@ -647,18 +648,18 @@ def test_a_late_acknowledgement_of_a_lost_message_does_not_count_for_another_in_
     consumer = consume(auto_commit=False, commit_interval_s=0)
     lost = consumer.pull(3)[2]
     consumer.ack(messages[:2])
-    consumer._housekeep()
+    housekeep(consumer)
     builder.end, builder.queue_offsets["orders", 0] = messages[2].physical_offset, 2
     builder.put("orders", b"new 2")
     raise_epoch(builder.root)
-    consumer._housekeep()
+    housekeep(consumer)
     (new,) = consumer.pull(3)
     assert (new.body, new.queue_offset, new.physical_offset) == (b"new 2", lost.queue_offset, lost.physical_offset)
     getattr(consumer, way)(lost)
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 2}
     getattr(consumer, way)(new)
-    consumer._housekeep()
+    housekeep(consumer)
     assert stored(builder) == {0: 3}
 
 
@@ -746,7 +747,7 @@ def test_a_removed_members_file_costs_a_redelivery_at_most(builder, consume):
     consumer = consume()
     consumer.pull(3)
     (builder.root / "config" / "consumers" / "orders@billing").unlink()
-    consumer._housekeep()
+    housekeep(consumer)
     assert bodies(consumer.pull(10)) in (expected, expected[3:])
 
 

@@ -21,6 +21,7 @@ import weakref
 import numpy
 import pytest
 
+from fix_client import submitter
 from fix_golden import usual
 from fix_parts import MODES
 from fix_put_ways import bodies
@@ -107,7 +108,7 @@ def test_futures_that_nobody_keeps_leave_no_place_behind(parts, producer):
     for _ in range(3 * PLACES):
         producer.put_async("T", b"x")
     assert producer.put("T", b"after").queue_offset == 3 * PLACES + 1
-    eventually(lambda: producer._puts.front.take_answers() or not producer._puts.front.waiting, "no future waits")
+    eventually(lambda: submitter(producer).front.take_answers() or not submitter(producer).front.waiting, "no future waits")
 
 
 def test_a_future_without_an_answer_is_not_done(parts, producer, stopped_writer):
@@ -241,7 +242,7 @@ def test_an_exception_of_a_signal_handler_ends_the_wait_for_a_future(parts, prod
     finally:
         signal.signal(signal.SIGALRM, before)
     parts.workers[native.WRITER].send_signal(signal.SIGCONT)
-    assert future.result(30).ok and producer.put("T", b"y").ok and not producer._puts.lock.locked()
+    assert future.result(30).ok and producer.put("T", b"y").ok and not submitter(producer).lock.locked()
 
 
 def test_two_builds_do_not_work_together(producer):
@@ -251,9 +252,9 @@ def test_two_builds_do_not_work_together(producer):
     calls.version += 1 << 32  # of the functions, as after a change of a signature alone
     address = int(ffi.cast("uintptr_t", calls))
     with pytest.raises(ImportError, match="of two builds"):
-        _front.SessionFront(producer._puts.native.front()[0], address, producer._puts.native, None, PutResult, b"")
+        _front.SessionFront(submitter(producer).native.front()[0], address, submitter(producer).native, None, PutResult, b"")
     with pytest.raises(TypeError):
-        _front.SessionFront(*producer._puts.native.front(), producer._puts.native, None, int, b"")
+        _front.SessionFront(*submitter(producer).native.front(), submitter(producer).native, None, int, b"")
 
 
 # ---- what a program may do that a writer of such code does not think of ----------
@@ -277,7 +278,7 @@ def test_a_future_that_two_threads_add_callbacks_to_calls_each_once(parts, produ
                 future.add_done_callback(called.append)
             else:
                 writer.send_signal(signal.SIGCONT)
-                front = producer._puts.front
+                front = submitter(producer).front
                 eventually(lambda: front.take_answers() or not front.waiting, "the answer was taken")
                 if "closed" in moment:
                     producer.close()
@@ -342,7 +343,7 @@ def test_closing_that_a_signal_handler_ends_may_be_done_again(parts, producer, s
     parts.workers[native.WRITER].send_signal(signal.SIGCONT)
     producer.close()
     assert len(raised) == 3 and all(future.result(0).ok or future.result(0).indeterminate for future in futures)
-    assert not producer._puts.lock.locked()
+    assert not submitter(producer).lock.locked()
 
 
 class _Last:
@@ -447,7 +448,7 @@ def test_puts_succeed_while_every_allocation_collects_garbage(producer):
 @in_async_mode
 def test_no_way_of_putting_keeps_a_reference(producer):
     topic, tags, body, bodies = "".join(["T", "opic"]), "".join(["r", "ed"]), bytes(1000), [bytes(100)]
-    kept = (topic, tags, body, bodies, PutResult, PutFuture, producer, producer._puts, producer._puts.front, None)
+    kept = (topic, tags, body, bodies, PutResult, PutFuture, producer, submitter(producer), submitter(producer).front, None)
 
     def puts() -> None:
         assert producer.put(topic, body, tags=tags).ok and producer.put_many(topic, bodies, tags=tags).ok
@@ -480,7 +481,7 @@ def test_no_way_of_putting_keeps_a_reference(producer):
 
 @in_async_mode
 def test_wrong_parts_of_a_front_raise_errors_or_use_the_slow_path(producer):
-    puts = producer._puts
+    puts = submitter(producer)
     with pytest.raises(RuntimeError, match="not held"):
         puts.lock.__exit__(None, None, None)
     with pytest.raises(TypeError, match="made once"):
@@ -585,7 +586,7 @@ def test_bodies_of_every_size_go_all_ways(make_parts, size):
     parts = make_parts(session_ring_bytes_default=1 << 20, segment_bytes=8 << 20)
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
-        puts = producer._puts
+        puts = submitter(producer)
         sizes = {"short": puts.body_bytes_max, "ring": 1 << 20, "most": puts.max_message_bytes}
         name, _, more = size.partition(" ")
         count = (sizes[name] if name in sizes else int(name)) + int(more.replace(" ", "") or 0)
@@ -633,7 +634,7 @@ def test_an_event_loop_does_not_wait_for_the_lock(producer):
     async def submit() -> PutFuture:
         return producer.put_async("T", b"x")
 
-    with producer._puts.lock:  # as another thread has it that waits for its answer
+    with submitter(producer).lock:  # as another thread has it that waits for its answer
         future = asyncio.run(submit())
     assert future.result(60).queue_offset == 1
     assert producer.put_async("T", b"y").result(60).queue_offset == 2
@@ -672,7 +673,7 @@ def test_a_signal_handler_ends_a_put_async_that_waits_for_room(parts, producer, 
                 futures.append(producer.put_async("T", bytes(30_000), queue_id=0))
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not producer._puts.lock.locked()
+    assert not submitter(producer).lock.locked()
     parts.workers[native.WRITER].send_signal(signal.SIGCONT)
     assert [future.result(60).queue_offset for future in futures] == list(range(1, len(futures) + 1))
 
@@ -723,7 +724,7 @@ def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts):
         flusher.send_signal(signal.SIGSTOP)
         future = producer.put_async("T", b"x")
         eventually(lambda: future.is_answered, "the writer has answered")
-        front, found = producer._puts.front, []
+        front, found = submitter(producer).front, []
 
         def fork(number, frame) -> None:
             found.append(os.fork())
@@ -734,7 +735,7 @@ def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts):
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         front.give_up_ns = time.monotonic_ns() + 60_000_000_000
         try:
-            with producer._puts.lock:
+            with submitter(producer).lock:
                 front.end()
             if found == [0]:
                 os._exit(1 if future.result(0).ok else 0)
@@ -750,7 +751,7 @@ def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts):
 @in_async_mode
 def test_a_fork_while_another_thread_frees_an_answers_slot_holds_up_no_child(parts, producer):
     future = producer.put_async("T", b"x")
-    session = producer._puts.native
+    session = submitter(producer).native
     session.pointer.finishing = 1  # as that thread leaves it in the child
     pid = os.fork()
     if pid == 0:
@@ -822,7 +823,7 @@ def test_a_future_that_is_answered_while_its_session_ends_waits_for_the_disk(mak
         flusher.send_signal(signal.SIGSTOP)  # answered is not yet durable
         writer.send_signal(signal.SIGSTOP)
         futures = [producer.put_async("T", b"x") for _ in range(3)]
-        front = producer._puts.front
+        front = submitter(producer).front
         front.give_up_ns = time.monotonic_ns() + 60_000_000_000
         closing = threading.Thread(target=producer.close)
         try:
@@ -943,12 +944,12 @@ def test_a_put_to_a_new_session_follows_the_size_limit_of_that_session(make_part
     parts = [make_parts(session_ring_bytes_default=1 << 20, segment_bytes=8 << 20)]
     with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:
         assert producer.put("T", b"first").ok
-        body = bytes(producer._puts.body_bytes_max)
+        body = bytes(submitter(producer).body_bytes_max)
         assert producer.put("T", body).ok
         parts.append(make_parts(session_ring_bytes_default=1 << 18, segment_bytes=8 << 20))
         native.store(parts[0].control.state, "retired", 1)
         assert producer.put("T", body).ok and producer.put_async("T", body).result(60).ok and producer.put_many("T", [body]).ok
-        assert producer._puts.body_bytes_max < len(body)
+        assert submitter(producer).body_bytes_max < len(body)
 
 
 @in_async_mode
@@ -983,7 +984,7 @@ def test_a_signal_handler_that_puts_within_a_put_gets_a_runtime_error(parts, pro
     told: list[str] = []
 
     def put(number, frame) -> None:
-        if producer._puts.lock.locked():
+        if submitter(producer).lock.locked():
             with pytest.raises(RuntimeError) as error:
                 producer.put("T", b"from a handler")
             told.append(str(error.value))

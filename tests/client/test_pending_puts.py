@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fix_client import awaiting_loops, submitter
 from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import LoopPuts
 from pyengine.formats.record import BatchMember
@@ -91,7 +92,7 @@ def test_answers_that_come_together_wake_the_loop_once(parts, producer, stopped)
         wakes = counted_wakes(asyncio.get_running_loop())
         resume = stopped(native.WRITER)
         tasks = [asyncio.create_task(put(producer)) for _ in range(300)]
-        await until(lambda: producer._puts.front.waiting == 300, "all are submitted")
+        await until(lambda: submitter(producer).front.waiting == 300, "all are submitted")
         for _ in range(20):
             await asyncio.sleep(0)
         assert not wakes and not any(task.done() for task in tasks)
@@ -126,7 +127,7 @@ def test_a_cancelled_put_is_stored_and_holds_up_no_other(parts, producer, stoppe
         at_once = asyncio.create_task(wait(futures[0]))
         await asyncio.sleep(0)
         at_once.cancel()  # while it looks for the answer
-        await until(lambda: producer._puts._pending._loops, "the tasks wait")
+        await until(lambda: awaiting_loops(producer), "the tasks wait")
         await asyncio.sleep(0.01)
         tasks[0].cancel()
         tasks[2].cancel()
@@ -138,7 +139,7 @@ def test_a_cancelled_put_is_stored_and_holds_up_no_other(parts, producer, stoppe
         resume()
         assert [(await task).queue_offset for task in (tasks[1], tasks[3])] == [2, 4]
         assert [(await future).queue_offset for future in futures] == [1, 2, 3, 4]
-        assert not producer._puts._pending._loops
+        assert not awaiting_loops(producer)
 
     asyncio.run(run())
 
@@ -206,7 +207,7 @@ def test_a_loop_that_closes_leaves_the_producer_whole(parts, producer, stopped):
     loop.close()
     resume()
     assert asyncio.run(put(producer)).queue_offset == 6
-    eventually(lambda: not producer._puts._pending._loops, "the closed loop is forgotten")
+    eventually(lambda: not awaiting_loops(producer), "the closed loop is forgotten")
 
 
 def test_a_loop_that_is_stopped_gets_the_answers_when_it_runs_again(producer, stopped):
@@ -295,7 +296,7 @@ def test_closing_a_producer_whose_puts_have_no_answer_ends_their_tasks(parts, pr
     async def run():
         resume = stopped(native.WRITER)
         tasks = [asyncio.create_task(put(producer)) for _ in range(10)]
-        await until(lambda: producer._puts._pending._loops, "the tasks wait")
+        await until(lambda: awaiting_loops(producer), "the tasks wait")
         await asyncio.get_running_loop().run_in_executor(None, producer.close)
         results = await asyncio.gather(*tasks)
         resume()
@@ -342,7 +343,7 @@ def test_a_loop_takes_results_itself_or_is_woken_where_it_gives_up(parts, produc
         resume()
         await until(lambda: len(got) == 6, "the loop is woken")
         assert len(wakes) <= 3
-        with producer._puts.lock:  # as while another thread puts
+        with submitter(producer).lock:  # as while another thread puts
             puts.add(producer.put_raw_async(RawMessage("T", b"submitted later, by another thread")), then, is_taken=True)
             puts.take(1_000_000)
         await until(lambda: len(got) == 7, "the loop is told")
@@ -377,7 +378,7 @@ def test_puts_with_options_are_answered_together_too(parts, producer, stopped, o
     async def run():
         resume = stopped(native.WRITER)
         tasks = [asyncio.create_task(put(producer, **options)) for _ in range(100)]
-        await until(lambda: producer._puts.front.waiting == 100, "all are submitted")
+        await until(lambda: submitter(producer).front.waiting == 100, "all are submitted")
         wakes = counted_wakes(asyncio.get_running_loop())
         resume()
         results = await asyncio.gather(*tasks)

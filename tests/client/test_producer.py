@@ -24,6 +24,7 @@ from types import SimpleNamespace
 import pytest
 
 import pyengine
+from fix_client import submitter
 from fix_golden import usual
 from fix_parts import MODES
 from pyengine.client import pending_puts
@@ -100,7 +101,7 @@ def test_put_many_and_large_bodies_go_beside_the_ring(parts):
 def test_a_folder_in_the_place_of_a_side_object_stops_no_put(parts):
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
-        session = producer._puts.session
+        session = submitter(producer).session
         in_the_way = parts.owner.folder.path / side_name(session.identity.epoch, session.slot, session.generation, 2)
         (in_the_way / "full").mkdir(parents=True)
         assert producer.put("T", bytes(60_000)).ok
@@ -334,8 +335,8 @@ def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make
     with producer:
         assert producer.put("T", b"0").ok
         monkeypatch.setattr(ProducerSession, "set_constants", late)
-        with producer._puts.lock:
-            producer._puts._detach()
+        with submitter(producer).lock:
+            submitter(producer)._detach()
         assert producer.put("T", b"1", tags="new").ok
         all_committed(parts)
         assert [(m.born_host, m.store_host) for m in messages(parts)] == [("10.1.2.4:1234", "10.1.2.3:10911")] * 2
@@ -606,7 +607,7 @@ def test_a_producer_survives_hundreds_of_exceptions_at_any_instruction(make_part
     for _ in range(5000):  # more than there are places for answers
         assert producer.put("T", b"x").ok
     producer.close()
-    assert not producer._puts.lock.locked()
+    assert not submitter(producer).lock.locked()
 
 
 def test_dropped_producers_give_everything_back(make_parts):

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from fix_client import submitter
 from fix_parts import MODES
 from fix_put_ways import BLOCKING, LARGE_BYTES, WAYS, bodies
 from pyengine.ipc.control_block import now_ms
@@ -60,8 +61,9 @@ def at_once(parts, stopped: int, act: Callable[[], None]) -> dict[str, object]:
         parts.workers[stopped].send_signal(signal.SIGSTOP)
         try:
             waiting = {name: threads.submit(run, WAYS[name], producer) for name, producer in producers.items()}
-            eventually(lambda: all(producer._puts.native.sequence == 2 for producer in producers.values()), "all are submitted")
-            eventually(lambda: all(producer._puts.front.has_open for producer in producers.values()), "none waits in the call of its put")
+            puts = [submitter(producer) for producer in producers.values()]
+            eventually(lambda: all(one.native.sequence == 2 for one in puts), "all are submitted")
+            eventually(lambda: all(one.front.has_open for one in puts), "none waits in the call of its put")
             act()
             return {name: each.result(scaled_timeout_s(60)) for name, each in waiting.items()}
         finally:

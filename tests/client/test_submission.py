@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from fix_client import submitter
 from fix_parts import MODES
 from fix_put_ways import WAYS
 from pyengine import UsageError
@@ -166,8 +167,9 @@ def test_puts_that_wait_for_room_in_the_parent_are_indeterminate_in_the_child(pa
 def test_locks_that_threads_of_the_parent_have_hold_up_no_child(parts, producer, stopped_writer):
     resume = stopped_writer()
     futures = [producer.put_async("T", b"x", keys="k") for _ in range(3)]
-    pending = producer._puts._pending
-    locks = [producer._puts.lock, producer._puts._opening, pending._running, pending._starting, producer._puts._queued._starting,
+    puts = submitter(producer)
+    pending = puts._pending
+    locks = [puts.lock, puts._opening, pending._running, pending._starting, puts._queued._starting,
              *(future._condition for future in futures)]
     are_held, go_on = threading.Event(), threading.Event()
 

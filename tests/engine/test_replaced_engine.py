@@ -12,6 +12,7 @@ import time
 import pytest
 
 import pyengine
+from fix_client import submitter
 from pyengine.client.outgoing import RawMessage
 from pyengine.formats.record import BatchMember
 from pyengine.ipc import sessions
@@ -60,8 +61,9 @@ def test_puts_of_old_producers_leave_the_new_producers_puts_alone(make_engine):
     engine.start()
     news = [pyengine.connect(engine.root) for _ in cases]
     for (call, size), old, new in zip(cases, olds, news):
-        assert (new._puts.session.slot, new._puts.session.generation) == (old._puts.session.slot, old._puts.session.generation)
-        old_call = old._puts.native
+        session, before = submitter(new).session, submitter(old).session
+        assert (session.slot, session.generation) == (before.slot, before.generation)
+        old_call = submitter(old).native
         offset = engine.positions()["wrote"]
         results = {}
 
@@ -72,9 +74,9 @@ def test_puts_of_old_producers_leave_the_new_producers_puts_alone(make_engine):
         writer = engine.suspend("writer")
         try:
             threads[0].start()
-            eventually(lambda: new._puts.native.sequence == 1, "the new producer's entry waits for the writer")
+            eventually(lambda: submitter(new).native.sequence == 1, "the new producer's entry waits for the writer")
             threads[1].start()
-            eventually(lambda: old._puts.native is not old_call and old._puts.native.sequence == 1,
+            eventually(lambda: submitter(old).native is not old_call and submitter(old).native.sequence == 1,
                        "the old producer put into the new engine")
         finally:
             os.kill(writer, signal.SIGCONT)
@@ -93,21 +95,21 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
     engine.start()
     old = pyengine.connect(engine.root)
     old.put("T", b"of the old engine")
-    session = old._puts.session
+    session = submitter(old).session
     epoch, slot, generation = session.identity.epoch, session.slot, session.generation
     engine.stop()
     engine.start()
     with pyengine.connect(engine.root) as new, engine.memory() as memory:
         row = memory.control.sessions[slot]
-        assert (new._puts.session.slot, native.load(row, "generation")) == (slot, generation)
+        assert (submitter(new).session.slot, native.load(row, "generation")) == (slot, generation)
         with sessions.connect_socket(find_folder(engine.root).path, 5.0) as channel:
             # As a close() that had looked at its session just before the engine was replaced.
             assert _ask(channel, {"want": "close", "slot": slot, "generation": generation, "epoch": epoch})[0] == {"closed": False}
             assert "error" in _ask(channel, {"want": "close", "slot": slot, "generation": generation})[0]
-        assert new._puts.session.is_open
+        assert submitter(new).session.is_open
         assert old.put("T", b"of the old producer").ok
         old.close()
-        assert new._puts.session.is_open and new.put("T", b"goes on").ok
+        assert submitter(new).session.is_open and new.put("T", b"goes on").ok
         assert native.load(row, "state") == native.SESSION_OPEN
 
 
@@ -124,9 +126,9 @@ def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode)
             results = []
             thread = threading.Thread(target=lambda: results.append(producer.put("T", b"waits")))
             thread.start()
-            eventually(lambda: producer._puts.native.sequence == 22, "all is submitted")
+            eventually(lambda: submitter(producer).native.sequence == 22, "all is submitted")
             if name == "flusher":  # else the writer, which is slow on a busy machine, is killed before it has answered
-                eventually(lambda: producer._puts.session.session.acked == 22, "all is stored")
+                eventually(lambda: submitter(producer).session.session.acked == 22, "all is stored")
             kill_all(engine, name)
             results += [future.result(60) for future in futures]
             thread.join(60)

@@ -97,6 +97,12 @@ def test_messages_are_found_by_key_and_by_id(filled, topic):
 
 
 @pytest.fixture
+def in_file(tmp_path):
+    """The same as `kept`, as another program reads and writes them."""
+    return ConsumerOffsets(tmp_path)
+
+
+@pytest.fixture
 def kept(tmp_path):
     """The groups' offsets of an empty store."""
     (tmp_path / "config").mkdir()
@@ -104,16 +110,16 @@ def kept(tmp_path):
         yield GroupOffsets(SimpleNamespace(root=tmp_path), executor)
 
 
-def test_a_write_whose_caller_is_cancelled_ends_before_the_next_begins(kept, monkeypatch):
-    began, may_go_on, update = threading.Event(), threading.Event(), kept._offsets.update
+def test_a_write_whose_caller_is_cancelled_ends_before_the_next_begins(kept, in_file, monkeypatch):
+    began, may_go_on, update = threading.Event(), threading.Event(), ConsumerOffsets.update
 
-    def slow(change):
+    def slow(offsets, change):
         if not began.is_set():
             began.set()
             assert may_go_on.wait(60)
-        return update(change)
+        return update(offsets, change)
 
-    monkeypatch.setattr(kept._offsets, "update", slow)
+    monkeypatch.setattr(ConsumerOffsets, "update", slow)
 
     async def whole():
         kept.commit("T", "G", 0, 1)
@@ -130,13 +136,13 @@ def test_a_write_whose_caller_is_cancelled_ends_before_the_next_begins(kept, mon
         await last
 
     asyncio.run(whole())
-    assert kept._offsets.read("T", "G") == {0: 2, 1: 1} and not kept._waiting
+    assert in_file.read("T", "G") == {0: 2, 1: 1} and kept.all() == {"T@G": {0: 2, 1: 1}}
 
 
-def test_the_loop_does_not_read_the_offsets_again_after_its_own_writes(kept, monkeypatch):
+def test_the_loop_does_not_read_the_offsets_again_after_its_own_writes(kept, in_file, monkeypatch):
     """A file with all offsets that are possible takes nearly a second, in which no client is served."""
-    read, table = [], kept._offsets.table
-    monkeypatch.setattr(kept._offsets, "table", lambda: (read.append(threading.current_thread()), table())[1])
+    read, table = [], ConsumerOffsets.table
+    monkeypatch.setattr(ConsumerOffsets, "table", lambda offsets: (read.append(threading.current_thread()), table(offsets))[1])
 
     async def whole():
         for number in range(3):
@@ -148,30 +154,27 @@ def test_the_loop_does_not_read_the_offsets_again_after_its_own_writes(kept, mon
 
     asyncio.run(whole())
     assert read.count(threading.current_thread()) == 1, "only before the first write"
-    ConsumerOffsets(kept._offsets.path.parent.parent).commit("T", "G", {0: 6})
+    in_file.commit("T", "G", {0: 6})
     assert kept.committed("T", "G", 0) == 6, "another program's write"
 
 
-def test_offsets_that_could_not_be_written_wait_whatever_it_was(kept, monkeypatch):
-    update = kept._offsets.update
-
-    def fails(change):
+def test_offsets_that_could_not_be_written_wait_whatever_it_was(kept, in_file, monkeypatch):
+    def fails(offsets, change):
         raise MemoryError
 
     async def whole():
         kept.commit("T", "G", 0, 1)
-        monkeypatch.setattr(kept._offsets, "update", fails)
-        with pytest.raises(MemoryError):
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(ConsumerOffsets, "update", fails)
             await kept.flush()
-        monkeypatch.setattr(kept._offsets, "update", update)
         await kept.flush()
 
     asyncio.run(whole())
-    assert kept._offsets.read("T", "G") == {0: 1}
+    assert in_file.read("T", "G") == {0: 1}
 
 
-def test_a_file_that_cannot_be_read_now_is_not_taken_for_an_empty_one(kept, monkeypatch):
-    kept._offsets.commit("T", "G", {0: 7})
+def test_a_file_that_cannot_be_read_now_is_not_taken_for_an_empty_one(kept, in_file, monkeypatch):
+    in_file.commit("T", "G", {0: 7})
 
     def fails(path):
         raise OSError(errno.EMFILE, "Too many open files", str(path))
@@ -184,7 +187,7 @@ def test_a_file_that_cannot_be_read_now_is_not_taken_for_an_empty_one(kept, monk
 
 
 @pytest.mark.parametrize("topic", ["T", None], ids=["reset", "delete"])
-def test_a_flush_under_way_does_not_restore_offsets_that_are_reset_or_deleted(kept, topic):
+def test_a_flush_under_way_does_not_restore_offsets_that_are_reset_or_deleted(kept, in_file, topic):
     """A flush takes what waits before the change has the file, and writes it after."""
     def change(table):
         changing.set()
@@ -206,16 +209,16 @@ def test_a_flush_under_way_does_not_restore_offsets_that_are_reset_or_deleted(ke
 
     asyncio.run(race())
     expected = 5 if topic else None
-    assert (kept.committed("T", "G", 0), kept._offsets.read("T", "G").get(0)) == (expected, expected)
+    assert (kept.committed("T", "G", 0), in_file.read("T", "G").get(0)) == (expected, expected)
 
 
-def test_clients_make_no_more_offsets_than_the_file_may_have(kept, monkeypatch):
+def test_clients_make_no_more_offsets_than_the_file_may_have(kept, in_file, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.positions.OFFSETS_MAX", 4)
-    kept._offsets.commit("T", "G", {0: 1, 1: 1})
+    in_file.commit("T", "G", {0: 1, 1: 1})
     assert [kept.commit("T", "H", queue_id, 5) for queue_id in (0, 1, 2)] == [True, True, False]
     assert kept.commit("T", "G", 0, 2) and kept.commit("T", "H", 0, 6), "what is there goes on"
     asyncio.run(kept.flush())
-    assert kept._offsets.groups() == {("T", "G"): {0: 2, 1: 1}, ("T", "H"): {0: 6, 1: 5}}
+    assert in_file.groups() == {("T", "G"): {0: 2, 1: 1}, ("T", "H"): {0: 6, 1: 5}}
     assert kept.commit("T", "H", 1, 7) and not kept.commit("T", "H", 2, 1)
     asyncio.run(kept.rewrite(lambda table: table.pop("T@G"), "G"))
     assert kept.commit("T", "H", 2, 1)
