@@ -12,7 +12,7 @@
     disk_full_rounds.py  fill the disk
     failpoints.py        kill or stop a process at each named step (failpoint_rounds.py, failpoint_replicas.py)
     systemd_drills.py    do to an engine of units what can happen to it
-    served.py            rounds for the gateway, with producers that speak RocketMQ's protocol
+    served.py            rounds for gateway and gRPC worker, with producers that speak RocketMQ's protocol
     proof.py             docs/proof.md, from the results of these scripts
     report.py, peer.py   shared by all: options, the last line, RocketMQ as judge
 

@@ -6,7 +6,7 @@ KIND is a worker kind, `supervisor`, `producer`, or `everything` (all at once, t
 After each kill acknowledgements must move again within a time limit: a hang is a failure. A share of the
 kills (--aim) is aimed: the process is stopped repeatedly until it is in the middle of an operation.
 
-With the gateway as victim producers speak RocketMQ's protocol to it.
+With the gateway or the gRPC worker as victim producers speak RocketMQ's protocol to it.
 With the scheduler as victim some messages are delayed: each must be delivered, at most twice, but one that
 was cancelled never. At the end RocketMQ opens the store, if it is there (--peer, --no-peer).
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from crash.replicas import ReplicatorRun
 from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import AIM_SHARE, VICTIMS, CrashRun
-from crash.served import GatewayRun
+from crash.served import GatewayRun, GrpcRun
 
 
 @ended_in_order
@@ -37,7 +37,7 @@ def main() -> int:
         parser.error(f"a {arguments.kind} runs in mode {' or '.join(modes)} only")
 
     def make(store: Path, scratch: Path) -> CrashRun:
-        made = {"replicator": ReplicatorRun, "gateway": GatewayRun}.get(arguments.kind, CrashRun)
+        made = {"replicator": ReplicatorRun, "gateway": GatewayRun, "grpc": GrpcRun}.get(arguments.kind, CrashRun)
         return made(store, scratch, arguments.kind, mode, arguments.seed, arguments.aim)
 
     def words(summary: Summary) -> str:

@@ -60,8 +60,8 @@ AIM_TIMEOUT_S = 0.02
 DEATHS_SEEN_MAX = 4
 UNDRAINED_TIMEOUT_S = 5.0
 EVERYTHING = "everything"
-# The kinds of process to kill, each with the modes in which it runs; tests/gateway/test_grpc_kills.py kills the gRPC worker.
-VICTIMS = {kind.name: [MODE_NAMES[mode] for mode in sorted(kind.modes)] for kind in KINDS if not kind.serving_grpc} | dict.fromkeys(
+# The kinds of process to kill, each with the modes in which it runs.
+VICTIMS = {kind.name: [MODE_NAMES[mode] for mode in sorted(kind.modes)] for kind in KINDS} | dict.fromkeys(
     ("supervisor", "producer", EVERYTHING), tuple(MODES))
 
 

@@ -34,7 +34,8 @@ OTHERS = {
     "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
 }
 SHORT = usual([("writer", "async"), ("everything", "pool"), ("scheduler", "async"), ("supervisor", "async"), ("producer", "async"),
-               ("flusher", "sync"), ("committer", "pool")], [("writer", "async"), ("everything", "pool")], pytest.mark.ci)
+               ("flusher", "sync"), ("committer", "pool"), ("grpc", "async")],
+              [("writer", "async"), ("everything", "pool")], pytest.mark.ci)
 LONG_ROUNDS = 60
 
 
