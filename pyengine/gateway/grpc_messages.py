@@ -43,6 +43,7 @@ from pyengine.formats.record import Message, decode_message_id, encode_propertie
 PROTO = Path(__file__).with_name("rocketmq_v2.proto")
 GROUP_CHARS_MAX = 64        # of a message group, as in RocketMQ
 ID_CHARS_MAX = 256          # of a message id: clients' have 34
+HOST_CHARS_MAX = 255        # of what a client says of its host
 _PROPERTY_POP_HANDLE, _PROPERTY_BORN_HOST = "POP_CK", "__BORNHOST"
 _PROPERTY_TRACE = "TRACE_CONTEXT"
 _NOT_SENT = INTERNAL_PROPERTY_NAMES | RESERVED_PROPERTY_NAMES | {
@@ -206,6 +207,12 @@ class Translator:
         return {"a": topic, "b": topic, "d": "4", "e": str(queue_id), "f": str(sys_flag), "g": str(born_ms), "h": "0",
                 "i": encode_properties(properties), "j": "0", "k": "false", "m": "false"}
 
+    def type_of_sent(self, system: Any) -> str:
+        """Return the name of the type of a message that is sent, by what it has."""
+        if system.message_type == self._v2.TRANSACTION:
+            return "TRANSACTION"
+        return "DELAY" if system.HasField("delivery_timestamp") else "FIFO" if system.HasField("message_group") else "NORMAL"
+
     def _check_body(self, message: Any) -> None:
         body, digest = message.body, message.system_properties.body_digest
         if not body:
@@ -244,6 +251,8 @@ class Translator:
             if any(not key.strip() or _SEPARATORS.search(key) for key in system.keys):
                 raise CallRefusedError("ILLEGAL_MESSAGE_KEY", "a key is not blank and has no byte 0, 1 or 2")
             properties[PROPERTY_KEYS] = KEY_SEPARATOR.join(system.keys)
+        if system.born_host and len(system.born_host) <= HOST_CHARS_MAX and not _SEPARATORS.search(system.born_host):
+            properties[_PROPERTY_BORN_HOST] = system.born_host
         if system.HasField("trace_context") and not _SEPARATORS.search(system.trace_context):
             properties[_PROPERTY_TRACE] = system.trace_context
         if sum((system.HasField("message_group"), system.HasField("delivery_timestamp"), kind == self._v2.TRANSACTION)) > 1:
@@ -288,7 +297,8 @@ class Translator:
         system.message_type = self._type_of(properties)
         set_time(system.born_timestamp, record.born_timestamp_ms)
         set_time(system.store_timestamp, record.store_timestamp_ms)
-        system.born_host, system.store_host = record.born_host.rpartition(":")[0], record.store_host
+        system.born_host = properties.get(_PROPERTY_BORN_HOST) or record.born_host.rpartition(":")[0]
+        system.store_host = record.store_host
         system.queue_id, system.queue_offset, system.delivery_attempt = record.queue_id, record.queue_offset, attempt
         if record.tags:
             system.tag = record.tags

@@ -300,15 +300,15 @@ class GrpcServer:
         v2 = self._v2
         attributes = topic.more.get("attributes")
         kind = attributes.get("message.type", attributes.get("+message.type")) if isinstance(attributes, dict) else None
-        every = {"NORMAL": v2.NORMAL, "FIFO": v2.FIFO, "DELAY": v2.DELAY, "TRANSACTION": v2.TRANSACTION}
-        return [every[kind]] if kind in every else list(every.values())
+        every = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+        return [getattr(v2, name) for name in ((kind,) if kind in every else every)]
 
-    def _queue(self, resource: Any, queue_id: int, permission: int, endpoints: Any) -> Any:
-        """Return a queue at the address by which the client has reached this port, or at the advertised one."""
+    def _queue(self, client: GrpcClient, resource: Any, queue_id: int, permission: int, endpoints: Any) -> Any:
+        """Return a queue at the address by which the client has reached its port, or at the advertised one."""
         if endpoints.ByteSize() > ENDPOINTS_BYTES_MAX:
             raise CallRefusedError("ILLEGAL_ACCESS_POINT", f"the endpoints have more than {ENDPOINTS_BYTES_MAX} bytes")
         broker = self._v2.Broker(name=self._config.broker_name, id=0,
-                                 endpoints=endpoints if endpoints.addresses else self._endpoints)
+                                 endpoints=endpoints if endpoints.addresses else self._endpoints[client.is_secure])
         return self._v2.MessageQueue(topic=resource, id=queue_id, permission=permission, broker=broker)
 
     async def _query_route(self, client: GrpcClient, request: Any, context: Any) -> Any:
@@ -378,7 +378,7 @@ class GrpcServer:
                 backoff = settings.backoff_policy.exponential_backoff
                 backoff.initial.nanos, backoff.max.seconds = 10_000_000, 1
                 settings.publishing.max_body_size = self._config.max_message_size_bytes
-                settings.publishing.validate_message_type = False
+                settings.publishing.validate_message_type = True
             else:
                 group = self._group(settings.subscription.group)
                 client.add(client.groups, [group])
@@ -435,6 +435,9 @@ class GrpcServer:
         queues = topic.write_queue_nums
         if not topic.perm & PERM_WRITE or queues <= 0:
             raise CallRefusedError("FORBIDDEN", f"the topic {name} takes no messages")
+        if getattr(v2, kind := self._translator.type_of_sent(system)) not in self._message_types(topic):
+            raise CallRefusedError("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
+                                   f"the topic {name} takes no {kind} message: its attribute message.type names the one type that it takes")
         queue_id = zlib.crc32(system.message_group.encode()) if system.HasField("message_group") else next(self._turns)
         fields = self._translator.send_fields(message, name, queue_id % queues)
         is_half = system.message_type == v2.TRANSACTION

@@ -14,6 +14,7 @@ from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
 from pyengine.gateway.connections import host_of
 from pyengine.gateway.grpc_clients import address_of
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from waiting import eventually
 
 
@@ -128,6 +129,29 @@ def test_each_message_of_a_request_has_its_own_status(grpc_store, topic):
     assert answer.status.code == V2.MULTIPLE_RESULTS
     assert [entry.status.code for entry in answer.entries] == [V2.OK, V2.TOPIC_NOT_FOUND, V2.MESSAGE_BODY_EMPTY]
     assert grpc_store.caller().SendMessage().status.code == V2.BAD_REQUEST
+
+
+def test_a_topic_of_one_type_takes_no_message_of_another(grpc_store, topic):
+    TopicConfigs(grpc_store.root).ensure(TopicConfig(f"{topic}_o"[-100:], more={"attributes": {"message.type": "FIFO"}}))
+    caller, name = grpc_store.caller(), f"{topic}_o"[-100:]
+    route = caller.QueryRoute(topic=V2.Resource(name=name))
+    assert list(route.message_queues[0].accept_message_types) == [V2.FIFO]
+    settings = caller.settings(client_type=V2.PRODUCER, publishing=V2.Publishing(topics=[V2.Resource(name=name)])).settings
+    assert settings.publishing.validate_message_type  # by the client, as it is told by RocketMQ's proxy
+    refused = caller.send(name, b"x").status
+    assert refused.code == V2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE and "takes no NORMAL message" in refused.message
+    assert caller.send(name, b"x", message_type=V2.TRANSACTION).status.code == V2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert caller.send(name, b"x", message_type=V2.FIFO, message_group="g").status.code == V2.OK
+
+
+def test_consumers_see_the_host_that_the_producer_named(grpc_store, topic):
+    caller = grpc_store.caller()
+    for host in ("shop-7", "", "x" * 300):
+        assert caller.send(topic, host.encode() or b"none", born_host=host).status.code == V2.OK
+    found: list = []
+    eventually(lambda: len(found) == 3 or found.extend(caller.receive(topic, f"G_{topic}")[0]), "they come")
+    assert {each.body[:6]: each.system_properties.born_host for each in found} == {
+        b"shop-7": "shop-7", b"none": "127.0.0.1", b"xxxxxx": "127.0.0.1"}
 
 
 def test_properties_beyond_the_store_s_limit_are_refused(grpc_store, topic):
