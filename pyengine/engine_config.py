@@ -255,7 +255,7 @@ class EngineConfig:
     gateway_acl_file: str = setting(
         "config/plain_acl.yml", "The access list, mode 600, relative to the store.", group="gateway")
     gateway_tls_mode: str = setting(
-        "disabled", "Whether the ports take TLS: no, too, or only; gRPC's only, unless disabled.",
+        "disabled", "Whether the ports take TLS: no, too, or only; gRPC's only, see grpc_plain_port.",
         choices=("disabled", "permissive", "enforcing"), group="gateway")
     gateway_tls_cert_file: str = setting(
         "", "The gateway's certificate with those up to its CA, as PEM, relative to the store.", group="gateway")
@@ -272,8 +272,10 @@ class EngineConfig:
         "127.0.0.1", "Where gRPC listens.", group="gateway")
     grpc_port: int = setting(
         8081, "Its port; 0: any.", low=0, high=65_535, group="gateway")
+    grpc_plain_port: int = setting(
+        0, "With permissive TLS: one more port, without TLS; 0: none.", low=0, high=65_535, group="gateway")
     grpc_calls_max: int = setting(
-        4096, "Most calls at a time.", low=1, high=1 << 20, group="gateway")
+        4096, "Most calls at a time; half from one address.", low=1, high=1 << 20, group="gateway")
 
     # -- queues, index, recovery
     message_index_enable: bool = setting(
@@ -421,6 +423,9 @@ class EngineConfig:
         if self.gateway_tls_client_auth != "none" and not self.gateway_tls_client_ca_file:
             raise ConfigError(f"gateway_tls_client_auth = {self.gateway_tls_client_auth} needs the CAs of clients: set "
                               "gateway_tls_client_ca_file")
+        if self.grpc_plain_port and self.gateway_tls_mode != "permissive":
+            raise ConfigError(f"grpc_plain_port = {self.grpc_plain_port} needs gateway_tls_mode = permissive: with disabled grpc_port "
+                              "takes clients without TLS, with enforcing no port does")
 
     @property
     def name_servers(self) -> list[str]:
@@ -640,6 +645,7 @@ class EngineSettings(TypedDict, total=False):
     grpc_enable: bool | str
     grpc_listen_host: str
     grpc_port: int | str
+    grpc_plain_port: int | str
     grpc_calls_max: int | str
     message_index_enable: bool | str
     flush_interval_consume_queue_ms: int | str

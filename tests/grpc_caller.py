@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import queue
 import re
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,37 @@ def message(topic: str, body: bytes, **system):
     made = V2.Message(topic=V2.Resource(name=topic), body=body, user_properties=properties)
     made.system_properties.MergeFrom(V2.SystemProperties(**system))
     return made
+
+
+class Relay:
+    """A port of this host whose connections come to another one from `own_host`, as those of another host do."""
+
+    def __init__(self, to_port: int, own_host: str) -> None:
+        self._to, self._own_host = to_port, own_host
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._to), 30, (self._own_host, 0))
+                for each in (near, far):
+                    each.settimeout(None)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
 
 
 class GrpcStore(ServedStore):

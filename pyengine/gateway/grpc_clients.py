@@ -111,6 +111,14 @@ class GatewayLink(asyncio.Protocol):
             self._transport.close()
 
 
+class Host:
+    """What the clients of one address have of the worker now."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.held_bytes = 0  # of messages on their way in either direction
+
+
 class GrpcClient:
     """One client of RocketMQ 5: an id at one address, with an account of the access list if it has a key."""
 
@@ -122,7 +130,7 @@ class GrpcClient:
         self.host = host_of(address)
         self._folder = folder
         self._access = {"AccessKey": access_key} if access_key else {}
-        self._is_secure = is_secure
+        self.is_secure = is_secure
         self._link: GatewayLink | None = None
         self._connecting = asyncio.Lock()
         self.settings: Any = None               # of its last Telemetry
@@ -131,6 +139,7 @@ class GrpcClient:
         self.streams = 0                        # of Telemetry, now
         self.writing = asyncio.Lock()           # into such a stream
         self.calls = 0                          # now
+        self.used = Host()                      # what its host has, while it calls
         self.seen_s = time.monotonic()
         self.has_left = asyncio.Event()         # it has said so, or is left out
         self._told: asyncio.Queue[Frame] = asyncio.Queue()  # questions about transactions
@@ -174,7 +183,7 @@ class GrpcClient:
         _, link = await asyncio.get_running_loop().create_unix_connection(
             lambda: GatewayLink(self._take, self.language), sock=connect_socket(self._folder, 0.0, GATEWAY_SOCKET))
         try:
-            introduced = await link.ask(codes.INTRODUCE, {"address": self.address, "secure": str(self._is_secure).lower()})
+            introduced = await link.ask(codes.INTRODUCE, {"address": self.address, "secure": str(self.is_secure).lower()})
             if introduced.code != codes.SUCCESS:
                 raise GatewayLostError(f"the gateway does not take the client: {introduced.remark}")
             if self.groups or self.producer_groups:
@@ -233,16 +242,17 @@ class GrpcClient:
 
 
 class GrpcClients:
-    """The clients by id, address and key, and the limits of all together."""
+    """The clients by id, address and key, and the limits of all together. One address can have half of the calls and of the memory."""
 
-    def __init__(self, folder: Path, limits: Limits, *, is_secure: bool) -> None:
+    def __init__(self, folder: Path, limits: Limits, calls_max: int) -> None:
         self._folder = folder
         self._limits = limits
-        self._is_secure = is_secure
+        self._calls_of_host_max = max(1, calls_max // 2)
         self._clients: dict[tuple[str, str, str], GrpcClient] = {}
-        self.held_bytes = 0  # of messages on their way in either direction
+        self._hosts: dict[str, Host] = {}  # those with calls
+        self.held_bytes = 0
 
-    def find(self, client_id: str, peer: str, access_key: str, language: str) -> GrpcClient:
+    def find(self, client_id: str, peer: str, access_key: str, language: str, *, is_secure: bool) -> GrpcClient:
         """Return the client of a call, a new one if it is not known; TooManyClientsError."""
         key = client_id, peer, access_key
         found = self._clients.get(key)
@@ -255,20 +265,41 @@ class GrpcClients:
                 raise TooManyClientsError(f"{self._limits.address_connections_max} clients from there are served already "
                                           "(gateway_address_connections_max)")
             found = self._clients[key] = GrpcClient(self._folder, client_id, address, access_key=access_key, language=language,
-                                                is_secure=self._is_secure)
+                                                is_secure=is_secure)
         found.seen_s = time.monotonic()
         return found
 
     @contextlib.contextmanager
-    def holding(self, size_bytes: int) -> Iterator[None]:
-        """Count the bytes of a message while it is on its way; TooManyClientsError above the limit of all."""
-        if self.held_bytes + size_bytes > self._limits.memory_bytes_max:
-            raise TooManyClientsError(f"{self.held_bytes} bytes of messages are on their way already (gateway_memory_max_bytes)")
+    def calling(self, client: GrpcClient) -> Iterator[None]:
+        """Count a call of this client while it lasts; TooManyClientsError if its host has too many."""
+        host = client.used = self._hosts.setdefault(client.host, Host())
+        if host.calls >= self._calls_of_host_max:
+            raise TooManyClientsError(f"{host.calls} calls from there are under way already (half of grpc_calls_max)")
+        host.calls += 1
+        client.calls += 1
+        try:
+            yield
+        finally:
+            host.calls -= 1
+            client.calls -= 1
+            client.seen_s = time.monotonic()
+            if not host.calls:
+                del self._hosts[client.host]
+
+    @contextlib.contextmanager
+    def holding(self, client: GrpcClient, size_bytes: int) -> Iterator[None]:
+        """Count the bytes of messages of a call while they are on their way; TooManyClientsError above a limit."""
+        most, host = self._limits.memory_bytes_max, client.used
+        if self.held_bytes + size_bytes > most or host.held_bytes and host.held_bytes + size_bytes > most // 2:
+            raise TooManyClientsError(f"{self.held_bytes} bytes of messages are on their way already, {host.held_bytes} of them with this "
+                                      "client's host (gateway_memory_max_bytes)")
         self.held_bytes += size_bytes
+        host.held_bytes += size_bytes
         try:
             yield
         finally:
             self.held_bytes -= size_bytes
+            host.held_bytes -= size_bytes
 
     async def remove(self, client: GrpcClient) -> None:
         """Leave a client out, and give back what it holds; a later call makes it known again."""

@@ -91,10 +91,10 @@ class GrpcServer:
         self._tls = TlsHandler(root, config) if config.gateway_tls_mode != "disabled" else None
         limits = Limits(connections_max=config.gateway_connections_max, memory_bytes_max=config.gateway_memory_max_bytes,
                         address_connections_max=config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
-        self._clients = GrpcClients(folder, limits, is_secure=self._tls is not None)
+        self._clients = GrpcClients(folder, limits, config.grpc_calls_max)
         self._translator = Translator(self._v2, config.broker_name, config.max_message_size_bytes)
         self._turns = itertools.count()
-        self._endpoints: Any = None
+        self._endpoints: dict[bool, Any] = {}  # by whether they take TLS
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._background: set[asyncio.Task[None]] = set()
@@ -106,21 +106,16 @@ class GrpcServer:
         config = self._config
         server = grpc.aio.server(maximum_concurrent_rpcs=config.grpc_calls_max, options=_options(config))
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._v2.service, self._handlers()),))
-        host = config.grpc_listen_host
-        address = f"[{host}]:{config.grpc_port}" if ":" in host else f"{host}:{config.grpc_port}"
         if self._access is not None:
             with contextlib.suppress(EngineError):  # reported by the next reload; until then every client is refused
                 await self._reload(self._access)
         try:
-            port = server.add_insecure_port(address) if self._tls is None else server.add_secure_port(address, self._credentials())
-        except EngineError as error:
-            raise OSError(errno.EINVAL, str(error)) from error
-        except RuntimeError:
-            advice = "stop what listens there, or set grpc_listen_host and grpc_port"
-            raise OSError(errno.EADDRINUSE, f"{address} is not free: {advice}") from None
-        advertised = config.gateway_advertised_host or host
-        self._endpoints = self._v2.Endpoints(scheme=_scheme(self._v2, advertised))
-        self._endpoints.addresses.add(host=advertised, port=port)
+            port = self._listen(server, config.grpc_port, is_secure=self._tls is not None)
+            plain = self._listen(server, config.grpc_plain_port, is_secure=False) if config.grpc_plain_port else 0
+        except OSError:
+            await server.start()  # one that has not begun cannot be stopped, and keeps the first port
+            await server.stop(None)
+            raise
         await server.start()
         self._server = server
         for name in ("asyncio", "grpc"):
@@ -134,9 +129,26 @@ class GrpcServer:
             repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
             *([] if self._access is None else [
                 repeat(RELOAD_INTERVAL_S, partial(self._reload, self._access), self._report, self._access.FAILURE)]))]
-        self._report(Event.GRPC_LISTENS, f"RocketMQ 5 at {host}:{port}, TLS {'off' if self._tls is None else 'on'}, "
-                                         f"access list {'off' if self._access is None else 'on'}")
-        return int(port)
+        without = f", without TLS at port {plain}" if plain else ""
+        self._report(Event.GRPC_LISTENS, f"RocketMQ 5 at {config.grpc_listen_host}:{port}, TLS {'off' if self._tls is None else 'on'}"
+                                         f"{without}, access list {'off' if self._access is None else 'on'}")
+        return port
+
+    def _listen(self, server: Any, port: int, *, is_secure: bool) -> int:
+        """Bind a port for clients with or without TLS; return its number. OSError if it, or the certificate, is not available."""
+        host = self._config.grpc_listen_host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            found = int(server.add_secure_port(address, self._credentials()) if is_secure else server.add_insecure_port(address))
+        except EngineError as error:
+            raise OSError(errno.EINVAL, str(error)) from error
+        except RuntimeError:
+            advice = "stop what listens there, or set grpc_listen_host and grpc_port"
+            raise OSError(errno.EADDRINUSE, f"{address} is not free: {advice}") from None
+        advertised = self._config.gateway_advertised_host or host
+        endpoints = self._endpoints[is_secure] = self._v2.Endpoints(scheme=_scheme(self._v2, advertised))
+        endpoints.addresses.add(host=advertised, port=found)
+        return found
 
     async def close(self) -> None:
         """End in order: take no more calls, answer those that are under way, then end the connections to the gateway."""
@@ -197,7 +209,8 @@ class GrpcServer:
                 async with self._call(context) as client:
                     if not may_be_large:
                         _check_size(request)
-                    return await work(client, request, context)
+                    with self._clients.holding(client, request.ByteSize() if may_be_large else 0):
+                        return await work(client, request, context)
             except CallRefusedError as refused:
                 return answer(status=self._status(refused.code, str(refused)))
 
@@ -221,15 +234,15 @@ class GrpcServer:
         """Give the client of a call, if it may call; raise what goes wrong in it as CallRefusedError."""
         metadata = dict(context.invocation_metadata() or ())
         peer = context.peer()
-        client: GrpcClient | None = None
         try:
             key = self._account(metadata, peer)
             client_id = metadata.get("x-mq-client-id", "")
             if not client_id or len(client_id) > 512:
                 raise CallRefusedError("CLIENT_ID_REQUIRED", "the call's metadata has no x-mq-client-id of at most 512 characters")
-            client = self._clients.find(client_id, peer, key, metadata.get("x-mq-language", "").upper())
-            client.calls += 1
-            yield client
+            is_secure = True in self._endpoints and context.auth_context().get("transport_security_type") == [b"ssl"]
+            client = self._clients.find(client_id, peer, key, metadata.get("x-mq-language", "").upper(), is_secure=is_secure)
+            with self._clients.calling(client):
+                yield client
         except TooManyClientsError as error:
             raise CallRefusedError("TOO_MANY_REQUESTS", str(error)) from None
         except EngineError as error:
@@ -240,10 +253,6 @@ class GrpcServer:
             if not context.done():  # else its client has gone, and cannot be written to
                 self._tell(Event.CLIENT_FAILED, peer, f"a call failed: {error!r}")
             raise CallRefusedError("INTERNAL_ERROR", repr(error)) from None
-        finally:
-            if client is not None:
-                client.calls -= 1
-                client.seen_s = time.monotonic()
 
     def _account(self, metadata: dict[str, str], peer: str) -> str:
         """Return the access key of a call whose signature is right; CallRefusedError. The gateway checks the rights."""
@@ -320,7 +329,7 @@ class GrpcServer:
             may_write = topic.perm & PERM_WRITE and queue_id < topic.write_queue_nums
             if may_read or may_write:
                 permission = v2.READ_WRITE if may_read and may_write else v2.READ if may_read else v2.WRITE
-                queue = self._queue(request.topic, queue_id, permission, request.endpoints)
+                queue = self._queue(client, request.topic, queue_id, permission, request.endpoints)
                 queue.accept_message_types.extend(types)
                 answer.message_queues.append(queue)
         return answer
@@ -331,7 +340,7 @@ class GrpcServer:
         if topic.perm & PERM_READ:
             queues = range(topic.read_queue_nums) if self._is_fifo(self._group(request.group)) else [-1]
             for queue_id in queues:
-                answer.assignments.add(message_queue=self._queue(request.topic, queue_id, v2.READ_WRITE, request.endpoints))
+                answer.assignments.add(message_queue=self._queue(client, request.topic, queue_id, v2.READ_WRITE, request.endpoints))
         return answer
 
     # ---- members ------------------------------------------------------------------
@@ -421,12 +430,11 @@ class GrpcServer:
         if not request.messages:
             raise CallRefusedError("BAD_REQUEST", "the request has no message")
         answer = self._v2.SendMessageResponse()
-        with self._clients.holding(sum(len(message.body) for message in request.messages)):
-            for message in request.messages:  # one after the other: those of a message group keep their order
-                try:
-                    answer.entries.append(await self._send_one(client, message, context))
-                except CallRefusedError as refused:
-                    answer.entries.add(status=self._status(refused.code, str(refused)))
+        for message in request.messages:  # one after the other: those of a message group keep their order
+            try:
+                answer.entries.append(await self._send_one(client, message, context))
+            except CallRefusedError as refused:
+                answer.entries.add(status=self._status(refused.code, str(refused)))
         self._sum_up(answer)
         return answer
 
@@ -517,7 +525,7 @@ class GrpcServer:
             return
         left, tries = [self._translator.handle(record, frame.fields) for record in records], _tries(frame.fields.get("orderCountInfo", ""))
         try:
-            with self._clients.holding(len(frame.body)):
+            with self._clients.holding(client, len(frame.body)):
                 await context.write(answer(status=self._status("OK")))
                 for record in records:
                     attempt = record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0)

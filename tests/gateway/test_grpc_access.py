@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import socket
 import subprocess
@@ -11,8 +12,10 @@ import psutil
 import pytest
 import trustme
 
+from crash.replicas import free_port
 from fix_gateway import put_certificate, put_private
-from grpc_caller import V2, duration, message, start_grpc
+from grpc_caller import V2, Caller, Relay, duration, message, start_grpc
+from pyengine.engine_config import EngineConfig
 from waiting import eventually
 
 LIST = b"""
@@ -115,7 +118,7 @@ def test_a_renewed_certificate_is_shown_and_a_plain_client_is_not_served(guarded
 def small(tmp_path_factory):
     """A GrpcStore with low limits."""
     store = start_grpc(tmp_path_factory.mktemp("small") / "store", gateway_connections_max=64, gateway_address_connections_max=8,
-                       grpc_calls_max=12, gateway_memory_max_bytes=16 << 20, gateway_frame_max_bytes=64 << 20)
+                       grpc_calls_max=24, gateway_memory_max_bytes=16 << 20, gateway_frame_max_bytes=64 << 20)
     store.make_topic("orders")
     yield store
     store.close()
@@ -132,36 +135,98 @@ def test_clients_beyond_the_limit_of_an_address_are_refused(small):
     callers[-1].NotifyClientTermination()
 
 
-def test_calls_beyond_the_limit_are_refused_and_later_ones_served(small):
-    import grpc
-
-    caller = small.caller()
+def held_receives(store, caller, number: int) -> list:
+    """Receives of an empty topic, which the gateway holds."""
     request = V2.methods["ReceiveMessage"].request(
         group=V2.Resource(name="many"), message_queue=V2.MessageQueue(topic=V2.Resource(name="orders"), id=-1), batch_size=1,
         invisible_duration=duration(30), long_polling_timeout=duration(20))
-    held = [caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60) for _ in range(12)]
+    return [caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60) for _ in range(number)]
 
+
+def route_of(caller):
+    """The status of a route, or gRPC's code if it gives none."""
+    import grpc
+
+    try:
+        return caller.QueryRoute(topic=V2.Resource(name="orders")).status.code
+    except grpc.RpcError as error:
+        return error.code()
+
+
+def test_an_address_has_half_of_the_calls_and_another_is_served_meanwhile(small):
+    callers = [small.caller() for _ in range(2)]
+    held = [call for caller in callers for call in held_receives(small, caller, 6)]
     late = small.caller()
-
-    def is_refused() -> bool:
-        try:
-            late.QueryRoute(topic=V2.Resource(name="orders"))
-        except grpc.RpcError as error:
-            return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        return False
-
-    eventually(is_refused, "a thirteenth call is refused")
+    eventually(lambda: route_of(late) == V2.TOO_MANY_REQUESTS, "a thirteenth call from there is refused")
+    with Relay(small.grpc_port, "127.0.0.2") as relay:
+        other = Caller(relay.port)
+        assert route_of(other) == V2.OK
+        other.NotifyClientTermination()
+        other.close()
     for call in held:
         call.cancel()
+    eventually(lambda: route_of(late) == V2.OK, "later calls are served")
+    for caller in (late, *callers):
+        caller.NotifyClientTermination()
 
-    def is_served() -> bool:
-        try:
-            return late.QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.OK
-        except grpc.RpcError:
-            return False
 
-    eventually(is_served, "later calls are served")
-    late.NotifyClientTermination()
+def test_calls_beyond_the_limit_of_all_are_refused_and_later_ones_served(small):
+    import grpc
+
+    with Relay(small.grpc_port, "127.0.0.2") as relay:
+        callers = [small.caller(), Caller(relay.port)]
+        held = [call for caller in callers for call in held_receives(small, caller, 12)]
+        late = small.caller()
+        eventually(lambda: route_of(late) is grpc.StatusCode.RESOURCE_EXHAUSTED, "one more call is refused")
+        for call in held:
+            call.cancel()
+        eventually(lambda: route_of(late) == V2.OK, "later calls are served")
+        for caller in (late, *callers):
+            caller.NotifyClientTermination()
+        callers[1].close()
+
+
+def test_with_permissive_tls_one_more_port_takes_plain_clients(tmp_path):
+    import grpc
+
+    root, authority, port = tmp_path / "store", trustme.CA(), free_port()
+    (root / "config").mkdir(parents=True)
+    put_private(root / "config" / "plain_acl.yml", LIST)
+    store = start_grpc(root, acl_enable=True, gateway_tls_mode="permissive", grpc_plain_port=port,
+                       **put_certificate(root / "config", authority))
+    try:
+        store.make_topic("orders")
+        boss = signed("the-boss", "boss-secret")
+        secure = store.caller(credentials=grpc.ssl_channel_credentials(authority.cert_pem.bytes()), metadata=boss)
+        plain, boss_by_plain = Caller(port, metadata=SHOP), Caller(port, metadata=boss)
+        assert plain.send("orders", b"plain").status.code == secure.send("orders", b"secure").status.code == V2.OK
+        ports = [caller.QueryRoute(topic=V2.Resource(name="orders")).message_queues[0].broker.endpoints.addresses[0].port
+                 for caller in (secure, plain)]
+        assert ports == [store.grpc_port, port]
+        assert boss_by_plain.send("orders", b"x").status.code == V2.FORBIDDEN  # tlsOnly
+        for caller in (plain, boss_by_plain):
+            caller.close()
+    finally:
+        store.close()
+
+
+def test_a_port_that_is_not_free_keeps_no_other_one(tmp_path):
+    from pyengine.gateway.grpc_service import GrpcServer
+
+    (tmp_path / "config").mkdir()
+    first, second = free_port(), free_port()
+    config = EngineConfig(grpc_enable=True, grpc_port=first, gateway_tls_mode="permissive", grpc_plain_port=second,
+                          **put_certificate(tmp_path / "config", trustme.CA()))
+
+    async def begin() -> None:
+        server = GrpcServer(tmp_path, config, tmp_path, report=lambda *_: None)
+        with pytest.raises(OSError, match=f":{second} is not free"):
+            await server.start()
+        socket.create_server(("127.0.0.1", first)).close()
+        await server.close()
+
+    with socket.create_server(("127.0.0.1", second)):
+        asyncio.run(begin())
 
 
 def test_messages_beyond_the_memory_of_all_are_refused(small):
