@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 _SHARED: SharedStruct[ms_cleaning] = SharedStruct("the cleaner's shared object", "struct ms_cleaning", lib.ms_cleaning_check)
 view, check = _SHARED.view, _SHARED.check
 CLEANING_BYTES = _SHARED.size_bytes
-LAYOUT_VERSION: int = lib.MS_CLEANING_LAYOUT_VERSION
 HOLDS_MAX: int = lib.MS_HOLDS_MAX
+format_cleaning = lib.ms_cleaning_format  # initialize a zeroed block without holds and requests; called by the supervisor
+take = lib.ms_hold_take  # take a hold on a segment; return its slot, -ENOENT if the segment is being deleted, -EAGAIN if no slot is free
+release = lib.ms_hold_release  # release a hold
+refuse_holds = lib.ms_cleaning_refuse_holds  # refuse new holds below `end`; afterwards the cleaner, which calls it, sees every older hold
 
 
 def private() -> ms_cleaning:
@@ -22,11 +25,6 @@ def private() -> ms_cleaning:
     block = ffi.new("struct ms_cleaning *")
     lib.ms_cleaning_format(block, 0)
     return block
-
-
-def format_cleaning(cleaning: ms_cleaning, epoch: int) -> None:
-    """Initialize a zeroed block without holds and requests; called by the supervisor."""
-    lib.ms_cleaning_format(cleaning, epoch)
 
 
 def owner_mark(pid: int, start_time_ms: int) -> int:
@@ -37,21 +35,6 @@ def owner_mark(pid: int, start_time_ms: int) -> int:
 def owner_of(mark: int) -> tuple[int, int]:
     """Return (pid, low half of its start time) from an owner's mark."""
     return mark >> 32, mark & 0xFFFFFFFF
-
-
-def take(cleaning: ms_cleaning, owner: int, segment: int) -> int:
-    """Take a hold on a segment; return its slot, -ENOENT if the segment is being deleted, -EAGAIN if no slot is free."""
-    return lib.ms_hold_take(cleaning, owner, segment)
-
-
-def release(cleaning: ms_cleaning, slot: int, owner: int) -> None:
-    """Release a hold."""
-    lib.ms_hold_release(cleaning, slot, owner)
-
-
-def refuse_holds(cleaning: ms_cleaning, end: int) -> None:
-    """Refuse new holds below `end`; afterwards the cleaner, which calls it, sees every older hold."""
-    lib.ms_cleaning_refuse_holds(cleaning, end)
 
 
 def find(cleaning: ms_cleaning, from_slot: int, end: int = -1) -> int:

@@ -72,6 +72,12 @@ REFUSE_SLAVE = lib.MS_REFUSE_PUTS_SLAVE
 REFUSE_UNWRITABLE = lib.MS_REFUSE_PUTS_UNWRITABLE
 REFUSE_FENCED = lib.MS_REFUSE_PUTS_FENCED
 REFUSE_LOST = lib.MS_REFUSE_PUTS_LOST
+publish = lib.ms_control_publish  # let other processes attach: store the version and the magic, last of all fields
+# Publish the pair, move `flushed`, raise flush_seq and wake its sleepers; called by the flusher.
+publish_flushed = lib.ms_control_publish_flushed
+# Move `confirm`, raise confirm_seq and wake the puts that wait for it; called by the replicator.
+publish_confirm = lib.ms_control_publish_confirm
+format_blocked_reasons = lib.ms_blocked_reasons_format  # initialize a zeroed block, with no worker blocked; called by the supervisor
 
 
 class SharedStruct(Generic[_S]):
@@ -114,11 +120,6 @@ def check_control(control: ms_control, mapped_bytes: int) -> None:
             f"the engine was started by another version of pyengine (its control block has layout {control.identity.layout_version}, "
             f"this version's is {lib.MS_CONTROL_LAYOUT_VERSION}): use that version, or stop the engine and start it with this one"
         ) from None
-
-
-def publish(control: ms_control) -> None:
-    """Let other processes attach: store the version and the magic, last of all fields."""
-    lib.ms_control_publish(control)
 
 
 def used_sessions(control: ms_control, slots: int) -> list[int]:
@@ -226,16 +227,6 @@ def flush_pair(control: ms_control) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def publish_flushed(control: ms_control, flushed: int, store_timestamp_ms: int) -> None:
-    """Publish the pair, move `flushed`, raise flush_seq and wake its sleepers; called by the flusher."""
-    lib.ms_control_publish_flushed(control, flushed, store_timestamp_ms)
-
-
-def publish_confirm(control: ms_control, confirm: int) -> None:
-    """Move `confirm`, raise confirm_seq and wake the puts that wait for it; called by the replicator."""
-    lib.ms_control_publish_confirm(control, confirm)
-
-
 def freeze(control: ms_control, kind: int, error_number: int, reason: str) -> bool:
     """Make the store read-only in every process, permanently; return whether this call was the first to do so.
 
@@ -259,7 +250,6 @@ _BLOCKED: SharedStruct[ms_blocked_reasons] = SharedStruct(
     "the workers' blocked reasons", "struct ms_blocked_reasons", lib.ms_blocked_reasons_check)
 view_blocked_reasons, check_blocked_reasons = _BLOCKED.view, _BLOCKED.check
 BLOCKED_REASONS_BYTES = _BLOCKED.size_bytes
-BLOCKED_REASONS_LAYOUT_VERSION: int = lib.MS_BLOCKED_REASONS_LAYOUT_VERSION
 BLOCKED_REASON_BYTES: int = lib.MS_BLOCKED_REASON_BYTES
 
 
@@ -268,11 +258,6 @@ def private_blocked_reasons() -> ms_blocked_reasons:
     block = ffi.new("struct ms_blocked_reasons *")
     lib.ms_blocked_reasons_format(block)
     return block
-
-
-def format_blocked_reasons(block: ms_blocked_reasons) -> None:
-    """Initialize a zeroed block, with no worker blocked; called by the supervisor."""
-    lib.ms_blocked_reasons_format(block)
 
 
 def write_blocked_reason(block: ms_blocked_reasons, kind: int, text: str) -> None:

@@ -368,11 +368,6 @@ def forget(progress: ms_index_progress) -> None:
     progress.putting = 0
 
 
-def key_hash(topic: bytes, key: bytes) -> int:
-    """Return |String.hashCode| of `topic#key`, 0 for the smallest int."""
-    return lib.ms_index_key_hash(topic, len(topic), key, len(key))
-
-
 IDLE: int = lib.MS_REPUT_IDLE
 TIME: int = lib.MS_REPUT_TIME
 SEGMENT: int = lib.MS_REPUT_SEGMENT

@@ -27,6 +27,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 # A store into a mapping needs blocks for the whole folio, which lies at a multiple of its own size. So blocks for stores are allocated
 # up to multiples of this, the largest folio of a file.
 FOLIO_BYTES_MAX = mmap.PAGESIZE << 9
+current_cpu = lib.ms_current_cpu  # return the CPU on which this process runs at this moment
+write_in_place = lib.ms_new_file_in_place  # turn copy-on-write off for an empty file, if its file system has it; best effort
 
 
 def raise_disk_error(code: int, what: str, path: str | None, kind: type[DiskError] = DiskError) -> NoReturn:
@@ -43,13 +45,6 @@ def fdatasync(fd: int, path: str | None = None) -> None:
     code = lib.ms_flush_fdatasync(fd)
     if code:
         raise_disk_error(code, "fdatasync", path, FlushError)
-
-
-def fsync(fd: int, path: str | None = None) -> None:
-    """Make the file (or the names in a folder) durable; a FlushError is final: a second sync proves nothing."""
-    code = lib.ms_flush_fsync(fd)
-    if code:
-        raise_disk_error(code, "fsync", path, FlushError)
 
 
 def sync_file_system(folder: str | os.PathLike[str]) -> bool:
@@ -117,11 +112,6 @@ def lock_memory(base: CData, length: int) -> int:
     return -lib.ms_memory_lock(base, length)
 
 
-def current_cpu() -> int:
-    """Return the CPU on which this process runs at this moment."""
-    return lib.ms_current_cpu()
-
-
 def link_unnamed(fd: int, path: str, folder_fd: int = -100) -> None:  # AT_FDCWD
     """Link the O_TMPFILE file `fd` to `path`, relative to `folder_fd` if given; FileExistsError if the name is taken."""
     raise_os_error(lib.ms_new_file_link(fd, folder_fd, os.fsencode(path)), path)
@@ -130,11 +120,6 @@ def link_unnamed(fd: int, path: str, folder_fd: int = -100) -> None:  # AT_FDCWD
 def rename_exclusive(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename `source` to `target`; FileExistsError if that exists, OSError EINVAL if the file system cannot tell."""
     raise_os_error(lib.ms_new_file_rename(os.fsencode(source), os.fsencode(target)), os.fspath(target))
-
-
-def write_in_place(fd: int) -> None:
-    """Turn copy-on-write off for an empty file, if its file system has it; best effort."""
-    lib.ms_new_file_in_place(fd)
 
 
 def file_system(fd: int) -> int:

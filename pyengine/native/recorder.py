@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _SHARED: SharedStruct[ms_recorder] = SharedStruct("the flight recorder", "struct ms_recorder", lib.ms_recorder_check)
 view, check = _SHARED.view, _SHARED.check
 RECORDER_BYTES = _SHARED.size_bytes
-LAYOUT_VERSION: int = lib.MS_RECORDER_LAYOUT_VERSION
 THRESHOLD_NS: int = lib.MS_STALL_NS
 STALLS: int = lib.MS_STALLS
 PUTS_RING: int = lib.MS_WORKER_KINDS
@@ -29,6 +28,9 @@ CAUSE_NAMES = ("unknown", "sync", "write", "segment", "pool", "fault", "slave", 
                "backlog", "large", "blocked", "roll", "woken_late", "round", "start", "failed")
 BLOCKED_PHASE = len(PHASE_NAMES)
 SYNC_PHASE = PHASE_NAMES.index("sync")
+count_resumes = lib.ms_recorder_count_resumes  # handle SIGCONT, so that a worker notices that it was stopped; called once by each worker
+# Initialize zeroed memory, or keep what a dead engine of this boot recorded; called by the supervisor.
+format_recorder = lib.ms_recorder_format
 
 
 class Stall(NamedTuple):
@@ -121,16 +123,6 @@ class Recorder:
         """Stop recording."""
         lib.ms_recorder_close(self.handle)
         self._shared = None
-
-
-def count_resumes() -> None:
-    """Handle SIGCONT, so that a worker notices that it was stopped; called once by each worker."""
-    lib.ms_recorder_count_resumes()
-
-
-def format_recorder(recorder: ms_recorder, boot_id: bytes) -> None:
-    """Initialize zeroed memory, or keep what a dead engine of this boot recorded; called by the supervisor."""
-    lib.ms_recorder_format(recorder, boot_id)
 
 
 def boot_of(recorder: ms_recorder) -> bytes:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _SHARED: SharedStruct[ms_replication] = SharedStruct("the replicator's shared object", "struct ms_replication", lib.ms_replication_check)
 view, check = _SHARED.view, _SHARED.check
 REPLICATION_BYTES = _SHARED.size_bytes
-LAYOUT_VERSION: int = lib.MS_REPLICATION_LAYOUT_VERSION
 LINKS_MAX: int = lib.MS_LINKS_MAX
 
 LINK_NONE: int = lib.MS_LINK_NONE
@@ -31,6 +30,8 @@ LINK_TRANSFER: int = lib.MS_LINK_TRANSFER
 LINK_SHUTDOWN: int = lib.MS_LINK_SHUTDOWN
 
 _TRIES = 100
+format_replication = lib.ms_replication_format  # initialize a zeroed block without links; called by the supervisor
+clear = lib.ms_replication_clear  # remove the links of a dead replicator; a new replicator calls this first
 
 
 def private() -> ms_replication:
@@ -38,16 +39,6 @@ def private() -> ms_replication:
     block = ffi.new("struct ms_replication *")
     lib.ms_replication_format(block, 0)
     return block
-
-
-def format_replication(replication: ms_replication, epoch: int) -> None:
-    """Initialize a zeroed block without links; called by the supervisor."""
-    lib.ms_replication_format(replication, epoch)
-
-
-def clear(replication: ms_replication) -> None:
-    """Remove the links of a dead replicator; a new replicator calls this first."""
-    lib.ms_replication_clear(replication)
 
 
 def write_texts(owner: ms_replication | ms_link, address: str, detail: str) -> None:

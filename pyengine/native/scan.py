@@ -115,12 +115,6 @@ def _checks(check_crc: bool = True, check_offset: bool = True, strict: bool = Fa
     return check_crc * lib.MS_CHECK_CRC | strict * lib.MS_CHECK_TEXT | check_offset * lib.MS_CHECK_OFFSET
 
 
-def body_crc(body: Buffer) -> int:
-    """Return the CRC-32 of a body without the sign bit; 0 for an empty one."""
-    data = ffi.from_buffer("uint8_t[]", body)
-    return lib.ms_record_body_crc(data, len(data))
-
-
 class EntryRun(NamedTuple):
     """Consecutive entries of one queue, as bytes; the first has the queue offset `first`."""
 

@@ -24,22 +24,15 @@ _SHARED: SharedStruct[ms_session] = SharedStruct("the session object", "struct m
 view, check_session = _SHARED.view, _SHARED.check
 RING_BYTES_MIN = 64 * 1024
 RING_BYTES_MAX = 1 << 30
+session_bytes = lib.ms_session_bytes  # return the size of a session's shared object with a ring of `ring_bytes` (a power of two)
+format_session = lib.ms_session_format  # make zeroed memory a session; from then on other processes accept it
+unguard = lib.ms_session_guard_remove  # remove the guard of a session, before it is unmapped
 
 
 def check_ring_bytes(ring_bytes: int) -> None:
     """Raise UsageError unless a ring can have this size."""
     if not RING_BYTES_MIN <= arguments.integer(ring_bytes, "ring_bytes") <= RING_BYTES_MAX or ring_bytes & (ring_bytes - 1):
         raise UsageError(f"ring_bytes = {ring_bytes}: give a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX}")
-
-
-def session_bytes(ring_bytes: int) -> int:
-    """Return the size of a session's shared object with a ring of `ring_bytes` (a power of two)."""
-    return lib.ms_session_bytes(ring_bytes)
-
-
-def format_session(session: ms_session, ring_bytes: int, slot: int, generation: int, epoch: int) -> None:
-    """Make zeroed memory a session; from then on other processes accept it."""
-    lib.ms_session_format(session, ring_bytes, slot, generation, epoch)
 
 
 def install_guard(elsewhere: CData = ffi.NULL) -> None:
@@ -53,11 +46,6 @@ def install_guard(elsewhere: CData = ffi.NULL) -> None:
 def guard(slot: int, memory: CData, size_bytes: int) -> None:
     """Guard `slot`'s session, a cffi pointer to its mapping's first byte."""
     lib.ms_session_guard_add(slot, ffi.cast("void *", memory), size_bytes)
-
-
-def unguard(slot: int) -> None:
-    """Remove the guard of a session, before it is unmapped."""
-    lib.ms_session_guard_remove(slot)
 
 
 def is_broken(slot: int) -> bool:

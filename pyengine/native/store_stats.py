@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 _SHARED: SharedStruct[ms_store_stats] = SharedStruct("the statistics", "struct ms_store_stats", lib.ms_store_stats_check)
 view, check = _SHARED.view, _SHARED.check
 STATS_BYTES = _SHARED.size_bytes
-LAYOUT_VERSION: int = lib.MS_STATS_LAYOUT_VERSION
 LATENCY_BUCKETS: int = lib.MS_LATENCY_BUCKETS
 DISTRIBUTE_BUCKETS: int = lib.MS_DISTRIBUTE_BUCKETS
 SAMPLES: int = lib.MS_STATS_SAMPLES
 SNAPSHOTS: int = lib.MS_STATS_SNAPSHOTS
+format_stats = lib.ms_store_stats_format  # make zeroed memory empty counters; from then on other processes can attach
+take_snapshot = lib.ms_stats_take_snapshot  # append the current histograms; called by the supervisor
+# Return the size of a table of `slots` (a power of two), of which at most three quarters are used.
+topic_stats_bytes = lib.ms_topic_stats_bytes
+format_topic_stats = lib.ms_topic_stats_format  # make zeroed memory an empty table; from then on other processes can attach
 
 
 class StatsTotals(NamedTuple):
@@ -70,11 +74,6 @@ def private() -> ms_store_stats:
     return ffi.new("struct ms_store_stats *")
 
 
-def format_stats(stats: ms_store_stats) -> None:
-    """Make zeroed memory empty counters; from then on other processes can attach."""
-    lib.ms_store_stats_format(stats)
-
-
 # ---- the writing processes ------------------------------------------------------------------
 
 
@@ -97,11 +96,6 @@ def take_sample(stats: ms_store_stats, sample: StatsTotals) -> None:
     """Append the totals of this second; called by the supervisor."""
     struct = ffi.new("struct ms_stats_sample *", dict(sample._asdict()))
     lib.ms_stats_take_sample(stats, struct)
-
-
-def take_snapshot(stats: ms_store_stats, at_ns: int) -> None:
-    """Append the current histograms; called by the supervisor."""
-    lib.ms_stats_take_snapshot(stats, at_ns)
 
 
 # ---- readers --------------------------------------------------------------------------------
@@ -173,7 +167,6 @@ def percentile_ns(buckets: Sequence[int], share: float) -> int | None:
 
 _TOPICS: SharedStruct[ms_topic_stats] = SharedStruct("the statistics by topic", "struct ms_topic_stats", lib.ms_topic_stats_check)
 view_topics, check_topics = _TOPICS.view, _TOPICS.check
-TOPICS_LAYOUT_VERSION: int = lib.MS_TOPIC_STATS_LAYOUT_VERSION
 
 
 class TopicCount(NamedTuple):
@@ -181,16 +174,6 @@ class TopicCount(NamedTuple):
 
     messages: int
     size_bytes: int
-
-
-def topic_stats_bytes(slots: int) -> int:
-    """Return the size of a table of `slots` (a power of two), of which at most three quarters are used."""
-    return lib.ms_topic_stats_bytes(slots)
-
-
-def format_topic_stats(stats: ms_topic_stats, slots: int) -> None:
-    """Make zeroed memory an empty table; from then on other processes can attach."""
-    lib.ms_topic_stats_format(stats, slots)
 
 
 def topic_counts(stats: ms_topic_stats) -> dict[str, TopicCount]:

@@ -36,6 +36,9 @@ from pyengine.native.control import raise_os_error
 if TYPE_CHECKING:
     from pyengine._native import ms_awaited, ms_control, ms_latch, ms_position, ms_sequence
 
+# Set this process's timer slack to the minimum, so that its sleeps end on time, not up to 50 us later.
+sleep_precisely = lib.ms_sleep_precisely
+
 
 class Latch:
     """One worker's latch: a shared flag, which is mapped writable, and the named semaphore `name` (which must exist).
@@ -314,11 +317,6 @@ class Stream(NamedTuple):
 
     gather_ns: int  # how long it lets work gather
     quiet_ns: int  # the stream ends after this time without work
-
-
-def sleep_precisely() -> None:
-    """Set this process's timer slack to the minimum, so that its sleeps end on time, not up to 50 us later."""
-    lib.ms_sleep_precisely()
 
 
 def schedule_interactive() -> None:

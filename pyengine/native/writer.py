@@ -77,6 +77,9 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_LIGHT_QUEUES_FULL: "there are as many light queues as max_lmq_consume_queue_num allows",
     lib.MS_REFUSED_SEQUENCE: "the producer's ring held an entry out of sequence: its session was closed",
 }
+queue_table_bytes = lib.ms_queue_table_bytes  # return the size of a queue table of `slots` (a power of two)
+format_queue_table = lib.ms_queue_table_format  # make zeroed memory an empty queue table
+rolled_back = lib.ms_writer_rolled_back  # close the dead pass, after its bytes are zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +94,6 @@ class Segment:
 
 _QUEUES: SharedStruct[ms_queue_table] = SharedStruct("the table of queues", "struct ms_queue_table", lib.ms_queue_table_check)
 view_queue_table, check_queue_table = _QUEUES.view, _QUEUES.check
-
-
-def queue_table_bytes(slots: int) -> int:
-    """Return the size of a queue table of `slots` (a power of two)."""
-    return lib.ms_queue_table_bytes(slots)
-
-
-def format_queue_table(table: ms_queue_table, slots: int, generation: int) -> None:
-    """Make zeroed memory an empty queue table."""
-    lib.ms_queue_table_format(table, slots, generation)
 
 
 def set_queue_offset(table: ms_queue_table, topic: str, queue_id: int, next_offset: int) -> None:
@@ -129,11 +122,6 @@ def roll_back(control: ms_control, queues: ms_queue_table) -> bool:
     Return whether there was such a pass: then zero [wrote, intent_end) before you append, and call rolled_back().
     """
     return bool(lib.ms_writer_roll_back(control, queues))
-
-
-def rolled_back(control: ms_control) -> None:
-    """Close the dead pass, after its bytes are zeroed."""
-    lib.ms_writer_rolled_back(control)
 
 
 class Writer:
