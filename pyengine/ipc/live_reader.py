@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
@@ -44,7 +45,7 @@ from pyengine.native import waiting
 from pyengine.native.waiting import Awaited, Sleeper, Watch, Watched
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
-from pyengine.storage.commit_log import CommitLog
+from pyengine.storage.commit_log import CommitLog, Log, end_of_stored_until
 from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
 from pyengine.storage.file_system import HeldStore
@@ -611,8 +612,6 @@ def _flushed_by_broker(store: MessageStore) -> int:
 
     Messages younger than RocketMQ's own margin are left out: they may not be in their queues yet, or only in a pool.
     """
-    from pyengine.storage.commit_log import Log, end_of_stored_until
-
     checkpoint, young_ms = store.read_checkpoint(), int(time.time() * 1000) - CHECKPOINT_MARGIN_MS
     until_ms = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, young_ms)
     return end_of_stored_until(Log.of(store.list_log(), store.segment_bytes, None), until_ms)
@@ -626,8 +625,7 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, Any] | None = No
     a store whose files do not tell them. Raises NotAStoreError, ConfigError, and StoreBusyError if a store recovers or loses
     segments meanwhile.
     """
-    from pyengine.storage.check.diff import ComparedStore, DiffReport, Logs, compare_logs, end_beyond_damage
-    from pyengine.storage.check.parts import LogSegments
+    from pyengine.storage.check.diff import ComparedStore, DiffReport, Logs, compare_logs
 
     began_s = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -637,13 +635,8 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, Any] | None = No
                 stack.enter_context(log_held(reader.root))
         ends = [max(0, reader.max_physical_offset(ReadLevel.COMMITTED)) for reader in readers]
         dispatched = [reader.dispatched_offset(ReadLevel.COMMITTED) for reader in readers]
-        logs = Logs(*(LogSegments(MessageStore(reader.root, reader.geometry).list_log(), reader.commit_log.size_bytes)
-                      for reader in readers))
-        for log, reader, end in zip(logs, readers, ends):
-            is_written = store_use(reader.root) is not StoreUse.CLOSED
-            log.end = end if is_written else end_beyond_damage(log, end, was_stopped=not abort_file_exists(reader.root))
-            stack.callback(log.close)
-        start, end = max(log.min_offset for log in logs), min(log.end for log in logs)
+        logs = Logs(*(_log_to_compare(reader, end) for reader, end in zip(readers, ends)))
+        start, end = max(0, *(log.min_offset for log in logs)), min(log.end for log in logs)
         notes = [f"{reader.name} begins at {log.min_offset}: nothing before is compared" for log, reader in zip(logs, readers)
                  if start < end and log.min_offset > min(logs.store.min_offset, logs.other.min_offset)]
         try:
@@ -653,9 +646,19 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, Any] | None = No
         notes += [f"{reader.name} has no whole record at {places[0]}: `pyengine check` tells more"
                   for reader, places in zip(readers, found.damaged) if places]
         queues, reasons = _queue_ends(readers, min(end, *dispatched))
-        one, two = (ComparedStore(str(reader.name), log.min_offset if log.segments else -1, log.end, log.size_bytes)
-                    for log, reader in zip(logs, readers))
+        one, two = (ComparedStore(str(reader.name), log.min_offset, log.end, log.size_bytes) for log, reader in zip(logs, readers))
     return DiffReport(one, two, start, end, found, queues, tuple(notes + reasons), time.monotonic() - began_s)
+
+
+def _log_to_compare(reader: LiveStoreReader, end: int) -> Log:
+    """Return the reader's log, which ends at `end` or, if no process writes it, after the last record beyond damage there."""
+    from pyengine.storage.check.diff import end_beyond_damage
+
+    store = MessageStore(reader.root, reader.geometry)
+    log = Log.of(store.list_log(), store.segment_bytes, None).with_kept_mappings()
+    if store_use(reader.root) is StoreUse.CLOSED:
+        end = end_beyond_damage(log, end, was_stopped=not store.abort_exists())
+    return replace(log, end=end)
 
 
 def _queue_ends(readers: Sequence[LiveStoreReader], limit: int) -> tuple[tuple[QueueEnds, ...], list[str]]:

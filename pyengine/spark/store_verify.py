@@ -16,7 +16,7 @@ import functools
 import mmap
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,6 @@ from pyengine.storage.check.parts import (
     EntriesFound,
     IndexPart,
     KeysFound,
-    LogSegments,
     QueueFile,
     QueueRules,
     check_index_part,
@@ -39,6 +38,7 @@ from pyengine.storage.check.parts import (
     queue_files,
 )
 from pyengine.storage.check.report import CheckReport
+from pyengine.storage.commit_log import Log
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.index_file import is_plausible, read_index_header
 from pyengine.storage.mapped_file import MappedFile, mapped
@@ -120,18 +120,15 @@ def _follow_chains(path: Path, layout: IndexLayout, count: int, common: object) 
         return broken_chain(view, layout, count)
 
 
-def _check_queue_file(file: QueueFile, rules: QueueRules, log: LogSegments) -> tuple[int, EntriesFound]:
+def _check_queue_file(file: QueueFile, rules: QueueRules, log: Log) -> tuple[int, EntriesFound]:
     """Check one file of a queue; return the record of the log after which it was assumed to begin too."""
+    log = log.with_kept_mappings()
     after = guess_after(log, file)
-    found = check_queue_file(log, file, rules, after)
-    log.close()
-    return after, found
+    return after, check_queue_file(log, file, rules, after)
 
 
-def _check_keys(part: IndexPart, log: LogSegments) -> KeysFound:
-    found = check_index_part(log, part)
-    log.close()
-    return found
+def _check_keys(part: IndexPart, log: Log) -> KeysFound:
+    return check_index_part(log.with_kept_mappings(), part)
 
 
 def _count_keys(segment: MappedFile, start: int, end: int, common: object) -> tuple[int, bool]:
@@ -153,7 +150,7 @@ class WorkersCheck(CheckWork):
         self._task_bytes = task_bytes
         self._progress = progress
 
-    def begin(self, log: LogSegments, index_files: Sequence[Path], layout: IndexLayout) -> None:
+    def begin(self, log: Log, index_files: Sequence[Path], layout: IndexLayout) -> None:
         self._done_bytes = 0
         self._index = [(path, header.index_count) for path in index_files if (header := _plausible_header(path, layout))]
         self._layout = layout
@@ -164,24 +161,23 @@ class WorkersCheck(CheckWork):
         self._walks = WalkedLog(list(zip(walks, found)))
         self._chains: dict[Path, int] = dict(zip((path for path, _ in self._index), found[len(walks):]))
 
-    def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
-        log.close()
+    def log_is_known(self, log: Log, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
         files = [file for queue in queues for file in queue_files(root, queue)]
         parts = [part for path, count in self._index if self._chains[path] == 0
                  for part in self.index_parts(path, str(path.relative_to(root)), self._layout, count)]
         units = [Unit(_FILE_COST + file.size_bytes, functools.partial(_check_queue_file, file, rules)) for file in files]
         units += [Unit(_FILE_COST + _LOG_PER_ENTRY * (part.end - part.first), functools.partial(_check_keys, part)) for part in parts]
-        found = self._run(units, log)
+        found = self._run(units, replace(log, kept=None))
         self._entries = dict(zip((file.path for file in files), found))
         self._keys: dict[tuple[Path, int], KeysFound] = dict(zip(((part.path, part.first) for part in parts), found[len(files):]))
 
-    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
+    def walk(self, log: Log, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
         return (part.walk for part in self._walks.of_segment(segment, start))
 
-    def touched(self, log: LogSegments) -> Iterator[Sequence[TouchedQueue]]:
+    def touched(self, log: Log) -> Iterator[Sequence[TouchedQueue]]:
         return (part.queues for _, part in self._walks.taken)
 
-    def queue_file(self, log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
+    def queue_file(self, log: Log, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
         supposed, found = self._entries[file.path]
         return found if supposed == after else super().queue_file(log, file, rules, after)
 
@@ -192,10 +188,10 @@ class WorkersCheck(CheckWork):
         step = max(1, self._task_bytes // _LOG_PER_ENTRY)
         return [IndexPart(path, name, layout, count, at, min(at + step, count)) for at in range(1, count, step)]
 
-    def keys(self, log: LogSegments, part: IndexPart) -> KeysFound:
+    def keys(self, log: Log, part: IndexPart) -> KeysFound:
         return self._keys[part.path, part.first]
 
-    def count_keys(self, log: LogSegments, start: int) -> int:
+    def count_keys(self, log: Log, start: int) -> int:
         ranges = [(segment, max(start, part.begin), part.walk.end_offset) for segment, part in self._walks.taken
                   if part.walk.end_offset > start]
         units = [Unit(end - begin, functools.partial(_count_keys, segment, begin, end)) for segment, begin, end in ranges]

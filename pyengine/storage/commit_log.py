@@ -23,11 +23,13 @@ import mmap
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Unpack
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, log_folders, segment_name
@@ -355,7 +357,7 @@ def runs_of(segment: SegmentBytes, start: int, end: int, limit: int, on_damage: 
     while at < end:
         run = LogRun(segment, at, min(end, at + size_bytes), limit)
         yield run
-        if run.reason == CaseLabel.BLANK or run.reason == CaseLabel.RANGE_END and run.end == end:
+        if run.reason == CaseLabel.BLANK or run.reason == CaseLabel.RANGE_END and run.reached >= end:
             return
         if run.end < end and run.reached > at:
             at, size_bytes = run.reached, slice_bytes or end - start
@@ -400,6 +402,8 @@ class Log:
     size_bytes: int
     watermark: int | None  # pyengine's; None for a store without one
     verified_from: int = 0  # the watermark does not cover bytes below this offset
+    end: int = INT64_MAX  # of what a check reads
+    lost: list[LogDamage] = field(default_factory=list, repr=False, compare=False)  # what the walk of a check has not found whole, in order
     kept: dict[Path, mmap.mmap] | None = field(default=None, repr=False, compare=False)  # mappings, if they are kept
     opened: Callable[[int], SegmentBytes] | None = field(default=None, repr=False, compare=False)  # how its reader opens a segment
 
@@ -431,10 +435,24 @@ class Log:
 
     def index_of(self, offset: int) -> int | None:
         """Return the index of the segment that contains `offset`; None if none does."""
-        for index, segment in enumerate(self.segments):
-            if segment.start_offset <= offset < segment.start_offset + self.size_bytes:
-                return index
-        return None
+        index = bisect_right(self.segments, offset, key=lambda segment: segment.start_offset) - 1
+        return index if index >= 0 and offset < self.segments[index].start_offset + self.size_bytes else None
+
+    def view_at(self, offset: int) -> tuple[int, int, mmap.mmap] | None:
+        """Return (start, limit, bytes) of the segment that contains `offset`, None outside the log; limit is not beyond its end.
+
+        For a log that keeps its mappings.
+        """
+        index = self.index_of(offset) if offset < self.end else None
+        if index is None:
+            return None
+        segment, kept = self.segments[index], {} if self.kept is None else self.kept
+        return segment.start_offset, min(self.end, segment.start_offset + self.size_bytes), self._kept(segment, kept)
+
+    def is_lost(self, offset: int) -> bool:
+        """Whether the walk of a check has found no complete record at this offset."""
+        at = bisect_right(self.lost, offset, key=lambda lost: lost.start) - 1
+        return at >= 0 and offset < self.lost[at].end
 
     def head(self, segment: MappedFile) -> bytes:
         """Return the first HEAD_BYTES of a segment. FileNotFoundError if it was deleted, as from the methods below."""
@@ -450,7 +468,7 @@ class Log:
             return found.label(offset, segment.start_offset + self.size_bytes)
 
     def with_kept_mappings(self) -> Log:
-        """Return a view that keeps its mappings from one step to the next, so that a page is faulted in only once."""
+        """Return a view that keeps its newest mappings from one step to the next, so that a page is faulted in only once."""
         return replace(self, kept={})
 
     def forget(self, path: Path | None = None) -> None:
@@ -465,15 +483,18 @@ class Log:
     @contextlib.contextmanager
     def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
         """Map the segment read-only for the block, which reads it in order."""
-        if self.kept is not None and (segment.path in self.kept or len(self.kept) < KEPT_MAX):
-            if segment.path not in self.kept:
-                self.kept[segment.path] = map_read_only(segment.path)
-                self.kept[segment.path].madvise(mmap.MADV_SEQUENTIAL)
-            yield self.kept[segment.path]
-            return
-        with mapped(segment.path) as view:
+        with mapped(segment.path) if self.kept is None else contextlib.nullcontext(self._kept(segment, self.kept)) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
             yield view
+
+    @staticmethod
+    def _kept(segment: MappedFile, kept: dict[Path, mmap.mmap]) -> mmap.mmap:
+        """Return the segment's mapping, and keep it; of more than KEPT_MAX the oldest is unmapped with its last user."""
+        if segment.path not in kept:
+            if len(kept) == KEPT_MAX:
+                del kept[next(iter(kept))]
+            kept[segment.path] = map_read_only(segment.path)
+        return kept[segment.path]
 
     @contextlib.contextmanager
     def open(self, segment: MappedFile) -> Iterator[SegmentBytes]:

@@ -33,7 +33,6 @@ from pyengine.storage import config_table
 from pyengine.storage.check.parts import (
     CheckWork,
     LogFacts,
-    LogSegments,
     StoreUnderCheck,
     check_extensions,
     check_index,
@@ -77,7 +76,7 @@ def check(
     report, reading, is_running = CheckReport(), store.read_watermark(), limit is not None
     was_stopped = is_running or not store.abort_exists()
     try:
-        log, queues = LogSegments(store.list_log(), store.segment_bytes), list_queues(store)
+        segments, queues = store.list_log(), list_queues(store)
         index_files = list_index_files(store)
     except StoreRefusedError as error:
         _, inside, rest = str(error).partition(f"{store.root}/")  # the root may have spaces; names below it have none
@@ -86,9 +85,9 @@ def check(
             _check_notes(store.root, report, reading.damage, was_stopped)
         report.seconds = time.monotonic() - started_s
         return report
-    view = Log.of(log.segments, store.segment_bytes, own_watermark(reading, log.min_offset))
-    end = LogScan(limit, limit, "range_end") if limit is not None else find_end(store.root, view)
-    log.end = end.end_offset
+    log = Log.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0)).with_kept_mappings()
+    end = LogScan(limit, limit, "range_end") if limit is not None else find_end(store.root, log)
+    log = replace(log, end=end.end_offset)
     if beside:
         report.info("broker", "lock", None, f"{beside} has the store open: this check covers the log up to {log.end:,}, with its "
                                               "queues and keys, that its checkpoint has flushed; later records are not checked")
@@ -106,7 +105,7 @@ def check(
     if not is_running:
         _check_notes(store.root, report, reading.damage, was_stopped)
         _check_checkpoint(store.root, facts, report, was_stopped)
-    log.close()
+    log.forget()
     if not is_running:
         report.findings = _with_limits(store, report.findings, checked.is_ours)
     report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
@@ -127,9 +126,8 @@ def _check_files(
     work.begin(log, index_files, store.geometry.index_layout)
     facts = check_log(checked, end, progress)
     if not checked.is_ours and not checked.is_running and read_marker(store) is None:
-        view = Log.of(log.segments, store.segment_bytes, None)
         was_emptied = checked.was_stopped and not facts.is_cut_short
-        known = lost_messages(store, view, queues, log.end, was_emptied=was_emptied)
+        known = lost_messages(store, log, queues, log.end, was_emptied=was_emptied)
         if known:
             report.error("lost messages", "commitlog", log.end, known)
     rules = queue_rules(checked, facts)
@@ -239,11 +237,11 @@ def _read(acked: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, ack
 
 
-def _in_log(ack: dict[str, Any], offset: int, log: LogSegments) -> str:
+def _in_log(ack: dict[str, Any], offset: int, log: Log) -> str:
     """Return what is wrong with the message's record at `offset`, "" if nothing is."""
     segment = log.view_at(offset)
     if segment is None:
-        return f"the log holds [{log.min_offset}, {log.end}) only"
+        return f"the log holds [{max(log.min_offset, 0)}, {log.end}) only"
     base, limit, view = segment
     label = classify(view, offset - base, limit - offset, offset)
     if label != "message":

@@ -16,8 +16,7 @@ from pyengine.errors import ExitCode
 from pyengine.formats.record import Message, body_crc, decode_record, total_size
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
-from pyengine.storage.check.parts import LogSegments
-from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, next_record, record_or_limit, runs_of
+from pyengine.storage.commit_log import Log, LogDamage, LogRun, SegmentBytes, next_record, record_or_limit, runs_of
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.recovery.report import Findings
 
@@ -30,8 +29,8 @@ _NAMES = tuple(each.name for each in fields(Message) if each.compare and each.na
 class Logs(NamedTuple):
     """Both logs, each with its own end."""
 
-    store: LogSegments
-    other: LogSegments
+    store: Log
+    other: Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def compare_logs(logs: Logs, start: int, end: int, progress: Callable[[int, int]
     return found
 
 
-def end_beyond_damage(log: LogSegments, end: int, *, was_stopped: bool) -> int:
+def end_beyond_damage(log: Log, end: int, *, was_stopped: bool) -> int:
     """Return the end of a closed log, including records after damage at `end`, where a walk has stopped.
 
     After a crash only complete records with undamaged bodies count; a store that was stopped in order (`was_stopped`) has no torn end.
@@ -119,7 +118,7 @@ def _piece_ends(start: int, end: int, logs: Logs) -> Iterator[int]:
         yield start
 
 
-def _first_record(log: LogSegments, start: int) -> int:
+def _first_record(log: Log, start: int) -> int:
     """Return the first record at or after `start`, by a walk from the start of its segment if that reaches it."""
     segment = log.view_at(start)
     if segment is None or start == segment[0]:
@@ -196,7 +195,7 @@ def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], f
         found.differences.append(Difference(kind, offset, message.topic, message.queue_id, message.queue_offset, unlike, bad))
 
 
-def _bytes_of(log: LogSegments, records: dict[int, int], offset: int) -> bytes:
+def _bytes_of(log: Log, records: dict[int, int], offset: int) -> bytes:
     """Return the bytes of the record at `offset`, none if there is no record."""
     segment = log.view_at(offset) if offset in records else None
     if segment is None:

@@ -13,8 +13,7 @@
 that an entry points to must exist and belong to the entry's message. **The index**: its chains, and that every entry points
 to a record with its key.
 
-`LogSegments` is the log for a check: its segments, and the results of the walk. A queue is
-checked one file at a time; of the previous file a check only needs the log offset at which that ended (`after`), so that
+A queue is checked one file at a time; of the previous file a check only needs the log offset at which that ended (`after`), so that
 files can be checked on any host and in any order, with a guess that is confirmed later.
 
 `CheckWork` reads in this process, when a result is requested. A caller that has more processors or hosts
@@ -25,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,63 +45,30 @@ from pyengine.formats.consume_queue import (
 from pyengine.formats.index_file import IndexLayout, unpack_entry
 from pyengine.formats.record import CaseLabel, WalkResult, decode_record, store_timestamp_ms
 from pyengine.native.dispatch import TouchedQueue, touched_queues
-from pyengine.native.scan import EntryRun, broken_chain, count_keys, count_matching_entries, first_orphan_key, sync, walk
+from pyengine.native.scan import EntryRun, broken_chain, count_keys, count_matching_entries, first_orphan_key
 from pyengine.storage.check.report import CheckReport, Severity
 from pyengine.storage.checkpoint import DurableWatermark
-from pyengine.storage.commit_log import SLICE_BYTES, LogScan, Owner, SegmentBytes, shown, walk_pieces
+from pyengine.storage.commit_log import (
+    MISSING_SEGMENT,
+    SLICE_BYTES,
+    Log,
+    LogDamage,
+    LogScan,
+    Owner,
+    SegmentBytes,
+    runs_of,
+    shown,
+    walk_pieces,
+)
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.index_file import is_plausible, read_index_header
-from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, map_read_only, mapped, used_end
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.derived import QueueState, live_entries
 from pyengine.storage.recovery.log import Tail, judge_tail
 from pyengine.storage.recovery.report import Progress
 
 # -- what reads --------------------------------------------------------------------
-
-
-class LogSegments:
-    """The log's segments up to its end, one mapped at a time."""
-
-    def __init__(self, segments: Sequence[MappedFile], size_bytes: int) -> None:
-        self.segments = list(segments)
-        self.size_bytes = size_bytes
-        self.end = 0
-        self.whole: list[tuple[MappedFile, int, int]] = []  # [start, end) of a segment that was walked
-        self.lost: list[tuple[int, int]] = []  # [start, end) below the end without a complete record
-        self._mapped: tuple[int, mmap.mmap] | None = None
-        self._starts = {segment.start_offset: segment for segment in self.segments}
-
-    @property
-    def min_offset(self) -> int:
-        return self.segments[0].start_offset if self.segments else 0
-
-    def view_at(self, offset: int) -> tuple[int, int, mmap.mmap] | None:
-        """Return (start, limit, bytes) of the segment that contains `offset`, None outside the log; limit is not beyond the end."""
-        start = offset - offset % self.size_bytes
-        if start not in self._starts or not 0 <= offset < self.end:
-            return None
-        if self._mapped is None or self._mapped[0] != start:
-            self.close()
-            self._mapped = start, map_read_only(self._starts[start].path)
-        return start, min(self.end, start + self.size_bytes), self._mapped[1]
-
-    def ranges(self, start: int) -> Iterator[tuple[int, int, int, mmap.mmap]]:
-        """Yield (base, from, to, bytes) for each walked part of [start, end)."""
-        for segment, first, last in self.whole:
-            if max(start, first) < last:
-                with mapped(segment.path) as view:
-                    yield segment.start_offset, max(start, first), last, view
-
-    def is_lost(self, offset: int) -> bool:
-        """Whether the walk has found no complete record at this offset."""
-        at = bisect_right(self.lost, offset, key=lambda lost: lost[0]) - 1
-        return at >= 0 and offset < self.lost[at][1]
-
-    def close(self) -> None:
-        if self._mapped is not None:
-            self._mapped[1].close()
-            self._mapped = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +108,7 @@ class EntriesFound(NamedTuple):
     report: CheckReport
 
 
-def guess_after(log: LogSegments, file: QueueFile) -> int:
+def guess_after(log: Log, file: QueueFile) -> int:
     """Guess where in the log the previous file has ended: at its last entry, if the log still has that record."""
     if file.previous is None:
         return -1
@@ -153,7 +119,7 @@ def guess_after(log: LogSegments, file: QueueFile) -> int:
     return entry[0] if is_live(entry) and not is_filler(entry) and entry[0] >= log.min_offset else -1
 
 
-def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
+def check_queue_file(log: Log, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
     """Check every entry; `after`: the physical offset of the last entry of the previous files, -1 if there is none."""
     report = CheckReport()
     count, _ = live_entries(file.path, file.size_bytes)
@@ -203,7 +169,7 @@ def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after
     return EntriesFound(after, own, own + further, report)
 
 
-def _is_multi_dispatched(log: LogSegments, file: QueueFile, entries: bytes, at: int, after: int) -> bool:
+def _is_multi_dispatched(log: Log, file: QueueFile, entries: bytes, at: int, after: int) -> bool:
     """Whether it is a light queue's entry (docs/formats.md section 8.6) for a record of another queue that names this queue.
 
     Its offset may be higher than the record's: RocketMQ skips one if a record names the queue twice, and still appends the entry.
@@ -248,27 +214,40 @@ class KeysFound(NamedTuple):
 class CheckWork:
     """Reads in this process, one piece after the other."""
 
-    def begin(self, log: LogSegments, index_files: Sequence[Path], layout: IndexLayout) -> None:
+    def __init__(self) -> None:
+        self._whole: list[tuple[MappedFile, int, int]] = []  # [start, end) of a segment that was walked
+
+    def begin(self, log: Log, index_files: Sequence[Path], layout: IndexLayout) -> None:
         """Prepare; called before the first read, when the log's end is known."""
 
-    def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
+    def log_is_known(self, log: Log, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
         """Note that the log has been walked; the check of queues and index comes next."""
 
-    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
+    def walk(self, log: Log, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
         """Walk from the record at `start`; yield consecutive results, of which the last has the reason for the end."""
+        at = start
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
             pieces = [(min(at + SLICE_BYTES, stop), False) for at in range(start, stop, SLICE_BYTES)]
-            results = walk_pieces(SegmentBytes(view, segment.start_offset), start, pieces, limit=stop)
-            with contextlib.closing(results):  # the walk ends with its caller
-                yield from results
+            with contextlib.closing(walk_pieces(SegmentBytes(view, segment.start_offset), start, pieces, limit=stop)) as results:
+                for result in results:  # the walk ends with its caller
+                    yield result
+                    at = result.end_offset
+        self._whole.append((segment, start, at))
 
-    def touched(self, log: LogSegments) -> Iterator[Sequence[TouchedQueue]]:
+    def touched(self, log: Log) -> Iterator[Sequence[TouchedQueue]]:
         """Yield the queues of the whole log, range by range, with the `further` entries of records in other queues."""
-        for base, start, stop, view in log.ranges(log.min_offset):
+        for base, start, stop, view in self.ranges(0):
             yield touched_queues(view, base, start, stop, apart=True).queues
 
-    def queue_file(self, log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
+    def ranges(self, start: int) -> Iterator[tuple[int, int, int, mmap.mmap]]:
+        """Yield (base, from, to, bytes) for each walked part from `start` on."""
+        for segment, first, last in self._whole:
+            if max(start, first) < last:
+                with mapped(segment.path) as view:
+                    yield segment.start_offset, max(start, first), last, view
+
+    def queue_file(self, log: Log, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
         """Check the entries of one file of a queue; the previous file ended at the record `after`."""
         return check_queue_file(log, file, rules, after)
 
@@ -281,16 +260,16 @@ class CheckWork:
         """Return all entries of an index file as parts, in order."""
         return [IndexPart(path, name, layout, count, 1, count)]
 
-    def keys(self, log: LogSegments, part: IndexPart) -> KeysFound:
+    def keys(self, log: Log, part: IndexPart) -> KeysFound:
         """Compare the entries of one part with the log."""
         return check_index_part(log, part)
 
-    def count_keys(self, log: LogSegments, start: int) -> int:
+    def count_keys(self, log: Log, start: int) -> int:
         """Return the number of keys of the records from `start` on."""
-        return sum(count_keys(view, base, first, last) for base, first, last, view in log.ranges(start))
+        return sum(count_keys(view, base, first, last) for base, first, last, view in self.ranges(start))
 
 
-def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
+def check_index_part(log: Log, part: IndexPart) -> KeysFound:
     """Count the entries that point to a record with their key. Entries are in the order of the log."""
     report, found = CheckReport(), 0
     with mapped(part.path) as view:
@@ -326,7 +305,7 @@ class StoreUnderCheck:
     """The context of all parts of a check: the store, how it was stopped, its reader, and the report."""
 
     store: MessageStore
-    log: LogSegments
+    log: Log
     work: CheckWork
     report: CheckReport
     watermark: DurableWatermark | None  # None in RocketMQ's store
@@ -371,18 +350,17 @@ def check_log(store: StoreUnderCheck, end: LogScan, progress: Progress) -> LogFa
     Bytes beyond a running engine's end are not checked.
     """
     log, report, watermark = store.log, store.report, store.watermark
-    reached, last_ms = log.min_offset, -1
+    reached, last_ms = max(log.min_offset, 0), -1
+    report.bytes, report.min_offset, report.end_offset = end.end_offset - reached, log.min_offset, end.end_offset
     for segment in log.segments:
         base = segment.start_offset
         if base != reached:
             report.error("gap", shown(segment.path, store.root), None, f"the segment before it, from {reached} on, is missing")
-            log.lost.append((reached, base))
+            log.lost.append(LogDamage(reached, base, MISSING_SEGMENT))
         if base >= end.end_offset:
             break
         last_ms = _check_segment(store, segment, min(base + log.size_bytes, end.end_offset), last_ms, progress)
         reached = base + log.size_bytes
-    report.bytes, report.min_offset = end.end_offset - log.min_offset, log.min_offset if log.segments else -1
-    report.end_offset = end.end_offset
     is_damaged = bool(log.lost)
     if watermark is not None and end.end_offset < watermark.flushed:
         is_damaged = True
@@ -395,31 +373,34 @@ def check_log(store: StoreUnderCheck, end: LogScan, progress: Progress) -> LogFa
 
 def _check_segment(store: StoreUnderCheck, segment: MappedFile, stop: int, last_ms: int, progress: Progress) -> int:
     """Walk a segment up to `stop`; return the store time of its last message, or `last_ms`."""
-    log, report, at, used = store.log, store.report, segment.start_offset, None
-    while at < stop:
-        start, reason = at, str(CaseLabel.RANGE_END)
-        with contextlib.closing(store.work.walk(log, segment, start, stop)) as results:  # the walk ends when `progress` raises
-            for result in results:
-                at, reason = result.end_offset, str(result.reason)
-                report.records += result.records
-                report.messages += result.messages
-                last_ms = result.last_store_timestamp_ms if result.messages else last_ms
-                progress(at - log.min_offset, len(log.segments) * log.size_bytes)
-        log.whole.append((segment, start, at))
-        if reason == CaseLabel.BLANK or at >= stop:
-            break
-        if used is None:  # read the rest of the segment once, even if it is damaged in many places
-            used = used_end(segment.path, at - segment.start_offset)
-        following = _whole_record_after(segment, log.size_bytes, at, stop, used)
-        _report_damage(store, segment, at, reason, following)
-        log.lost.append((at, following or segment.start_offset + log.size_bytes))
-        at = following or stop
+    log, report, used = store.log, store.report, -1
+
+    def next_whole(found: SegmentBytes, damage: LogDamage, limit: int) -> int | None:
+        nonlocal used
+        if used < 0:  # read the rest of the segment once, even if it is damaged in many places
+            used = found.base + used_end(segment.path, damage.start - found.base)
+        return _whole_record_after(found, damage.start, min(damage.end, used), found.base + log.size_bytes)
+
+    with log.open(segment) as found:
+        for piece in runs_of(found, found.base, stop, stop, next_whole):
+            if isinstance(piece, LogDamage):
+                _report_damage(store, segment, piece, stop)
+                log.lost.append(piece)
+                continue
+            with contextlib.closing(store.work.walk(log, segment, piece.start, stop)) as results:  # the walk ends when `progress` raises
+                for result in results:
+                    piece.stopped(result.end_offset, str(result.reason))
+                    report.records += result.records
+                    report.messages += result.messages
+                    last_ms = result.last_store_timestamp_ms if result.messages else last_ms
+                    progress(result.end_offset - max(log.min_offset, 0), len(log.segments) * log.size_bytes)
     return last_ms
 
 
-def _report_damage(store: StoreUnderCheck, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
-    ours, report, name, position = store.watermark, store.report, shown(segment.path, store.root), at - segment.start_offset
-    after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
+def _report_damage(store: StoreUnderCheck, segment: MappedFile, damage: LogDamage, stop: int) -> None:
+    ours, report, name, at, reason = store.watermark, store.report, shown(segment.path, store.root), damage.start, damage.reason
+    position = at - segment.start_offset
+    after = f"whole records follow from {damage.end} on" if damage.end < stop else "no whole record follows in this segment"
     if ours is None or at >= ours.flushed:
         report.error("damage", name, position, f"{reason} at {at}; {after}")
     elif at < ours.verified_from:
@@ -442,9 +423,13 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
     tail, used_bytes = Tail.UNKNOWN, 0
     if at >= segment.start_offset:
         tail, used_bytes = judge_tail(segment, at, reason, Owner.PYENGINE if store.is_ours else Owner.ROCKETMQ)
-    after = next((found for each in segments
-                  if (found := _whole_record_after(each, log.size_bytes, at, each.start_offset + log.size_bytes,
-                                                   used_end(each.path, max(0, at - each.start_offset)))) is not None), None)
+
+    def whole_after(each: MappedFile) -> int | None:
+        with log.open(each) as found:
+            used = found.base + used_end(each.path, max(0, at - found.base))
+            return _whole_record_after(found, at, used, found.base + log.size_bytes)
+
+    after = next((found for each in segments if (found := whole_after(each)) is not None), None)
     is_later_used = any(used_end(later.path) for later in segments[1:])
     if after is not None:
         report.error(
@@ -461,24 +446,19 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
     return True
 
 
-def _whole_record_after(segment: MappedFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:
-    """Return the first complete record of a segment after `at` and before `stop`. From its byte `used` on it has only zeros."""
-    base = segment.start_offset
-    start = max(base, at + 1)
-    if start >= stop:
-        return None
-    last = min(stop, base + used)
-    with mapped(segment.path) as view:
-        while start < last:
-            found = sync(view, base, start, last, limit=base + size_bytes)
-            if found is None or walk(view, base, found, found + 1, limit=base + size_bytes).messages:
-                return found
-            start = found + 1
+def _whole_record_after(found: SegmentBytes, at: int, stop: int, limit: int) -> int | None:
+    """Return the first complete record of a segment after `at` and before `stop`."""
+    start = max(found.base, at + 1)
+    while start < stop:
+        following = found.find_record(start, stop, limit)
+        if following is None or found.walk(following, following + 1, limit=limit).messages:
+            return following
+        start = following + 1
     return None
 
 
 def _queues_in_log(
-    work: CheckWork, log: LogSegments, report: CheckReport
+    work: CheckWork, log: Log, report: CheckReport
 ) -> tuple[dict[tuple[str, int], QueueInLog], dict[tuple[str, int], int]]:
     """Return each queue's messages in the log, and its entries for records of other queues; missing or duplicate offsets are errors."""
     found: dict[tuple[str, int], QueueInLog] = {}
@@ -596,7 +576,7 @@ def check_extensions(store: StoreUnderCheck, queues: Sequence[QueueState]) -> No
                            str(error).replace(f"{root}/", ""))
 
 
-def _check_units(root: Path, queue: QueueState, reader: ConsumeQueue, log: LogSegments, report: CheckReport) -> None:
+def _check_units(root: Path, queue: QueueState, reader: ConsumeQueue, log: Log, report: CheckReport) -> None:
     for file in queue.files:
         name = str(file.path.relative_to(root))
         used = min(queue.end - file.start_offset, queue.size_bytes)
@@ -612,7 +592,7 @@ def _check_units(root: Path, queue: QueueState, reader: ConsumeQueue, log: LogSe
                                    f"the unit that entry {file.start_offset // CQ_ENTRY_BYTES + at} names {wrong}")
 
 
-def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> str:
+def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: Log) -> str:
     if unit is None:
         return "is not there"
     segment = log.view_at(offset)

@@ -19,7 +19,7 @@ from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.check import parts as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
-from pyengine.storage.check.parts import LogSegments
+from pyengine.storage.check.parts import CheckWork
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity
 from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, write_checkpoint
 from pyengine.storage.index_file import read_index_header
@@ -373,8 +373,8 @@ def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, m
                     properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
     recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     walks = []
-    ranges = LogSegments.ranges
-    monkeypatch.setattr(LogSegments, "ranges", lambda log, start: walks.append(start) or ranges(log, start))
+    ranges = CheckWork.ranges
+    monkeypatch.setattr(CheckWork, "ranges", lambda work, start: walks.append(start) or ranges(work, start))
     assert check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True)).findings == []
     with_light_queues = len(walks)
     shutil.rmtree(builder.root / "consumequeue" / "%LMQ%a")
