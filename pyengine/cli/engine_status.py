@@ -54,7 +54,6 @@ from pyengine.storage.later_format import find_later_features
 from pyengine.storage.message_store import MessageStore, StateFiles
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.recovery.recover import copied_note
-from pyengine.storage.recovery.report import RecoveryOptions
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_worker
@@ -521,7 +520,7 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
     noted = _noted_replication(files.replication)
     config, positions = _positions_from_files(store, settings, files.abort_exists, noted)
     watermark = files.watermark.watermark
-    copied, _ = copied_note(MessageStore(store, config.geometry), files.watermark, RecoveryOptions.of(config))
+    copied, _ = copied_note(MessageStore(store, config.geometry), files.watermark, config)
     if copied and state == "stopped":
         reason = copied + (f"; {reason}" if reason else "")
     document = {

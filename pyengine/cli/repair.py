@@ -270,7 +270,6 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     """
     from pyengine.storage.commit_log import log_exists
     from pyengine.storage.recovery.quarantine import is_quarantine
-    from pyengine.storage.recovery.report import RecoveryOptions
     from pyengine.storage.salvage import salvage as salvage_store
 
     if is_quarantine(store):
@@ -278,9 +277,8 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
         config = load_config(store.parent if is_inside else None, settings)
     else:
         config = load_config(existing_store(store), settings)
-    options = RecoveryOptions.of(config)
     with byte_bar("salvage", None) as show:
-        report = salvage_store(store, dest, config.geometry, options=options, progress=show,
+        report = salvage_store(store, dest, config.geometry, options=config, progress=show,
                                with_quarantine=with_quarantine, settings=config)
     output.print_answer(report.to_dict(), as_json, lambda: _print_salvage(report, dest))
     return report.exit_code

@@ -68,7 +68,7 @@ from pyengine.storage.message_store import MessageStore, require_space
 from pyengine.storage.recovery.derived import queues_between
 from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport, RecoveryState
+from pyengine.storage.recovery.report import Progress, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 # Threads that handle a put to a SYNC_MASTER: producer, writer and the replicator's two; a put of a RocketMQ client:
@@ -172,7 +172,7 @@ def _recover(store: MessageStore, config: EngineConfig, progress: Progress | Non
     with open_crashed_memory(store.root) as crashed:
         crashed.require_dead()
         remembered = crashed.confirm
-        report = recover(store, progress=progress, shared=crashed.shared, options=RecoveryOptions.of(config))
+        report = recover(store, progress=progress, shared=crashed.shared, options=config)
         if report.state is RecoveryState.RECOVERED:
             _note_confirmed(store.root, remembered)
             raise_epoch(store.root)  # from here on the crashed engine's memory is stale
@@ -264,7 +264,7 @@ def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryRepo
             file.write(replace(noted, role=SLAVE))
         intend_cut(store.root, Cut(found.cut_at, report.end_offset, found.notes[0]))
         failpoint("cut_intended")
-        again = recover(store, progress=progress, options=RecoveryOptions.of(config))
+        again = recover(store, progress=progress, options=config)
         report = replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
         return report, found.presence
     if found.origin:  # without its first segment the next recovery would report the watermark as a loss

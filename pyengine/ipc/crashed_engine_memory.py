@@ -27,7 +27,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport, RecoveryState, SharedState
+from pyengine.storage.recovery.report import Progress, RecoveryReport, RecoveryState, SharedState
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
@@ -202,7 +202,7 @@ def recover_offline(
         with open_crashed_memory(root) as crashed:
             crashed.require_dead()
             report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
-                             shared=crashed.shared, options=RecoveryOptions.of(config))
+                             shared=crashed.shared, options=config)
             if report.state is RecoveryState.RECOVERED and crashed.discard():
                 raise_epoch(root)
     return report
@@ -218,7 +218,7 @@ def preview_offline(
     with open_crashed_memory(root) as crashed:
         crashed.require_dead(retire=False)
         report = preview(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=crashed.shared,
-                         options=RecoveryOptions.of(config))
+                         options=config)
     _require_unused(root)  # if an engine started meanwhile, the result is invalid
     return report
 
@@ -243,8 +243,7 @@ def rebuild_offline(
         record_sizes(root, config)  # after the queue files are removed, their sizes could not be told any more
         with open_crashed_memory(root) as crashed:
             crashed.require_dead()
-            report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=crashed.shared,
-                             progress=progress)
+            report = rebuild(store, selection, options=config, shared=crashed.shared, progress=progress)
             if report.state is RecoveryState.RECOVERED and crashed.discard():
                 raise_epoch(root)
     return report

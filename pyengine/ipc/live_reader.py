@@ -571,12 +571,11 @@ def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progr
     only records up to the flushed time of its checkpoint are checked, and a finding of the kind `broker` names that offset.
     """
     from pyengine.storage.check.check import check  # imported here, since readers do not need it
-    from pyengine.storage.recovery.report import RecoveryOptions
 
     store = MessageStore(root, config.geometry)
 
     def checked_below(limit: int | None, beside: str = "") -> CheckReport:
-        return check(store, acked=acked, limit=limit, options=RecoveryOptions.of(config), progress=progress, work=work, beside=beside)
+        return check(store, acked=acked, limit=limit, options=config, progress=progress, work=work, beside=beside)
 
     holder = read_holder(root)
     if holder.kind == "foreign":

@@ -24,7 +24,7 @@ from pyengine.native.dispatch import ReputLoop
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.waiting import Stream
 from pyengine.services.service import Service, ServiceContext
-from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.mapped_file import map_read_only
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ReputMessageService(Service):
         super().__init__(context)
         memory, config = context.memory, context.config
         self._dispatcher = Dispatcher(
-            context.store, config.geometry, DispatchOptions.of(config),
+            context.store, config.geometry, config,
             index_progress=ffi.addressof(self._control, "index_progress"),
             topic_stats=_topic_stats(memory))
         self._view: mmap.mmap | None = None

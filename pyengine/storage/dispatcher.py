@@ -16,15 +16,14 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.arguments import is_folder_name
-from pyengine.engine_config import Geometry
+from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
-from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
+from pyengine.formats.delayed_message import parse_delay_levels
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.dispatch import (
     BLANK,
@@ -79,21 +78,6 @@ class QueueGap(NamedTuple):
     max_physical: int
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchOptions:
-    """The settings that dispatch needs in addition to the file sizes, by the names of EngineConfig."""
-
-    message_index_enable: bool = True
-    message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
-    enable_multi_dispatch: bool = False
-    enable_consume_queue_ext: bool = False
-
-    @classmethod
-    def of(cls, settings: object) -> DispatchOptions:
-        """Take them from an EngineConfig, or from any other object that has them."""
-        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
-
-
 class Dispatcher:
     """Writes the entries and keys of the log's records to consume queues and index.
 
@@ -112,13 +96,14 @@ class Dispatcher:
         self,
         root: str | os.PathLike[str],
         geometry: Geometry,
-        options: DispatchOptions = DispatchOptions(),
+        options: EngineConfig | None = None,
         *,
         index_progress: Readable | CData | None = None,
         open_files_max: int | None = None,
         on_gap: Callable[[QueueGap], bool] | None = None,
         topic_stats: ms_topic_stats | None = None,
     ) -> None:
+        options = options or EngineConfig()
         self._paths = StorePaths(root)
         self._queues_folder = str(self._paths.consume_queue)
         self._file_bytes = geometry.mapped_file_size_consume_queue_bytes

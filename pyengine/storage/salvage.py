@@ -70,7 +70,7 @@ from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import QuarantineEntry, is_quarantine, list_pieces, list_quarantine
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import Findings, Progress, RecoveryOptions, RecoveryReport, with_queue_names
+from pyengine.storage.recovery.report import Findings, Progress, RecoveryReport, with_queue_names
 
 # ---- the logs: runs of complete records of the old one, and the new one, in which every offset of a record is changed -------------
 
@@ -435,7 +435,7 @@ class SalvageReport(Findings):
 
 def salvage(
     root: Path | str, destination: Path | str, geometry: Geometry, *,
-    options: RecoveryOptions | None = None, progress: Progress | None = None, with_quarantine: bool = True,
+    options: EngineConfig | None = None, progress: Progress | None = None, with_quarantine: bool = True,
     settings: EngineConfig | None = None,
 ) -> SalvageReport:
     """Make a store at `destination`, an absent or empty directory, from the valid records of the store at `root`.
@@ -482,7 +482,7 @@ def _missing(segments: Sequence[tuple[int, Path]], size_bytes: int) -> tuple[tup
 
 
 def _salvage(
-    root: Path, destination: Path, geometry: Geometry, options: RecoveryOptions | None, progress: Progress | None,
+    root: Path, destination: Path, geometry: Geometry, options: EngineConfig | None, progress: Progress | None,
     started_s: float, with_quarantine: bool,
 ) -> SalvageReport:
     size_bytes = geometry.mapped_file_size_commit_log_bytes

@@ -26,7 +26,7 @@ from pyengine.ipc.crashed_engine_memory import recover_offline
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import Cut, intend_cut
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 root, acks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
 config = load_config(root)
 end = recover_offline(root, config).end_offset
@@ -34,7 +34,7 @@ os.write(acks, json.dumps({"flushed": end}).encode() + b"\\n")
 at = next(offset for offset in json.loads(sys.argv[3]) if offset >= end * 2 // 3)
 os.write(acks, json.dumps({"cutting": at}).encode() + b"\\n")
 intend_cut(root, Cut(at, end, "another end"))
-recover(MessageStore(root, config.geometry), options=RecoveryOptions.of(config))
+recover(MessageStore(root, config.geometry), options=config)
 os.write(acks, json.dumps({"cut": at}).encode() + b"\\n")
 """
 READ = """

@@ -37,7 +37,7 @@ from pyengine.storage.check.report import Severity
 from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 
 
@@ -118,7 +118,7 @@ def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], in
     as_the_same_directory(tree)
     before = SmallFiles.of(tree)
     wrong = before.said + _beginning(tree, config, promised)
-    report = recover(MessageStore(tree, config.geometry), options=RecoveryOptions.of(config))
+    report = recover(MessageStore(tree, config.geometry), options=config)
     if report.state is not RecoveryState.RECOVERED:
         return [*wrong, report.sentence], 0
     end = report.end_offset

@@ -45,7 +45,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 
 ACKS = 300
 CALLS_A_CHILD = 200
@@ -271,7 +271,7 @@ class PowerCutRun(CrashRun):
                                       for point, state, sentence in outcome.bad]
             self.store = folder / "store"
             config = load_config(self.store, environ={})
-            end = recover(MessageStore(self.store, config.geometry), options=RecoveryOptions.of(config)).end_offset
+            end = recover(MessageStore(self.store, config.geometry), options=config).end_offset
             rows = [row for row in read_acked([folder / "acks"]) if "body_sha256" in row]
             if self.mode == "pool" or self.then == "cut":  # what was in its buffers alone is gone, and what was cut
                 rows = below(self.store, rows, end)

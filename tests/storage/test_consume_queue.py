@@ -9,19 +9,19 @@ import pytest
 
 from dying import run_and_die_at
 from logs import Log, files_below
-from pyengine.engine_config import Geometry
+from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import DiskFullError, StoreRefusedError
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, unpack_ext_unit
 from pyengine.storage.check.check import check
 from pyengine.storage.consume_queue import settle_ext_end
-from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.rebuild import rebuild
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.store_reader import StoreReader
 from record_bytes import pack_ext_unit
 
-EXT = RecoveryOptions(enable_consume_queue_ext=True)
+EXT = EngineConfig(enable_consume_queue_ext=True)
 
 
 def laid_out(units: list[bytes], file_bytes: int) -> dict[int, bytes]:
@@ -49,7 +49,7 @@ def cqext(golden):
 
 def dispatched(store, root, **settings):
     geometry = Geometry(**store.sizes)
-    with Dispatcher(root, geometry, DispatchOptions(enable_consume_queue_ext=True), **settings) as dispatcher:
+    with Dispatcher(root, geometry, EngineConfig(enable_consume_queue_ext=True), **settings) as dispatcher:
         Log(store.root, geometry.mapped_file_size_commit_log_bytes).dispatch(dispatcher)
     return geometry.mapped_file_size_consume_queue_ext_bytes
 
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_no_hole_between_units(cqext, tmp
 
     geometry = Geometry(**cqext.sizes)
     log = Log(cqext.root, geometry.mapped_file_size_commit_log_bytes)
-    with pytest.MonkeyPatch.context() as patch, Dispatcher(root, geometry, DispatchOptions(enable_consume_queue_ext=True)) as dispatcher:
+    with pytest.MonkeyPatch.context() as patch, Dispatcher(root, geometry, EngineConfig(enable_consume_queue_ext=True)) as dispatcher:
         patch.setattr(module, "open_ext_file", full)
         for _ in range(2):
             with pytest.raises(DiskFullError):
@@ -226,7 +226,7 @@ def test_an_entry_that_leads_to_a_segments_last_bytes_is_found(builder):
     """Nothing begins there whose store time could be looked at."""
     for _ in range(40):
         builder.put("T", b"x" * 100, tags="a", dispatch=False)
-    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_consume_queue_ext=True))
+    recover(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_consume_queue_ext=True))
     assert check(MessageStore(builder.root, builder.geometry)).findings == []
     with open(builder.queue_file("T", 0), "r+b") as file:
         file.seek(5 * 20)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logs import Log, LogBuilder, files_below, index_contents, queue_ends
-from pyengine.engine_config import Geometry
+from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import DiskError, StoreRefusedError, UsageError
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, unpack_entry
 from pyengine.formats.index_file import IndexLayout, unpack_header
@@ -21,7 +21,7 @@ from pyengine.native.dispatch import touched_queues
 from pyengine.storage import dispatcher as dispatcher_module
 from pyengine.storage import durable_writes, index_file
 from pyengine.storage.consume_queue import find_queue_end
-from pyengine.storage.dispatcher import TOGETHER_MIN, Dispatcher, DispatchOptions
+from pyengine.storage.dispatcher import TOGETHER_MIN, Dispatcher
 
 SEGMENT = 16384
 GEOMETRY = Geometry(
@@ -72,7 +72,7 @@ def test_many_new_queues_share_their_syncs(tmp_path, monkeypatch, topics, at_onc
     really_sync, really_sync_all = os.fsync, durable_writes.sync_file_system
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), really_sync(descriptor)))
     monkeypatch.setattr(durable_writes, "sync_file_system", lambda folder: (together.append(folder), really_sync_all(folder))[1])
-    with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
+    with Dispatcher(root, GEOMETRY, EngineConfig(message_index_enable=False)) as dispatcher:
         assert log.dispatch(dispatcher) == builder.end
     assert (len(together), bool(synced)) == ((2, False) if at_once else (0, True))
     assert outcome(root)[0] == outcome(tmp_path / "one-by-one")[0]
@@ -303,7 +303,7 @@ def test_a_log_that_begins_later_gives_filler_and_an_earlier_part_fills_it_in(tm
     folder = root / "consumequeue" / "T" / "0"
     assert sorted(path.name for path in folder.iterdir()) == ["00000000000000000400", "00000000000000000800"]
     assert (folder / "00000000000000000400").read_bytes()[:200] == FILLER_BYTES * 10
-    with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
+    with Dispatcher(root, GEOMETRY, EngineConfig(message_index_enable=False)) as dispatcher:
         log.dispatch(dispatcher)
         assert queue_ends(dispatcher) == {("T", 0): 60}
     assert outcome(root)[0] == expected[0]
@@ -427,7 +427,7 @@ def test_more_queues_than_one_batch_can_gather_for(tmp_path, monkeypatch):
         builder.append(f"t{number % 5}", b"", queue_id=number % 1000)
     root, log = store_with(tmp_path, builder)
     monkeypatch.setattr(dispatch, "CHUNKS", 100)
-    with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
+    with Dispatcher(root, GEOMETRY, EngineConfig(message_index_enable=False)) as dispatcher:
         log.dispatch(dispatcher)
         assert queue_ends(dispatcher) == builder.queue_offsets
     for message in builder.messages[::37]:
@@ -464,7 +464,7 @@ def test_ranges_outside_the_view_are_refused(tmp_path):
 def test_without_index_none_is_made(tmp_path, rng):
     builder = varied(rng, 50)
     root, log = store_with(tmp_path, builder)
-    with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
+    with Dispatcher(root, GEOMETRY, EngineConfig(message_index_enable=False)) as dispatcher:
         log.dispatch(dispatcher)
     assert not (root / "index").exists()
 
@@ -513,7 +513,7 @@ def test_light_queues_get_their_entries_when_asked(tmp_path):
     with Dispatcher(root, GEOMETRY) as dispatcher:
         log.dispatch(dispatcher)
         assert queue_ends(dispatcher) == {("T", 3): 2}
-    with Dispatcher(root, GEOMETRY, DispatchOptions(enable_multi_dispatch=True)) as dispatcher:
+    with Dispatcher(root, GEOMETRY, EngineConfig(enable_multi_dispatch=True)) as dispatcher:
         log.dispatch(dispatcher)
         assert queue_ends(dispatcher) == {("T", 3): 2, ("%LMQ%a", 0): 1, ("other", 3): 1, ("%LMQ%b", 0): 1}
     assert unpack_entry(queue_bytes(root, "other", 3))[:2] == (0, message.size_bytes)

@@ -9,11 +9,11 @@ import pytest
 
 from fix_small_disk import resize
 from logs import Log, LogBuilder, files_below, index_contents
-from pyengine.engine_config import Geometry
+from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import DiskFullError
 from pyengine.formats.constants import INDEX_ENTRY_BYTES
 from pyengine.native.dispatch import INDEX_WINDOW_BYTES
-from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.index_file import first_bytes
 
 pytestmark = pytest.mark.root
@@ -46,12 +46,12 @@ def test_a_full_disk_stops_the_dispatch_and_room_lets_it_continue(geometry, topi
     for number in range(14_000):
         builder.append(topics[number % len(topics)], b"", properties=f"KEYS\x01k{number}" if keys else "")
     log = Log(builder.write(tmp_path / "log"), SEGMENT)
-    with Dispatcher(tmp_path / "undisturbed", geometry, DispatchOptions(message_index_enable=keys)) as dispatcher:
+    with Dispatcher(tmp_path / "undisturbed", geometry, EngineConfig(message_index_enable=keys)) as dispatcher:
         log.dispatch(dispatcher)
 
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * ballast_bytes)
-    with Dispatcher(small_disk, geometry, DispatchOptions(message_index_enable=keys)) as dispatcher:
+    with Dispatcher(small_disk, geometry, EngineConfig(message_index_enable=keys)) as dispatcher:
         for _ in range(3):  # it stays an error as long as there is no room
             with pytest.raises(DiskFullError) as raised:
                 log.dispatch(dispatcher)

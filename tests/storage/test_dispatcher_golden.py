@@ -6,9 +6,9 @@ import pytest
 
 from fix_golden import CLEAN
 from logs import Log, files_below, index_contents, queue_ends
-from pyengine.engine_config import Geometry
+from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.formats.consume_queue import ENTRY
-from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.storage.dispatcher import Dispatcher
 
 # Stores whose queues do not follow from the log alone; tests below compare a part of them.
 NOT_FROM_THE_LOG = {
@@ -27,7 +27,7 @@ def dispatched(store, root, **settings):
         settings["message_delay_level"] = config["messageDelayLevel"]
     settings["enable_multi_dispatch"] = config.get("enableMultiDispatch") == "true"
     log = Log(store.root, geometry.mapped_file_size_commit_log_bytes)
-    with Dispatcher(root, geometry, DispatchOptions(**settings)) as dispatcher:
+    with Dispatcher(root, geometry, EngineConfig(**settings)) as dispatcher:
         log.dispatch(dispatcher)
         return dispatcher.stopped_by, queue_ends(dispatcher), dispatcher.loop.struct.queues.out_of_order
 

@@ -12,6 +12,7 @@ import pytest
 import pyengine
 from damage import flip
 from fix_golden import CLEAN
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError, ExitCode, NotAStoreError, UsageError
 from pyengine.formats.delayed_message import DelayMark
 from pyengine.formats.paths import StorePaths
@@ -24,7 +25,7 @@ from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
 
 
@@ -338,7 +339,7 @@ def test_numbers_in_light_queues_move_up_after_a_loss_too(builder, tmp_path, nam
         put.append(builder.put("T", b"%d" % number, queue_id=2, properties=properties))
     builder.write_log(b"\xff" * 8, at=put[3].physical_offset)
     builder.write_log(rot, at=put[6].physical_offset + put[6].size_bytes - 3)
-    options = RecoveryOptions(enable_multi_dispatch=True)
+    options = EngineConfig(enable_multi_dispatch=True)
     assert salvage(builder.root, tmp_path / "new", builder.geometry, options=options).records == 11
     assert check(MessageStore(tmp_path / "new", builder.geometry)).findings == []
     kept = [b"%d" % number for number in range(12) if number != 3]

@@ -11,8 +11,8 @@ import pytest
 
 from faults.failing_calls import build_shim, preload
 from logs import Log, LogBuilder, files_below
-from pyengine.engine_config import Geometry
-from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.engine_config import EngineConfig, Geometry
+from pyengine.storage.dispatcher import Dispatcher
 from waiting import scaled_timeout_s
 
 SEGMENT = 16384
@@ -24,7 +24,7 @@ import ctypes, os, sys
 from pathlib import Path
 from logs import Log
 from pyengine.native import flush
-from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.durable_writes import write_at
 from pyengine.engine_config import Geometry
 folder, what, shim = Path(sys.argv[1]), sys.argv[2], ctypes.CDLL(None)
@@ -38,7 +38,7 @@ for n in range(1, 100):
     log = Log(folder / "log", {SEGMENT})
     shim.fail_at(str(root).encode(), b"pwrite", ctypes.c_long(n), {SHORT})
     if what == "dispatch":
-        with Dispatcher(root, geometry, DispatchOptions(message_index_enable=False)) as dispatcher:
+        with Dispatcher(root, geometry, EngineConfig(message_index_enable=False)) as dispatcher:
             log.dispatch(dispatcher)
     elif what == "log":
         descriptor = os.open(root / "file", os.O_RDWR)
@@ -73,7 +73,7 @@ def run(tmp_path):
 
 
 def test_each_queue_entry_is_there_whichever_write_was_short(run, tmp_path):
-    with Dispatcher(tmp_path / "undisturbed", GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
+    with Dispatcher(tmp_path / "undisturbed", GEOMETRY, EngineConfig(message_index_enable=False)) as dispatcher:
         log = Log(tmp_path / "log", SEGMENT)
         log.dispatch(dispatcher)
     runs = run("dispatch")

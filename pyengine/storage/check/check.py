@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskError, EngineError, FormatError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
@@ -50,7 +51,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.derived import QueueState, list_queues
 from pyengine.storage.recovery.log import read_cut
 from pyengine.storage.recovery.recover import copied_note, lost_messages, refuse_no_store, would_refuse
-from pyengine.storage.recovery.report import Progress, RecoveryOptions
+from pyengine.storage.recovery.report import Progress
 
 
 def check(
@@ -58,7 +59,7 @@ def check(
     *,
     acked: Path | str | None = None,
     limit: int | None = None,
-    options: RecoveryOptions | None = None,
+    options: EngineConfig | None = None,
     progress: Progress | None = None,
     work: CheckWork | None = None,
     beside: str = "",
@@ -98,7 +99,7 @@ def check(
         report.info("copy", "config/watermark", None, copied)
     checked = StoreUnderCheck(
         store, log, work or CheckWork(), report, own_watermark(reading, 0), was_stopped, is_running)
-    facts = _check_files(checked, end, queues, index_files, options or RecoveryOptions(), progress or (lambda done, total: None))
+    facts = _check_files(checked, end, queues, index_files, options or EngineConfig(), progress or (lambda done, total: None))
     if acked is not None:
         _check_acked(checked, Path(acked))
     _check_config(store.root, report, is_broker_running=bool(beside))
@@ -114,7 +115,7 @@ def check(
 
 
 def _check_files(
-    checked: StoreUnderCheck, end: LogScan, queues: list[QueueState], index_files: list[Path], options: RecoveryOptions,
+    checked: StoreUnderCheck, end: LogScan, queues: list[QueueState], index_files: list[Path], options: EngineConfig,
     progress: Progress,
 ) -> LogFacts:
     """Check the log up to `end`, and compare queues and index with it."""

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.arguments import INT64_MAX
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import DiskFullError, FormatError, StoreRefusedError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
@@ -42,7 +43,7 @@ from pyengine.native.flush import sync_file_system
 from pyengine.storage.checkpoint import RebuildMarker, RecoveryPath
 from pyengine.storage.commit_log import Log, LogDamage, LogRun, Owner, RecoveryStart, next_record
 from pyengine.storage.consume_queue import message_stored_ms, sync_ext
-from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap
+from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, sync_file, sync_folder
 from pyengine.storage.index_file import is_plausible, list_index_files, read_index_header
 from pyengine.storage.mapped_file import (
@@ -61,7 +62,7 @@ from pyengine.storage.mapped_file import (
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import LogPlan, Work
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.report import RecoveryOptions, SharedState
+from pyengine.storage.recovery.report import SharedState
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover reads this many files
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
@@ -396,7 +397,7 @@ class DerivedPlan:
 
 def compare_derived(
     store: MessageStore, log: Log, plan: LogPlan, start: RecoveryStart, queues: list[QueueState], undo: SharedState | None,
-    options: RecoveryOptions,
+    options: EngineConfig,
 ) -> DerivedPlan:
     """Compare queues and index with the log of `plan`; `undo`: valid shared memory. Reads only."""
     end, measured, is_abnormal = plan.end_offset, queues, start.path is RecoveryPath.ABNORMAL
@@ -439,7 +440,7 @@ def apply_derived(work: Work, log: Log, log_plan: LogPlan, plan: DerivedPlan) ->
 
 def dispatch_start(
     log: Log, path: RecoveryPath, plan: LogPlan, cuts: Sequence[QueueCut], index: IndexPlan,
-    *, reput_from: int | None, options: RecoveryOptions,
+    *, reput_from: int | None, options: EngineConfig,
 ) -> int:
     """Return the start by the table, or the log's end if nothing is missing, for queues and index as the plans leave them.
 
@@ -539,9 +540,9 @@ def dispatch_until_gap(work: Work, log: Log, plan: LogPlan, index_progress: byte
         gaps.append(gap)
         return start > log_min or gap.max_physical > log_min
 
-    undo, options = None if index_progress is None else bytearray(index_progress), DispatchOptions.of(work.options)
+    undo = None if index_progress is None else bytearray(index_progress)
     written = replace(log, segments=store.list_log())  # with those that the drain has made
-    with contextlib.closing(Dispatcher(store, store.geometry, options, index_progress=undo, on_gap=on_gap)) as dispatcher:
+    with contextlib.closing(Dispatcher(store, store.geometry, work.options, index_progress=undo, on_gap=on_gap)) as dispatcher:
         for piece in written.runs(start, end, next_record, DISPATCH_SLICE_BYTES):
             if isinstance(piece, LogDamage):  # RocketMQ's log may have damage that its recovery never reads
                 work.notes.append(f"nothing between {piece.start} and {piece.end} could be dispatched ({piece.reason})")

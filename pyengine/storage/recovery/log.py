@@ -19,6 +19,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskError
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.paths import Root
@@ -33,7 +34,7 @@ from pyengine.storage.file_system import free_bytes
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, SharedState
+from pyengine.storage.recovery.report import GrowingProgress, Progress, SharedState
 
 
 class Tail(enum.StrEnum):
@@ -198,7 +199,7 @@ class Work:
     """The context of all steps of one recovery."""
 
     store: MessageStore
-    options: RecoveryOptions
+    options: EngineConfig
     progress: GrowingProgress
     quarantine: Quarantine
     notes: list[str]

@@ -22,6 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.storage.checkpoint import (
     RebuildMarker,
@@ -41,7 +42,6 @@ from pyengine.storage.recovery.report import (
     Findings,
     GrowingProgress,
     Progress,
-    RecoveryOptions,
     RecoveryReport,
     RecoveryState,
     SharedState,
@@ -112,7 +112,7 @@ def rebuild(
     store: MessageStore,
     selection: Selection | None = None,
     *,
-    options: RecoveryOptions | None = None,
+    options: EngineConfig | None = None,
     shared: SharedState | None = None,
     progress: Progress | None = None,
 ) -> RebuildReport:
@@ -125,7 +125,7 @@ def rebuild(
     started_s = time.monotonic()
     selection = selection or Selection()
     # Records with light queue offsets got them from a store with multi-dispatch, even if the settings differ now.
-    options = replace(options or RecoveryOptions(), enable_multi_dispatch=True)
+    options = replace(options or EngineConfig(), enable_multi_dispatch=True)
     if store.consume_queue_ext.is_dir():
         options = replace(options, enable_consume_queue_ext=True)
     steps = GrowingProgress(progress)

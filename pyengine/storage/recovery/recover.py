@@ -28,6 +28,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, EngineError, FlushError, NotAStoreError, StoreRefusedError, command
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.small_file import Checkpoint
@@ -104,7 +105,6 @@ from pyengine.storage.recovery.report import (
     CutQueue,
     GrowingProgress,
     Progress,
-    RecoveryOptions,
     RecoveryReport,
     RecoveryState,
     SharedState,
@@ -117,7 +117,7 @@ def recover(
     progress: Progress | None = None,
     accept_loss: bool = False,
     shared: SharedState | None = None,
-    options: RecoveryOptions | None = None,
+    options: EngineConfig | None = None,
 ) -> RecoveryReport:
     """Recover the store; everything up to the report's end offset is durable when this returns.
 
@@ -130,7 +130,7 @@ def recover(
     """
     started_s = time.monotonic()
     steps = GrowingProgress(progress)
-    work = Work(store, options or RecoveryOptions(), steps, Quarantine(store), [])
+    work = Work(store, options or EngineConfig(), steps, Quarantine(store), [])
     refuse_no_store(store)
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, _look(store, shared, reread=False).durable_end, "", "its engine has seen a sync fail")
@@ -149,7 +149,7 @@ def recover(
 
 def preview(
     store: MessageStore, *, progress: Progress | None = None, accept_loss: bool = False, shared: SharedState | None = None,
-    options: RecoveryOptions | None = None,
+    options: EngineConfig | None = None,
 ) -> RecoveryReport:
     """Return the report that `recover` with the same arguments would return now, or raise its errors. Changes nothing.
 
@@ -159,14 +159,14 @@ def preview(
     """
     started_s, steps = time.monotonic(), GrowingProgress(progress)
     refuse_no_store(store)
-    plan = _foreseen(store, _look(store, shared, reread=True), shared, options or RecoveryOptions(), accept_loss, steps)
+    plan = _foreseen(store, _look(store, shared, reread=True), shared, options or EngineConfig(), accept_loss, steps)
     if not plan.is_refused:
         steps.finish()
     return replace(plan.report(), seconds=time.monotonic() - started_s)
 
 
 def _foreseen(
-    store: MessageStore, known: _Known, shared: SharedState | None, options: RecoveryOptions, accept_loss: bool, progress: Progress | None,
+    store: MessageStore, known: _Known, shared: SharedState | None, options: EngineConfig, accept_loss: bool, progress: Progress | None,
 ) -> RecoveryPlan:
     """Return what `recover` would do now, or raise its refusals."""
     store.list_complete_log(accept_loss=accept_loss)
@@ -183,12 +183,12 @@ def _foreseen(
 def would_refuse(store: MessageStore) -> bool:
     """Whether `recover` would now find a loss that it accepts only with `accept_loss`. Reads only."""
     try:
-        return _foreseen(store, _look(store, None, reread=False), None, RecoveryOptions(), False, None).is_refused
+        return _foreseen(store, _look(store, None, reread=False), None, EngineConfig(), False, None).is_refused
     except EngineError as error:
         return type(error) is CorruptionError
 
 
-def copied_note(store: MessageStore, reading: WatermarkReading, options: RecoveryOptions | None = None) -> tuple[str, bool]:
+def copied_note(store: MessageStore, reading: WatermarkReading, options: EngineConfig | None = None) -> tuple[str, bool]:
     """Return (what `recover` says about a copied store, whether it refuses to go on); ("", False) for any other store. Reads only."""
     if not reading.is_copied:
         return "", False
@@ -237,7 +237,7 @@ class RecoveryPlan:
     """What a recovery does, decided before its first change. `report` tells it, `_apply` carries it out."""
 
     store: MessageStore
-    options: RecoveryOptions
+    options: EngineConfig
     known: _Known
     watermark: DurableWatermark | None  # for a copy that has an identity of its own by now, one that covers no bytes yet
     copied: DurableWatermark | None     # the original's watermark in a copied store
@@ -422,7 +422,7 @@ _REREAD = "a sync had failed: what may not have reached the disk was read from i
 
 
 def compare(
-    store: MessageStore, known: _Known, shared: SharedState | None, options: RecoveryOptions, *, accept_loss: bool = False,
+    store: MessageStore, known: _Known, shared: SharedState | None, options: EngineConfig, *, accept_loss: bool = False,
     progress: Progress | None = None, changes_log: bool = False,
 ) -> RecoveryPlan:
     """Compare queues and index with the log, and both with what must be durable. Reads only.

@@ -1,40 +1,22 @@
-"""The options of a recovery, the shared state that it uses, and its report."""
+"""The shared state that a recovery uses, and its report."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from pyengine.errors import ExitCode
-from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.storage.checkpoint import RecoveryPath
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from pyengine.engine_config import EngineConfig
     from pyengine.storage.recovery.quarantine import QuarantinedPiece
 
 # Bytes done, bytes to do; the second number may grow during the work.
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryOptions:
-    """Settings of the store that recovery needs in addition to its geometry."""
-
-    check_crc_on_recover: bool = True
-    message_index_enable: bool = True
-    enable_multi_dispatch: bool = False
-    enable_consume_queue_ext: bool = False
-    message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> RecoveryOptions:
-        """Take the options from a store's settings."""
-        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
 
 class GrowingProgress:

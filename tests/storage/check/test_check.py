@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fix_golden import CLEAN, HALTED
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record import decode_record
@@ -26,7 +27,7 @@ from pyengine.storage.index_file import read_index_header
 from pyengine.storage.mapped_file import used_end
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import Selection, rebuild
-from pyengine.storage.recovery.recover import RecoveryOptions, preview, recover
+from pyengine.storage.recovery.recover import preview, recover
 from record_bytes import encode_record
 
 # Its own store cannot open it again without a loss (a topic of 180 bytes: docs/compatibility.md).
@@ -337,13 +338,13 @@ def test_lost_light_queues_are_missed(builder, gone):
     for number in range(3):
         builder.put("T", queue_id=2, properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b",
                                                  "INNER_MULTI_QUEUE_OFFSET": f"{number},{number}"})
-    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
+    recover(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
     shutil.rmtree(builder.root / "consumequeue")
-    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
-    assert check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True)).findings == []
+    recover(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
+    assert check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True)).findings == []
     for name in gone:
         shutil.rmtree(builder.root / "consumequeue" / f"%LMQ%{name}")
-    report = check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
+    report = check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", f"consumequeue/%LMQ%{name}/0",
          "only 0 of the 3 messages that name this queue as a further one have an entry in it") for name in gone]
@@ -356,12 +357,12 @@ def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
             "INNER_MULTI_DISPATCH": "%LMQ%a,archive,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": f"{2 * number},{number},{2 * number}"})
     builder.put("T", queue_id=2, dispatch=False,
                 properties={"INNER_MULTI_DISPATCH": "T,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "4,8"})
-    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
-    assert check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True)).findings == []
+    recover(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
+    assert check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True)).findings == []
     file = next((builder.root / "consumequeue" / "%LMQ%a" / "0").iterdir())
     entries = file.read_bytes()
     file.write_bytes(entries[:20] + entries[40:] + bytes(20))  # one is lost, the others move up
-    report = check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
+    report = check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", "consumequeue/%LMQ%a/0",
          "only 4 of the 5 messages that name this queue as a further one have an entry in it")]
@@ -371,11 +372,11 @@ def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, m
     for number in range(3):
         builder.put("T", dispatch=False,
                     properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
-    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
+    recover(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
     walks = []
     ranges = CheckWork.ranges
     monkeypatch.setattr(CheckWork, "ranges", lambda work, start: walks.append(start) or ranges(work, start))
-    assert check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True)).findings == []
+    assert check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True)).findings == []
     with_light_queues = len(walks)
     shutil.rmtree(builder.root / "consumequeue" / "%LMQ%a")
     assert check(MessageStore(builder.root, builder.geometry)).findings == []

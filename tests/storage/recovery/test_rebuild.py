@@ -11,13 +11,14 @@ import pytest
 from damage import flip
 from dying import run_and_die_at
 from fix_golden import CLEAN, compare_inspect
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import create_abort_file, read_rebuild_marker
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import Selection, rebuild
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.store_reader import StoreReader
 
@@ -45,7 +46,7 @@ def test_queues_and_index_come_back_byte_for_byte_with_their_times(golden, name)
     geometry = discover(store.root, store.sizes)
     queues, index, times = queue_bytes(store.root), index_bytes(store.root), queue_times(store.root)
     levels = store.manifest["config"].get("messageDelayLevel")
-    report = rebuild(MessageStore(store.root, geometry), options=RecoveryOptions(message_delay_level=levels) if levels else None)
+    report = rebuild(MessageStore(store.root, geometry), options=EngineConfig(message_delay_level=levels) if levels else None)
     assert (report.state, report.exit_code) == (RecoveryState.RECOVERED, ExitCode.OK)
     assert queue_bytes(store.root) == queues
     assert index_bytes(store.root) == index

@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from fix_golden import compare_inspect, load_manifest, load_verify, size_settings, unpack
+from pyengine.engine_config import EngineConfig
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import Selection, rebuild
-from pyengine.storage.recovery.recover import RecoveryOptions
 from waiting import scaled_timeout_s
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
@@ -36,7 +36,7 @@ def judged(judge, tmp_path_factory):
             shutil.rmtree(root / "consumequeue")
             shutil.rmtree(root / "index")
         levels = config.get("messageDelayLevel")
-        rebuild(MessageStore(root, geometry), selection, options=RecoveryOptions(message_delay_level=levels) if levels else None)
+        rebuild(MessageStore(root, geometry), selection, options=EngineConfig(message_delay_level=levels) if levels else None)
         asked[name] = root, judge.verify(root, config)
     return asked
 

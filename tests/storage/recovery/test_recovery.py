@@ -15,6 +15,7 @@ from dying import run_and_die_at
 from fix_failpoints import Interrupted, at_failpoints, interrupted_at
 from fix_golden import usual
 from fix_log import SMALL
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import Checkpoint
@@ -39,7 +40,7 @@ from pyengine.storage.recovery import derived
 from pyengine.storage.recovery import log as recovery_log
 from pyengine.storage.recovery import recover as recovery
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 
 ORDINARY = {ExitCode.OK, ExitCode.REPAIRED}
@@ -398,7 +399,7 @@ def test_a_file_found_late_in_a_queues_place_is_refused_until_it_is_removed(buil
     """Where dispatch has to begin is seen only while dispatching: another queue is gone, whose messages lie farther back."""
     for number in range(60):
         builder.put("early" if number < 3 else f"topic-{number % 2}", bytes(100), dispatch=number < 59)
-    root, geometry, options = builder.root, builder.geometry, RecoveryOptions(message_index_enable=False)
+    root, geometry, options = builder.root, builder.geometry, EngineConfig(message_index_enable=False)
     recover(MessageStore(root, geometry), options=options)
     create_abort_file(root)
     for gone in ("early", "topic-1"):
@@ -408,7 +409,7 @@ def test_a_file_found_late_in_a_queues_place_is_refused_until_it_is_removed(buil
         recover(MessageStore(root, geometry), options=options)
     (root / "consumequeue" / "early").unlink()
     assert recover(MessageStore(root, geometry), options=options).state is RecoveryState.RECOVERED
-    assert check(MessageStore(root, geometry), options=RecoveryOptions(message_index_enable=False)).findings == []
+    assert check(MessageStore(root, geometry), options=EngineConfig(message_index_enable=False)).findings == []
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path):
