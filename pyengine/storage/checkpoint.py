@@ -199,13 +199,14 @@ class SyncFailure:
         return self.boot_id in ("", read_boot_id().hex())
 
 
-_SYNC_FAILURE: DurableRecord[SyncFailure] = DurableRecord(
+# Removed after all doubtful bytes were rewritten and synced.
+SYNC_FAILURE: DurableRecord[SyncFailure] = DurableRecord(
     "sync-failure", asdict,
     lambda fields: SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"])))
 
 
 def sync_failure_path(root: Root) -> Path:
-    return _SYNC_FAILURE.path(root)
+    return SYNC_FAILURE.path(root)
 
 
 def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
@@ -220,27 +221,22 @@ def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
             return True
     failure = SyncFailure(read_boot_id().hex(), flushed, file, cause)
     try:
-        _SYNC_FAILURE.write(root, failure)
+        SYNC_FAILURE.write(root, failure)
     except DiskError:
         try:
             descriptor = os.open(sync_failure_path(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         except OSError:
             return False
         with open(descriptor, "wb", buffering=0) as note, contextlib.suppress(OSError):  # an empty file means the same
-            note.write(_SYNC_FAILURE.content(failure))
+            note.write(SYNC_FAILURE.content(failure))
     failpoint("sync_failure_noted")
     return True
 
 
 def read_sync_failure(root: Root) -> SyncFailure | None:
     """Return the failed sync whose bytes were not rewritten yet; None if there is none. DiskError when the file cannot be read."""
-    failure, damage = _SYNC_FAILURE.read(root)
+    failure, damage = SYNC_FAILURE.read(root)
     return SyncFailure("", 0, "", "the note about it is damaged") if damage else failure
-
-
-def forget_sync_failure(root: Root) -> None:
-    """Remove the note, after all doubtful bytes were rewritten and synced. Durable before this returns."""
-    _SYNC_FAILURE.remove(root)
 
 
 class RecoveryPath(enum.StrEnum):
@@ -271,33 +267,28 @@ class RebuildMarker:
         return store.quarantine / self.folder / piece
 
 
-_RECOVERY: DurableRecord[RecoveryMarker] = DurableRecord(
+RECOVERY: DurableRecord[RecoveryMarker] = DurableRecord(
     "recovery", asdict, lambda of: RecoveryMarker(RecoveryPath(of["path"]), int(of["scan_from"]), int(of["dispatch_from"])),
     is_sealed=False)
 _RECOVERED: DurableRecord[int] = DurableRecord(
     "recovered", lambda offset: {"kept_from": offset}, lambda of: int(of["kept_from"]), is_sealed=False)
-_REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
+REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
     "rebuild", asdict, lambda of: RebuildMarker(str(of["folder"]), () if of.get("is_made") is True else tuple(map(str, of["pieces"]))),
     is_sealed=False, indent=1)  # version 0.2 noted with `is_made` that the pieces are rebuilt: none is moved any more
 
 
 def read_marker(root: Root) -> RecoveryMarker | None:
     """Return the marker, None if there is none. A damaged one counts as a marker to read everything again."""
-    found = _RECOVERY.read(root)
+    found = RECOVERY.read(root)
     return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0) if found.damage else found.record
 
 
 def write_marker(root: Root, marker: RecoveryMarker) -> None:
     """Write the marker, durable before this returns. An equal one is kept, since a full disk may have no space for another."""
     if read_marker(root) == marker:
-        sync_folder(_RECOVERY.path(root).parent)
+        sync_folder(RECOVERY.path(root).parent)
     else:
-        _RECOVERY.write(root, marker)
-
-
-def remove_marker(root: Root) -> None:
-    """Remove the marker, if it exists; its absence is durable before this returns."""
-    _RECOVERY.remove(root)
+        RECOVERY.write(root, marker)
 
 
 def read_recovered_from(root: Root) -> int | None:
@@ -316,14 +307,4 @@ def write_recovered_from(root: Root, offset: int) -> None:
 
 def read_rebuild_marker(root: Root) -> RebuildMarker | None:
     """Return the marker; None if there is none or it is damaged: then only `config/recovery` counts."""
-    return _REBUILD.read(root).record
-
-
-def write_rebuild_marker(root: Root, marker: RebuildMarker) -> None:
-    """Write the marker, durable before this returns."""
-    _REBUILD.write(root, marker)
-
-
-def remove_rebuild_marker(root: Root) -> None:
-    """Remove the marker, if it exists; its absence is durable before this returns."""
-    _REBUILD.remove(root)
+    return REBUILD.read(root).record

@@ -46,7 +46,7 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
     "pyengine.storage.commit_log:walk_pieces", "pyengine.storage.recovery.recover:write_marker",
     "pyengine.storage.recovery.log:sync_file", "pyengine.storage.recovery.derived:delete_index_files",
     "pyengine.storage.recovery.derived:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
-    "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.recovery.recover:remove_marker",
+    "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.durable_file:sync_folder",
 ])
 def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
     whole, cut = golden("abnormal-indexloss"), golden("abnormal-indexloss")

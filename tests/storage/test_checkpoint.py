@@ -14,10 +14,10 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.storage import checkpoint as store_checkpoint
 from pyengine.storage.checkpoint import (
+    SYNC_FAILURE,
     DurableWatermark,
     abort_file_exists,
     create_abort_file,
-    forget_sync_failure,
     note_sync_failure,
     read_checkpoint,
     read_sync_failure,
@@ -139,8 +139,8 @@ def test_a_failed_sync_is_noted_once_a_boot_and_forgotten_when_it_is_made_good(t
     assert note_sync_failure(tmp_path, 900, "another", "Input/output error")
     failure = read_sync_failure(tmp_path)
     assert (failure.flushed, failure.file, failure.is_of_this_boot) == (500, "a segment", True)
-    forget_sync_failure(tmp_path)
-    forget_sync_failure(tmp_path)
+    SYNC_FAILURE.remove(tmp_path)
+    SYNC_FAILURE.remove(tmp_path)
     assert read_sync_failure(tmp_path) is None
 
 

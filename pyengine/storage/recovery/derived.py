@@ -54,7 +54,6 @@ from pyengine.storage.mapped_file import (
     folder_names,
     is_folder,
     list_segments,
-    mapped,
     queue_folders,
     refuse_file,
     used_end,
@@ -310,23 +309,15 @@ def next_offsets_from_log(log: Log, queues: Sequence[QueueState], start: int, en
     found: dict[tuple[str, int], int] = {}
     asked = [(queue.last_offset, queue) for queue in queues
              if queue.last_offset is not None and start <= queue.last_offset < end]
-    base = -1
-    with contextlib.ExitStack() as stack:
-        for last, queue in sorted(asked, key=lambda one: one[0]):
-            index = log.index_of(last)
-            if index is None:
-                continue
-            segment = log.segments[index]
-            if segment.start_offset != base:
-                stack.close()
-                base, view = segment.start_offset, stack.enter_context(mapped(segment.path))
-            at = last - base
-            if at + QUEUE_OFFSET_AT + I64.size > len(view) or I64.unpack_from(view, at + QUEUE_OFFSET_AT)[0] < queue.max_offset:
-                continue
-            with contextlib.suppress(FormatError):
-                message = decode_record(view, at)
-                if (message.topic, message.queue_id, message.physical_offset) == (queue.topic, queue.queue_id, last):
-                    found[queue.topic, queue.queue_id] = message.queue_offset + 1
+    for last, queue in sorted(asked, key=lambda one: one[0]):
+        base, _, view = log.view_at(last) or (last, last, b"")
+        at = last - base
+        if at + QUEUE_OFFSET_AT + I64.size > len(view) or I64.unpack_from(view, at + QUEUE_OFFSET_AT)[0] < queue.max_offset:
+            continue
+        with contextlib.suppress(FormatError):
+            message = decode_record(view, at)
+            if (message.topic, message.queue_id, message.physical_offset) == (queue.topic, queue.queue_id, last):
+                found[queue.topic, queue.queue_id] = message.queue_offset + 1
     return found
 
 

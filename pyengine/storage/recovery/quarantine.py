@@ -112,15 +112,7 @@ class Quarantine:
         make_folders(self._folder)
         write_note(target, path.name, reason, physical_offset, size_bytes)
         failpoint("quarantine_noted")
-        try:
-            os.rename(path, target)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise disk_error(error, "move", path, f" (to {target})") from error
-            with self._removed_on_failure(target):
-                shutil.copytree(path, target) if path.is_dir() else shutil.copy2(path, target)
-                sync_tree(target)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _move(path, target)
         failpoint("quarantine_moved")
         sync_folder(self._folder)
         sync_folder(path.parent)
@@ -140,7 +132,7 @@ class Quarantine:
         except BaseException as error:
             for leftover in (target, _note_path(target)):
                 with contextlib.suppress(OSError):
-                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+                    leftover.unlink()
             if isinstance(error, OSError):
                 raise disk_error(error, "write", target) from error
             raise
@@ -163,25 +155,39 @@ def _move_piece(store: StorePaths, marker: RebuildMarker, piece: str) -> None:
             _move_piece(store, marker, f"{piece}/{queue.name}")
         source.rmdir()
     elif target.exists():
-        shutil.rmtree(source)
+        _remove(source)
     else:
         noted = store.quarantine / marker.folder
         if not _note_path(noted).exists():
             write_note(noted, list(marker.pieces), "replaced by a rebuild from the log")
         make_folders(target.parent)
+        _move(source, target)
+        sync_folder(target.parent)
+    sync_folder(source.parent)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a file or folder; to another file system it is copied, and the copy is complete and durable before it gets its name."""
+    with disk_errors("move", source, f" (to {target})"):
         try:
             os.rename(source, target)
         except OSError as error:
             if error.errno != errno.EXDEV:
-                raise disk_error(error, "move", source, f" (to {target})") from error
-            part = target.with_name(target.name + ".part")  # the copy is complete and durable before it gets its name
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(source, part)
-            sync_tree(part)
-            os.rename(part, target)
-            shutil.rmtree(source)
-        sync_folder(target.parent)
-    sync_folder(source.parent)
+                raise
+            part = target.with_name(target.name + ".part")
+            try:
+                _remove(part)
+                shutil.copytree(source, part) if source.is_dir() else shutil.copy2(source, part)
+                sync_tree(part)
+                os.rename(part, target)
+            finally:
+                with contextlib.suppress(OSError):
+                    _remove(part)
+            _remove(source)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 # ---- list of the pieces ----------------------------------------------------------

@@ -25,13 +25,13 @@ from typing import Any
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.storage.checkpoint import (
+    REBUILD,
     RebuildMarker,
     RecoveryMarker,
     RecoveryPath,
     read_marker,
     read_rebuild_marker,
     write_marker,
-    write_rebuild_marker,
 )
 from pyengine.storage.commit_log import Log, find_end, own_watermark, scan_log
 from pyengine.storage.mapped_file import list_segments, queue_folders, refuse_file
@@ -153,7 +153,7 @@ def rebuild(
     _refuse_broken_neighbours(store, {*pieces, *(unfinished.pieces if unfinished else ())})
     marker = _merged(store, unfinished, pieces)
     write_marker(store, _recovery_marker(store, log))
-    write_rebuild_marker(store, marker)
+    REBUILD.write(store, marker)
     report = recover(store, options=options, shared=shared, progress=lambda done, total: steps(total + done, 2 * total))
     steps.finish()
     is_refused = report.state is RecoveryState.DEGRADED

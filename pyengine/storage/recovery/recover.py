@@ -34,19 +34,19 @@ from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import (
+    REBUILD,
+    RECOVERY,
+    SYNC_FAILURE,
     DurableWatermark,
     RebuildMarker,
     RecoveryMarker,
     RecoveryPath,
     SyncFailure,
     WatermarkReading,
-    forget_sync_failure,
     note_sync_failure,
     read_rebuild_marker,
     read_sync_failure,
     remove_abort_file,
-    remove_marker,
-    remove_rebuild_marker,
     sync_failure_path,
     write_checkpoint,
     write_marker,
@@ -534,11 +534,11 @@ def _finish(work: Work, plan: RecoveryPlan) -> None:
         write_recovered_from(store, plan.log.scan.scan_from)
     failpoint("recovery_kept_noted")
     if plan.known.failure is not None:
-        forget_sync_failure(store)
+        SYNC_FAILURE.remove(store)
     remove_abort_file(store)
     failpoint("recovery_abort_removed")
-    remove_rebuild_marker(store)
-    remove_marker(store)
+    REBUILD.remove(store)
+    RECOVERY.remove(store)
     failpoint("recovery_marker_removed")
 
 

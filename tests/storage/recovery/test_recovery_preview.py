@@ -11,7 +11,7 @@ from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import changes, picture
 from fix_golden import RECIPES as GOLDEN
 from pyengine.errors import EngineError, ExitCode
-from pyengine.storage.checkpoint import DurableWatermark, RebuildMarker, write_rebuild_marker, write_watermark
+from pyengine.storage.checkpoint import REBUILD, DurableWatermark, RebuildMarker, write_watermark
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import preview, recover
@@ -103,7 +103,7 @@ def test_a_preview_is_refused_until_an_interrupted_cut_or_rebuild_is_finished(go
         intend_cut(store, Cut(golden_store.verify["records"][-1]["phy"], end, "its master has another end"))
         write_watermark(store, DurableWatermark("00000000-0000-0000-0000-000000000000", 1, end))
     else:
-        write_rebuild_marker(store, RebuildMarker("rebuild-1", ("index",)))
+        REBUILD.write(store, RebuildMarker("rebuild-1", ("index",)))
     before = picture(Path(store.root))
     with pytest.raises(EngineError, match="finishes that first"):
         preview(store)
