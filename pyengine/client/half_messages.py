@@ -10,7 +10,6 @@ EndTransactionProcessor, TransactionalMessageServiceImpl.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -58,6 +57,7 @@ from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.message_getter import Wanted
+from pyengine.storage.ofd_lock import try_lock, unlock
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 Outcome = Literal["commit", "rollback"]
@@ -261,16 +261,12 @@ class HalfMessages:
     @contextmanager
     def lock_check(self) -> Iterator[int | None]:
         """Lock the check of half messages for the block; yields the lock file, None if another process has the lock."""
-        descriptor = open_shared_file(StorePaths(self.root).config / LOCK_NAME)
+        path = StorePaths(self.root).config / LOCK_NAME
+        descriptor = open_shared_file(path)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield None
-            else:
-                yield descriptor
+            yield descriptor if try_lock(descriptor, 0, path) else None
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
+            unlock(descriptor)  # not by close() alone: a child that was forked meanwhile has the descriptor too
             os.close(descriptor)
 
     def _committed(self, half: Message) -> PutResult | None:

@@ -47,6 +47,7 @@ from pyengine.storage.consumer_offset import CANCELS_NAME
 from pyengine.storage.durable_writes import open_new, pwrite_all, sync_descriptor
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_system import make_folder_in, open_file_in, open_folder, sync_open_folder
+from pyengine.storage.ofd_lock import EXCLUSIVE, SHARED, try_lock
 from pyengine.storage.replication_state import NAME as REPLICATION
 
 if TYPE_CHECKING:
@@ -313,9 +314,7 @@ def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
 def _locked(folder: int, where: Path, shared: bool) -> Iterator[None]:
     descriptor = -1
     try:
-        descriptor = _lock_file(folder, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    except BlockingIOError:
-        raise StoreBusyError(f"another process of pyengine is using {where}: wait for it") from None
+        descriptor = _lock_file(folder, where, SHARED if shared else EXCLUSIVE)
     except OSError as error:
         if not shared or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise disk_error(error, "lock", where) from error
@@ -323,18 +322,19 @@ def _locked(folder: int, where: Path, shared: bool) -> Iterator[None]:
         yield
     finally:
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # others still read
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(LOCK_NAME, dir_fd=folder)
+            with contextlib.suppress(OSError, DiskError):
+                if try_lock(descriptor, 0, where):  # else others still read
+                    os.unlink(LOCK_NAME, dir_fd=folder)
             os.close(descriptor)
 
 
-def _lock_file(folder: int, kind: int) -> int:
-    """Return a descriptor of the lock file, locked. BlockingIOError if another process has it; OSError."""
+def _lock_file(folder: int, where: Path, kind: int) -> int:
+    """Return a descriptor of the lock file, locked. StoreBusyError if another process has it; OSError, DiskError."""
     while True:
         descriptor = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE, dir_fd=folder)
         try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            if not try_lock(descriptor, 0, where, kind):
+                raise StoreBusyError(f"another process of pyengine is using {where}: wait for it")
             if os.path.samestat(os.stat(LOCK_NAME, dir_fd=folder, follow_symlinks=False), os.fstat(descriptor)):
                 return descriptor
         except FileNotFoundError:  # the process that had it locked has removed it meanwhile

@@ -306,12 +306,12 @@ def exclusive(path: Path) -> Iterator[None]:
     descriptor, pid = open_shared_file(lock), os.getpid()
     _locked.add(descriptor)
     try:
-        wait_until_held(lambda: _try_flock(descriptor, lock), lock, path.name)
+        wait_until_held(lambda: try_lock(descriptor, 0, lock), lock, path.name)
         yield
     finally:
         if pid == os.getpid():  # a child that was forked by a change has no descriptor
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child of a fork at this moment may have it too
+                unlock(descriptor)  # not by close() alone: a child of a fork at this moment may have it too
             _locked.discard(descriptor)
             os.close(descriptor)
 
@@ -336,13 +336,3 @@ def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str) -> None
             raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
         time.sleep(interval_s)
         interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
-
-
-def _try_flock(descriptor: int, lock: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # for example of a network file system without locks
-        raise disk_error(error, "lock", lock) from error
-    return True

@@ -424,11 +424,11 @@ def test_a_check_continues_from_offsets_and_op_messages_that_a_broker_left(engin
 def test_one_process_at_a_time_checks(engine, halves):
     prepare(halves)
     halves.ahead_ms = 10_000
-    hold = ("import fcntl, sys\nlock = open(sys.argv[1], 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\nprint('held', flush=True)\n"
-            "sys.stdin.read()")
+    hold = ("import sys\nfrom pyengine.storage.ofd_lock import try_lock\nlock = open(sys.argv[1], 'w')\n"
+            "print(try_lock(lock.fileno(), 0, lock), flush=True)\nsys.stdin.read()")
     path = engine.path / "config" / "transactions.lock"
     with subprocess.Popen([sys.executable, "-c", hold, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
+        assert other.stdout.readline() == b"True\n"
         assert rounds(engine, PreparedCheck(halves)) == []
         other.communicate()
     assert len(rounds(engine, PreparedCheck(halves))) == 1

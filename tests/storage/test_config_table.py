@@ -16,6 +16,7 @@ from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.small_file import read_small_file
 from pyengine.storage import config_table, durable_file
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
+from pyengine.storage.ofd_lock import SHARED, try_lock
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
 ROCKETMQ = """{
@@ -236,7 +237,7 @@ def test_a_lock_that_another_process_keeps_is_not_waited_for_for_ever(tmp_path, 
     lock = tmp_path / "config" / "topics.json.lock"
     lock.touch(0o644)
     with open(lock) as held:  # to read is enough
-        fcntl.flock(held, fcntl.LOCK_EX)
+        assert try_lock(held.fileno(), 0, lock, SHARED)
         with pytest.raises(StoreBusyError, match="another process has held .*topics.json.lock for"):
             table.create(TopicConfig("new"))
     table.create(TopicConfig("new"))
@@ -320,6 +321,6 @@ def test_a_lock_that_the_system_refuses_is_a_disk_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     table = configs(tmp_path, ROCKETMQ)
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(DiskError, match=r"cannot lock .*topics.json.lock: No locks available"):
         table.update("orders", perm=4)
