@@ -452,15 +452,6 @@ def require_descriptors(pool_buffers: int = 0) -> None:
                           "(`ulimit -n 1024`, LimitNOFILE= in a unit; root can raise the hard one)")
 
 
-def raise_descriptors() -> None:
-    """Raise this process's soft limit, if it is too low, as far as the hard one allows; the supervisor's workers inherit it."""
-    require_descriptors()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_RAISED_TO if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_RAISED_TO)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def _sessions_that_fit(pool_buffers: int) -> int:
     """Return for how many producers the writer, which inherits this process's limit, has descriptors: without one it cannot go on."""
     require_descriptors(pool_buffers)

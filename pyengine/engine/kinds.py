@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import resource
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -130,6 +131,14 @@ def begin_process() -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def raise_descriptors(wanted: int) -> None:
+    """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower; its children inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def without_systemd(environment: dict[str, str]) -> dict[str, str]:

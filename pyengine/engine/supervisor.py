@@ -34,17 +34,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.engine.bring_up import (
+    DESCRIPTORS_RAISED_TO,
     FindMaster,
     PoolGrowth,
     bring_up,
     grow_queue_table,
     no_name_servers,
     prepare_root,
-    raise_descriptors,
+    require_descriptors,
 )
 from pyengine.engine.children import Children, WorkerStarter
 from pyengine.engine.fork_server import ForkServer
-from pyengine.engine.kinds import begin_process, kinds_of
+from pyengine.engine.kinds import begin_process, kinds_of, raise_descriptors
 from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
 from pyengine.errors import (
     ConfigError,
@@ -177,7 +178,8 @@ class Supervisor:
 
     def run(self) -> ExitCode:
         """Own the store until a signal to stop. Raises EngineError when the store cannot be owned or recovered."""
-        raise_descriptors()  # before the fork: the fork server and the workers inherit the limit
+        require_descriptors()
+        raise_descriptors(DESCRIPTORS_RAISED_TO)  # before the fork: the fork server and the workers inherit the limit
         build_id()           # and the cached build id
         require_startable(self._root)
         prepare_root(self._root)

@@ -24,7 +24,6 @@ import argparse
 import errno
 import faulthandler
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -378,14 +377,6 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
     finally:
         worker.close(failed=not served)
     return WorkerExit.CLEAN
-
-
-def raise_descriptors(wanted: int) -> None:
-    """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def may_pass(error: BaseException) -> bool:

@@ -18,7 +18,8 @@ from fix_cli import spawn
 from fix_engine import SMALL
 from pyengine.cli.promote import _promote_stopped
 from pyengine.engine import bring_up as bring_up_module
-from pyengine.engine.bring_up import DESCRIPTORS_MIN, FIRST_GENERATION, bring_up, raise_descriptors
+from pyengine.engine.bring_up import DESCRIPTORS_MIN, DESCRIPTORS_RAISED_TO, FIRST_GENERATION, bring_up, require_descriptors
+from pyengine.engine.kinds import raise_descriptors
 from pyengine.errors import CorruptionError, DiskFullError, EngineError, EngineUnavailableError, UsageError
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
@@ -327,9 +328,10 @@ def test_a_supervisor_raises_its_descriptor_limit_as_far_as_it_may(monkeypatch, 
     monkeypatch.setattr(bring_up_module.resource, "setrlimit", lambda which, pair: raised.append(pair))
     if becomes == "refused":
         with pytest.raises(EngineError, match="LimitNOFILE="):
-            raise_descriptors()
+            require_descriptors()
     else:
-        raise_descriptors()
+        require_descriptors()
+        raise_descriptors(DESCRIPTORS_RAISED_TO)
     assert raised == ([(becomes, hard)] if isinstance(becomes, int) else [])
 
 
