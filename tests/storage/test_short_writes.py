@@ -26,7 +26,7 @@ from logs import Log
 from pyengine.native import flush
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.durable_writes import write_at
-from pyengine.engine_config import Geometry
+from pyengine.engine_config import EngineConfig, Geometry
 folder, what, shim = Path(sys.argv[1]), sys.argv[2], ctypes.CDLL(None)
 shim.fail_count.restype = ctypes.c_long
 geometry = Geometry(mapped_file_size_commit_log_bytes={SEGMENT}, mapped_file_size_consume_queue_bytes=4000)
