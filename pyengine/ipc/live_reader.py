@@ -44,7 +44,7 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.waiting import Awaited, Sleeper, Watch, Watched
 from pyengine.results import ReadLevel
-from pyengine.storage.checkpoint import abort_file_exists, read_watermark
+from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.commit_log import CommitLog, Log, end_of_stored_until
 from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
@@ -611,7 +611,7 @@ def _flushed_by_broker(store: MessageStore) -> int:
 
     Messages younger than RocketMQ's own margin are left out: they may not be in their queues yet, or only in a pool.
     """
-    checkpoint, young_ms = store.read_checkpoint(), int(time.time() * 1000) - CHECKPOINT_MARGIN_MS
+    checkpoint, young_ms = read_checkpoint(store), int(time.time() * 1000) - CHECKPOINT_MARGIN_MS
     until_ms = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, young_ms)
     return end_of_stored_until(Log.of(store.list_log(), store.segment_bytes, None), until_ms)
 
@@ -656,7 +656,7 @@ def _log_to_compare(reader: LiveStoreReader, end: int) -> Log:
     store = MessageStore(reader.root, reader.geometry)
     log = Log.of(store.list_log(), store.segment_bytes, None).with_kept_mappings()
     if store_use(reader.root) is StoreUse.CLOSED:
-        end = end_beyond_damage(log, end, was_stopped=not store.abort_exists())
+        end = end_beyond_damage(log, end, was_stopped=not abort_file_exists(store))
     return replace(log, end=end)
 
 

@@ -39,7 +39,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.native.scan import walk
 from pyengine.services.service import BlockedReason, Service, ServiceContext
-from pyengine.storage.checkpoint import DurableWatermark, read_checkpoint, write_checkpoint, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, read_checkpoint, read_watermark, write_checkpoint, write_watermark
 from pyengine.storage.commit_log import LogDamage
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import TopicConfigs
@@ -91,7 +91,7 @@ class FlushConsumeQueueService(Service):
 
     def _unread_end(self) -> int:
         """Return the end of the part of the log that this engine has not read: all of it, if the watermark is not this store's."""
-        own = self._store.read_watermark().watermark
+        own = read_watermark(self._store).watermark
         if own is not None and own.uuid == str(self._memory.identity.store_uuid):
             return own.verified_from
         return native.load_position(self._control.flushed)

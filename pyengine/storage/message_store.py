@@ -30,9 +30,8 @@ from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import DiskFullError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, parse_segment_name, segment_start
-from pyengine.formats.small_file import Checkpoint
 from pyengine.native.dispatch import WINDOW_BYTES
-from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
+from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_watermark
 from pyengine.storage.commit_log import (
     SEGMENTS_AHEAD,
     CommitLog,
@@ -161,18 +160,6 @@ class MessageStore(StorePaths):
         starts = range(segment_start(start, self.segment_bytes), end, self.segment_bytes)
         return Log([MappedFile(self.commit_log_segment(base), base) for base in starts], self.segment_bytes, None)
 
-    def read_watermark(self) -> WatermarkReading:
-        """Read config/watermark; DiskError when it cannot be read."""
-        return read_watermark(self.root)
-
-    def read_checkpoint(self) -> Checkpoint:
-        """Read the three store times, zeros without a file; DiskError when it cannot be read."""
-        return read_checkpoint(self.root)
-
-    def abort_exists(self) -> bool:
-        """Whether the file `abort` exists: the store is open, or there was a crash."""
-        return abort_file_exists(self.root)
-
     def space(self) -> dict[str, int]:
         """Return how many bytes the files of log and index take on the disk, and their lengths, which they take when they are full."""
         disk_bytes = length_bytes = 0
@@ -186,7 +173,7 @@ class MessageStore(StorePaths):
 
     def read_state(self) -> StateFiles:
         """Read the state files; DiskError when one cannot be read."""
-        return StateFiles(self.abort_exists(), self.read_watermark(), ReplicationStateFile(self).read(), read_log_holds(self))
+        return StateFiles(abort_file_exists(self), read_watermark(self), ReplicationStateFile(self).read(), read_log_holds(self))
 
 
 _QUEUES_SAMPLED = 16  # a topic may have thousands of queues, all with the same sizes

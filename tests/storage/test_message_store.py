@@ -8,8 +8,6 @@ import pickle
 import pytest
 
 from pyengine.engine_config import Geometry
-from pyengine.formats.small_file import Checkpoint
-from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, write_checkpoint, write_watermark
 from pyengine.storage.mapped_file import MappingCache
 from pyengine.storage.message_store import DEFAULTS, MessageStore
 
@@ -40,13 +38,3 @@ def test_it_is_a_value(tmp_path):
     again = pickle.loads(pickle.dumps(store))
     assert (again, again.geometry, hash(again)) == (store, SIZES, hash(store))
     assert MessageStore(store).root == tmp_path and os.fspath(store) == str(store) == str(tmp_path)
-
-
-def test_the_state_files_are_read_anew_at_each_call(tmp_path):
-    store = MessageStore(tmp_path)
-    assert (store.read_watermark().watermark, store.read_checkpoint(), store.abort_exists()) == (None, Checkpoint(), False)
-    watermark, checkpoint = DurableWatermark("u", 1, 4096), Checkpoint(3, 2, 1)
-    write_watermark(store, watermark)
-    write_checkpoint(store, checkpoint)
-    create_abort_file(store)
-    assert (store.read_watermark().watermark, store.read_checkpoint(), store.abort_exists()) == (watermark, checkpoint, True)

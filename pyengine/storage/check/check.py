@@ -42,7 +42,14 @@ from pyengine.storage.check.parts import (
     queue_rules,
 )
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckReport, FileFinding, Severity
-from pyengine.storage.checkpoint import read_checkpoint, read_marker, read_rebuild_marker, read_sync_failure
+from pyengine.storage.checkpoint import (
+    abort_file_exists,
+    read_checkpoint,
+    read_marker,
+    read_rebuild_marker,
+    read_sync_failure,
+    read_watermark,
+)
 from pyengine.storage.commit_log import Log, LogScan, find_end, own_watermark
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
 from pyengine.storage.index_file import list_index_files
@@ -74,8 +81,8 @@ def check(
     """
     refuse_no_store(store)
     started_s = time.monotonic()
-    report, reading, is_running = CheckReport(), store.read_watermark(), limit is not None
-    was_stopped = is_running or not store.abort_exists()
+    report, reading, is_running = CheckReport(), read_watermark(store), limit is not None
+    was_stopped = is_running or not abort_file_exists(store)
     try:
         segments, queues = store.list_log(), list_queues(store)
         index_files = list_index_files(store)

@@ -40,7 +40,7 @@ from pyengine.native import dispatch
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
-from pyengine.storage.checkpoint import RebuildMarker, RecoveryPath
+from pyengine.storage.checkpoint import RebuildMarker, RecoveryPath, read_checkpoint
 from pyengine.storage.commit_log import Log, LogDamage, LogRun, Owner, RecoveryStart, next_record
 from pyengine.storage.consume_queue import message_stored_ms, sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
@@ -513,7 +513,7 @@ def dispatch_log(
         sync_queue(queue, unsynced_from, is_synced=is_synced)
         if work.options.enable_consume_queue_ext:
             sync_ext(store.queue_ext_folder(queue.topic, queue.queue_id), store.queue_ext_file_bytes)
-    synced_ms = store.read_checkpoint().index_msg_timestamp_ms
+    synced_ms = read_checkpoint(store).index_msg_timestamp_ms
     for path in list_index_files(store):
         if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
             sync_file(path)

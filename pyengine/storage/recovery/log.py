@@ -26,7 +26,7 @@ from pyengine.formats.paths import Root
 from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT, CaseLabel
 from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import walk
-from pyengine.storage.checkpoint import write_watermark
+from pyengine.storage.checkpoint import read_watermark, write_watermark
 from pyengine.storage.commit_log import Log, LogScan, Owner, new_segment_folder, scan_log
 from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.durable_writes import create_file, free_end, rewrite, sync_file, sync_folder, write_at
@@ -370,7 +370,7 @@ def read_cut(root: Root) -> Cut | None:
 
 def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine) -> str:
     """Execute the cut, continuing an interrupted one; return a sentence about it."""
-    watermark, size_bytes = store.read_watermark().watermark, store.segment_bytes
+    watermark, size_bytes = read_watermark(store).watermark, store.segment_bytes
     if watermark is not None and watermark.flushed > cut.at:
         write_watermark(store, watermark.moved_to(cut.at))
         failpoint("cut_watermark_lowered")

@@ -29,8 +29,10 @@ from pyengine.storage.checkpoint import (
     RebuildMarker,
     RecoveryMarker,
     RecoveryPath,
+    abort_file_exists,
     read_marker,
     read_rebuild_marker,
+    read_watermark,
     write_marker,
 )
 from pyengine.storage.commit_log import Log, find_end, own_watermark, scan_log
@@ -132,7 +134,7 @@ def rebuild(
     segments = store.list_complete_log()
     if not segments:
         raise NotAStoreError(f"{store} has no commit log: queues and index are rebuilt from it")
-    log = Log.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
+    log = Log.of(segments, store.segment_bytes, own_watermark(read_watermark(store), segments[0].start_offset))
     if log.watermark is not None:
         whole = scan_log(log, 0, check_crc=options.check_crc_on_recover, limit=log.watermark)
         if whole.end_offset < log.watermark:
@@ -210,7 +212,7 @@ def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[
 def _recovery_marker(store: MessageStore, log: Log) -> RecoveryMarker:
     """Return the marker of a recovery that reads the log as it would otherwise, and dispatches all of it."""
     before = read_marker(store)
-    path = RecoveryPath.ABNORMAL if store.abort_exists() else RecoveryPath.NORMAL
+    path = RecoveryPath.ABNORMAL if abort_file_exists(store) else RecoveryPath.NORMAL
     scan_from = log.segments[-1].start_offset
     if before is not None:
         path, scan_from = before.path, min(before.scan_from, scan_from)

@@ -46,6 +46,7 @@ from pyengine.storage.checkpoint import (
     note_sync_failure,
     read_rebuild_marker,
     read_sync_failure,
+    read_watermark,
     remove_abort_file,
     sync_failure_path,
     write_checkpoint,
@@ -217,7 +218,7 @@ class _Known:
 
 def _look(store: MessageStore, shared: SharedState | None, *, reread: bool) -> _Known:
     """Read the notes; `reread`: if a sync has failed since the last boot, drop cached pages, so that the disk is read."""
-    reading, left = store.read_watermark(), shared or SharedState(0, 0)
+    reading, left = read_watermark(store), shared or SharedState(0, 0)
     watermark = reading.watermark
     durable_end = max(0 if watermark is None else watermark.flushed, 0 if left.mismatch else left.flushed)
     failure = read_sync_failure(store)
@@ -473,7 +474,7 @@ def _plan_after_unfinished(work: Work, known: _Known, shared: SharedState | None
     cut, rebuilt = read_cut(store), read_rebuild_marker(store)
     if cut is not None:
         work.notes.append(carry_out_cut(store, cut, work.quarantine))
-        shared, known = None, replace(known, reading=store.read_watermark())
+        shared, known = None, replace(known, reading=read_watermark(store))
     if rebuilt is not None:
         move_to_quarantine(store, rebuilt)
     plan = compare(store, known, shared, work.options, accept_loss=accept_loss, progress=work.progress, changes_log=True)
