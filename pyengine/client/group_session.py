@@ -34,7 +34,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import StoreBusyError
 from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers, SlotRecord
@@ -434,6 +434,7 @@ class SharedFlight(InFlight):
         self._notes: dict[str, list[int]] = {"ended": [], "back": [], "undone": []}
         self._told_spared: set[int] = set()
         self._now_spared: set[int] = set()
+        self._step: dict[str, Any] | None = None  # of this turn, in the table
         self._taken: dict[int, Message] = {}   # in this turn
         self._end = 0                          # of what was taken in this turn
         self._restart: int | None = None
@@ -492,11 +493,13 @@ class SharedFlight(InFlight):
 
     def begin_turn(self, member: int) -> dict[str, int]:
         """Tell the table what was ended and given back; return how much of each, for end_turn()."""
+        self._step, self._now_spared = None, self.spared
+        if not self.has_notes and self._now_spared == self._told_spared:
+            return {}
         parts = {name: offsets[:] for name, offsets in self._notes.items()}
-        self._now_spared = self.spared
         counts = {"counted": self._told_spared - self._now_spared, "spared": self._now_spared - self._told_spared}
-        if any(parts.values()) or any(counts.values()):
-            self._log.add(self.table.step(member, {**parts, **counts}))
+        self._step = self.table.step(member, {**parts, **counts})
+        self._log.add(self._step)
         return {name: len(offsets) for name, offsets in parts.items()}
 
     def tell_taken(self, member: int) -> None:
@@ -505,7 +508,11 @@ class SharedFlight(InFlight):
         if self._taken or self._end > state.end:
             newest = max(self._taken, default=-1)
             last = self._taken[newest] if newest >= state.end else None
-            self._log.add(state.step(member, {"took": self._taken}, max(self._end, newest + 1), last))
+            step = state.step(member, {"took": self._taken}, max(self._end, newest + 1), last)
+            if self._step is None:
+                self._log.add(step)
+            else:  # what others have to read is half as long
+                self._log.add_to(self._step, step)
         if self._restart is not None:
             self._log.add(SavedQueue(self.queue_id, new_tenure(), self._restart, self._restart))
 
@@ -703,6 +710,8 @@ class SharedSession(GroupSession):
 
     def _locked_table(self, fence: int) -> int:
         """Take the lock of this fence, or of a later one past a member that has it and seems stopped; return the fence."""
+        if self._members.try_table(fence):  # nearly always
+            return fence
         clock_s = RunningClock(LOCK_STEP_S)  # while this process is stopped the one with the lock may be too
         seen: dict[int, SlotRecord] = {}
 

@@ -268,7 +268,7 @@ class Fence:
         if "queue" not in line:
             self.number = max(self.number, line["fence"])
             return False
-        return "by" not in line or line["fence"] >= self.number
+        return "by" not in line or line.get("fence", 0) >= self.number
 
 
 def newest_fence(content: bytes) -> int:
@@ -299,7 +299,7 @@ def _checked(fields: Fields) -> SavedQueue | Fields:
     last = None if fields["last"] is None else tuple(map(int, fields["last"]))
     if "by" in fields:
         step = {name: _number(fields[name]) for name in ("queue", "tenure", "by", "from", "end")}
-        runs = {name: [_run(run) for run in fields.get(name, ())] for name in STEPS}
+        runs = {name: [_run(run) for run in fields[name]] for name in STEPS if name in fields}
         if any(end - start > STEP_MESSAGES_MAX for each in runs.values() for start, end in each):
             raise ValueError(fields)
         return {**step, **runs, "last": last, "fence": _number(fields.get("fence", 0))}
@@ -383,7 +383,7 @@ class SharedQueue:
             count >= least and not _contains_all(self._skipped, max(start, self.end), end) for start, end, count in self._counts
             if end > self.end)
 
-    def step(self, by: int, parts: Mapping[str, Iterable[int]], end: int = 0, last: Message | None = None) -> Fields:
+    def step(self, by: int, parts: Mapping[str, Iterable[int]], end: int = 0, last: Message | None = None) -> dict[str, Any]:
         """Return the line of a step of a member: `parts` are the offsets of each of STEPS."""
         identity = None if last is None else (last.queue_offset, *Identity.of(last))
         return {"queue": self.queue, "tenure": self.tenure, "by": by, "from": self.end, "end": end, "last": identity,
@@ -398,19 +398,19 @@ class SharedQueue:
                 self.free[offset] = None
         self._end_at(max(self.end, step["from"]))
         for name, change in (("counted", 1), ("spared", -1)):
-            for offset in _offsets(step[name]):
+            for offset in _offsets(step.get(name, ())):
                 if self._has(offset, by):
                     self.open[offset] = self.open[offset][0] + change, by
-        for offset in _offsets(step["ended"]):
+        for offset in _offsets(step.get("ended", ())):
             if self._has(offset, by):
                 del self.open[offset]
                 self.free.pop(offset, None)
         for name, uncounted in (("back", 0), ("undone", 1)):
-            for offset in _offsets(step[name]):
+            for offset in _offsets(step.get(name, ())):
                 if self._has(offset, by):
                     self.open[offset] = self.open[offset][0] - uncounted, 0
                     self.free[offset] = None
-        for offset in _offsets(step["took"]):
+        for offset in _offsets(step.get("took", ())):
             if offset >= self.end or offset in self.free:
                 self.open[offset] = self.deliveries(offset) + 1, by
                 self.free.pop(offset, None)
@@ -456,7 +456,7 @@ class SharedLog:
         self._file = AckFile(root, key)
         self._descriptor = -1
         self._read_to = 0
-        self._lines: list[bytes] = []
+        self._lines: list[SavedQueue | dict[str, Any]] = []
         self._fence = Fence()
         self._opened = self._durable = 0  # how many files it has opened, and which of them has a durable name
 
@@ -512,18 +512,26 @@ class SharedLog:
         """Return the states of the file, by queue id and oldest first."""
         return self._file.read()
 
-    def add(self, line: SavedQueue | Fields) -> None:
+    def add(self, line: SavedQueue | dict[str, Any]) -> None:
         """Apply a line; write() appends it."""
-        line = replace(line, fence=self.fence) if isinstance(line, SavedQueue) else {**line, "fence": self.fence}
-        self._lines.append(line.line() if isinstance(line, SavedQueue) else sealed_line(line))
-        self._apply(line if isinstance(line, SavedQueue) else {**dict.fromkeys(STEPS, ()), **line})
+        if isinstance(line, SavedQueue):
+            line = replace(line, fence=self.fence)
+        elif self.fence:
+            line["fence"] = self.fence
+        self._lines.append(line)
+        self._apply(line)
+
+    def add_to(self, step: dict[str, Any], more: Fields) -> None:
+        """Apply more of a step that was added since the last write(), with parts that take effect after its own: it stays one line."""
+        step.update(more)
+        self._apply({**more, "fence": self.fence})
 
     def write(self) -> bool:
         """Append what was added; return whether there was any.
 
         Raises DiskFullError, DiskError, or PassedOverError if what was added does not count: then forget() it.
         """
-        content = b"".join(self._lines)
+        content = b"".join(line.line() if isinstance(line, SavedQueue) else sealed_line(line) for line in self._lines)
         self._lines.clear()
         if content:
             pwrite_all(self._descriptor, content, 0, self._file.path)  # Linux appends, whatever the position

@@ -188,7 +188,7 @@ def unsealed(line: bytes) -> Any:
     text, _, crc = line.rstrip(b"\0").rpartition(b" ")
     if int(crc, 16) != zlib.crc32(text):
         raise ValueError(line)
-    return json.loads(text)
+    return json.loads(text.decode())
 
 
 class AppendedLines:

@@ -429,6 +429,20 @@ def test_a_sync_is_of_the_file_that_was_written_though_another_one_is_opened_mea
     assert os.path.samestat(synced[0], written) and len(os.listdir("/proc/self/fd")) <= before
 
 
+def test_what_a_turn_ends_gives_back_and_takes_of_a_queue_is_one_line(engine, names, member):
+    put(engine, names[0], 6)
+    one = member(commit_interval_s=60)
+    first = pull(one, 3)
+    one.ack(first[0])
+    one.requeue(first[1])
+    before = one._session.log.path.read_bytes()
+    assert counted(pull(one, 2)) == [(1, 2), (3, 1)]
+    after = one._session.log.path.read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
+    (state,) = AckFile(engine.path, "@".join(names)).read()[0][-1:]
+    assert (state.end, state.acked, state.counts) == (4, ((0, 1),), ((1, 2, 2),))
+
+
 # --- kills, hung members --------------------------------------------------------------------------
 
 
