@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno as codes
+import os
 import re
 from typing import TYPE_CHECKING, TypeVar
 
@@ -212,5 +213,10 @@ def command(*words: object) -> str:
 
 def os_error_sentence(error: OSError) -> str:
     """What the system refused and where, for a person."""
+    if isinstance(error, FileNotFoundError) and not error.filename:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the current directory was removed: change into one that exists"
     where = f"{error.filename}: " if error.filename else ""
     return shown(f"{where}{error.strerror or error}")

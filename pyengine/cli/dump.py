@@ -106,7 +106,7 @@ def dump(
         dump_checkpoint(store, as_json)
     elif what == "queue":
         if topic is None or queue_id is None:
-            raise UsageError("dump STORE queue needs --topic and --queue-id")
+            raise UsageError("dump queue STORE needs --topic and --queue-id")
         dump_queue(store, settings, as_json, topic, queue_id, offset, most)
     elif what == "index":
         dump_index(store, settings, as_json, file_name, most if entries else 0)

@@ -9,6 +9,7 @@ when the command is called, so that `pyengine status` does not wait for the impo
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -134,11 +135,18 @@ class Guarded(click.Command):
             _report(error, str(error), error.exit_code, as_json)
             return error.exit_code
         except OSError as error:
-            _report(error, os_error_sentence(error), ExitCode.FAILED, as_json)
+            _report(error, _why_failed(error), ExitCode.FAILED, as_json)
             return ExitCode.FAILED
         except MemoryError as error:
             _report(error, "not enough memory", ExitCode.FAILED, as_json)
             return ExitCode.FAILED
+
+
+def _why_failed(error: OSError) -> str:
+    """Return the sentence for what the system refused: of a full disk that no file is named for, it is stdout's."""
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return output.why_unwritten(error)
+    return os_error_sentence(error)
 
 
 class CommandLine(Guarded, click.Group):

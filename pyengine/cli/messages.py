@@ -121,7 +121,11 @@ def query(
     Example:
       pyengine query STORE --topic orders --key order-17 --begin 2026-01-31
     """
+    if end_ms is not None and begin_ms > end_ms:
+        raise click.UsageError("--begin is after --end")
     with reading(store, settings) as reader:
+        if not reader.queue_ids(topic):
+            click.echo(f"note: {reader.name} has no topic {output.printable(topic)}: {command('topics', reader.name)} lists them", err=True)
         found = reader.query_message(topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_messages)
     if as_json:
         output.write_json({"topic": topic, "key": key, "messages": [output.message_document(one, raw) for one in found]})
@@ -257,9 +261,10 @@ def put(
     """
     if queue_id is not None and sharding_key is not None:
         raise click.UsageError("give one of --queue-id and --sharding-key: each chooses the queue")
-    data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
+    data = None if body == "-" else body.encode("utf-8", "surrogateescape")
     result = _put(store, settings, timeout_s, not no_wait, OutgoingMessage(
-        topic, data, queue_id, tags, keys, properties, flag, delay_level, deliver_at=deliver_at, sharding_key=sharding_key))
+        topic, data or b"", queue_id, tags, keys, properties, flag, delay_level, deliver_at=deliver_at, sharding_key=sharding_key),
+        from_stdin=data is None)
     if as_json:
         output.write_json({
             "status": result.status.name, "msg_id": result.msg_id, "queue_offset": result.queue_offset,
@@ -275,8 +280,12 @@ def put(
     return ExitCode.OK
 
 
-def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: bool, message: OutgoingMessage) -> PutResult:
-    """Return the result of a put; what no engine accepts is refused before one is waited for."""
+def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: bool, message: OutgoingMessage, *,
+         from_stdin: bool) -> PutResult:
+    """Return the result of a put; what no engine accepts is refused before one is waited for.
+
+    A body `from_stdin`, which may have no end, is read up to the first byte that is too much for the engine.
+    """
     from pyengine.client.producer import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 
@@ -287,6 +296,8 @@ def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: b
     wait_s = timeout_s or CONNECT_TIMEOUT_S
     until_ready(lambda left_s: existing_store(store), wait_s)
     with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **settings) as producer:
+        if from_stdin:
+            message.body = sys.stdin.buffer.read(producer._puts.max_message_bytes + 1)
         return producer.put(**{each.name: getattr(message, each.name) for each in fields(message)}, wait=wait, timeout_s=timeout_s)
 
 

@@ -65,7 +65,12 @@ def to_its_end() -> Iterator[None]:
         if error.filename is not None:  # of a file of the store
             raise
         discard(sys.stdout)
-        raise EngineError(f"the answer cannot be written to stdout: {error.strerror}") from error
+        raise EngineError(why_unwritten(error)) from error
+
+
+def why_unwritten(error: OSError) -> str:
+    """Return the sentence for an answer that stdout does not take."""
+    return f"the answer cannot be written to stdout: {error.strerror}"
 
 
 def write_json(document: Any) -> None:
@@ -341,8 +346,8 @@ class TimeMs(click.ParamType):  # type: ignore[type-arg]  # no generic in click 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return int(value) if re.fullmatch(r"\d+", str(value)) else round(moment(value).timestamp() * 1000)
-        except ValueError:
+            return moment_ms(int(value) if re.fullmatch(r"\d+", str(value)) else moment(value), "it")
+        except (ValueError, UsageError):
             self.fail(f"{value}: give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970", param, ctx)
 
 

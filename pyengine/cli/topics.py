@@ -246,6 +246,8 @@ def dlq(
         return
     if group is None:
         raise click.UsageError(f"{action} needs --group")
+    if group not in {queue.group for queue in letters.queues()}:
+        click.echo(f"note: group {output.printable(group)} has no dead letters", err=True)
     if action == "show":
         if len(offsets) > 1:
             raise click.UsageError("show takes one --offset, at which it begins")

@@ -20,6 +20,7 @@ from fix_engine import SMALL
 from fix_owner import CHECKOUT
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.storage.config import load_config
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from waiting import eventually, scaled_timeout_s
 
@@ -47,6 +48,17 @@ def test_a_delayed_put_says_where_it_waits(engine):
     one = engine("async")
     later = run("put", one.root, "--topic", "orders", "--delay-level", 18, "later")
     assert re.search("^PUT_OK [0-9A-F]{32} waits in SCHEDULE_TOPIC_XXXX queue 17 offset 0$", later.stdout, re.MULTILINE)
+
+
+def test_a_body_without_end_is_refused_after_the_first_byte_too_much(engine):
+    one = engine("async")
+    zeros = subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE)
+    ran = subprocess.run(command_line("put", one.root, "--topic", "orders", "-"), stdin=zeros.stdout, env=environment(),
+                         capture_output=True, text=True, timeout=scaled_timeout_s(60))
+    zeros.stdout.close()
+    zeros.wait()
+    most = load_config(one.root).max_message_size_bytes
+    assert ran.returncode == 1 and f"the body has {most + 1} bytes, {most} are possible" in ran.stderr
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -147,7 +147,15 @@ def test_a_full_disk_below_stdout_is_said_and_fails(words, code):
     with open("/dev/full", "wb") as full:
         ran = subprocess.run(command_line(*words), stdout=full, stderr=subprocess.PIPE, env=environment(), text=True)
     assert ran.returncode == code and len(ran.stderr.splitlines()) == 1, ran.stderr
-    assert ran.stderr.startswith("error: ") and ("No space left" in ran.stderr) == (code == 1)
+    assert ran.stderr.startswith("error: ") and ("the answer cannot be written to stdout: No space left" in ran.stderr) == (code == 1)
+
+
+def test_a_current_directory_that_was_removed_is_named_as_the_cause(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    ran = subprocess.run(["sh", "-c", 'rmdir "$0"; exec "$@"', gone, *command_line("topics", "store")], cwd=gone, env=environment(),
+                         capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (1, "error: the current directory was removed: change into one that exists\n")
 
 
 @pytest.mark.parametrize("words, code", [(["config", "explain"], 0), (["status", "nowhere"], 2), (["nosuch"], 2)])

@@ -163,6 +163,10 @@ def test_a_time_is_iso_8601_or_milliseconds(basic):
     assert run(*key, "2026-01-31").code == 0
     wrong = run(*key, "yesterday")
     assert wrong.code == 2 and "give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970" in wrong.stderr
+    for seconds in (run(*key, "1700000000"), run(*of_queue, "1700000000")):
+        assert seconds.code == 2 and "or milliseconds since 1970" in seconds.stderr
+    assert "--begin is after --end" in run(*key, "2026-01-31", "--end", "2026-01-30").stderr
+    assert "note: " in run(*key, "0").stderr and "has no topic T: " in run(*key, "0").stderr
 
 
 def test_get_says_when_there_is_no_such_queue(basic):
