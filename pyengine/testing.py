@@ -29,6 +29,7 @@ from pyengine.engine.embedded import Engine
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import UsageError
 from pyengine.formats.record import Message, body_crc, record_size
+from pyengine.storage.config import check_keywords
 
 __all__ = ["ephemeral_store", "make_message"]
 
@@ -54,6 +55,7 @@ def ephemeral_store(**settings: Unpack[EngineSettings]) -> Iterator[Engine]:
 
     `engine.path` is the store. The folder of a killed program goes with the next one.
     """
+    check_keywords(ephemeral_store, settings)
     chosen: EngineSettings = {**SMALL_FILES, **settings}
     with _folder() as folder, Engine(folder / "store", **chosen) as engine:
         yield engine

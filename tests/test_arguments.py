@@ -167,10 +167,34 @@ def test_a_reader_refuses_a_wrong_argument_at_once(store, call, error, says):
 @pytest.mark.parametrize("make", [
     pyengine.Engine, pyengine.open_store, pyengine.connect, pyengine.ConsumerGroups,
     lambda path, **given: pyengine.consume(path, "orders", **given),
-], ids=["Engine", "open_store", "connect", "ConsumerGroups", "consume"])
+    lambda path, **given: pyengine.backup_store(path, "backup", **given),
+    lambda path, **given: pyengine.restore_store("backup", path, **given),
+], ids=["Engine", "open_store", "connect", "ConsumerGroups", "consume", "backup_store", "restore_store"])
 def test_a_setting_that_there_is_not_is_refused_with_the_nearest_name(store, make):
     with pytest.raises(UNKNOWN, match="'flush_disk_typ'.*did you mean flush_disk_type[?]"):
         make(store.root, flush_disk_typ="SYNC_FLUSH")
+
+
+def test_no_copy_of_a_store_is_made_inside_of_it(store):
+    inside = store.root / "lake"
+    for call in (lambda: pyengine.backup_store(store.root, inside), lambda: pyengine.write_tables(store.root, inside, "delta"),
+                 lambda: pyengine.backup_store(store.root, f"file://{inside}")):
+        with pytest.raises(WRONG_VALUE, match="is inside the store .*: give another folder"):
+            call()
+    assert not inside.exists()
+
+
+def test_tables_take_a_pattern_of_topics(store, tmp_path):
+    with pytest.raises(WRONG_TYPE, match="^topics must be str, not list$"):
+        pyengine.write_tables(store.root, tmp_path / "lake", "delta", topics=["orders"])
+
+
+def test_a_call_that_passes_settings_on_is_named_itself(store):
+    with pytest.raises(UNKNOWN, match="^backup_store[(][)] has no argument 'check': it has store, dest, read_back"):
+        pyengine.backup_store(store.root, "backup", check=True)
+    says = "ephemeral_store[(][)] has no argument|[(]ephemeral_store[(][)][)]"
+    with pytest.raises(UNKNOWN, match=says), pyengine.testing.ephemeral_store(flush_disk="x"):
+        pass
 
 
 def test_the_argument_of_run_consumer_that_was_meant_is_named(store):
@@ -293,6 +317,9 @@ def test_a_topic_that_no_group_could_consume_is_refused_by_each_put(producer):
                 lambda: producer.put("a@b", b"x", queue_id=None)):
         answer = told(put)
         assert "MESSAGE_ILLEGAL" in answer and "'a@b' holds '@'" in answer and "leave it out" in answer
+    for topic in ("a\nb", "a\u200bb"):
+        answer = told(lambda topic=topic: producer.put(topic, b"x"))
+        assert f"MESSAGE_ILLEGAL: the topic {topic!r} has a character that is not printable" in answer
 
 
 def told(put) -> str:

@@ -53,6 +53,7 @@ from pyengine.storage.backup_files import (
     PRIVATE_FOLDER,
     PROGRESS,
     Destination,
+    Folder,
     Manifest,
     Piece,
     Table,
@@ -64,7 +65,7 @@ from pyengine.storage.backup_files import (
     store_identity,
 )
 from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
-from pyengine.storage.config import LOG_PATHS, existing_store, load_config, record_sizes
+from pyengine.storage.config import LOG_PATHS, check_keywords, existing_store, load_config, record_sizes
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
 from pyengine.storage.file_system import (
@@ -72,6 +73,7 @@ from pyengine.storage.file_system import (
     open_file_in,
     open_folder,
     path_of,
+    refuse_inside,
     refuse_link,
     refuse_shared,
     sync_open_folder,
@@ -133,7 +135,10 @@ def backup_store(store: str | os.PathLike[str], dest: str | os.PathLike[str] | D
     store has lost what the backup has.
     """
     started_s = time.monotonic()
+    check_keywords(backup_store, settings)
     root, dest = existing_store(arguments.local_path(store)), _opened(dest)
+    if isinstance(dest, Folder):
+        refuse_inside(root, dest.where)
     name = f"backup-{zlib.crc32(os.fsencode(dest.where)):08x}"  # the same name in each run: it renews the hold of a backup that was killed
     with dest.locked(), open_store(root, **settings) as reader:
         work = _Backup(root, reader, dest, progress)
@@ -518,6 +523,7 @@ def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.Pa
     It becomes a store when all is checked; the same call continues an interrupted one. UsageError, CorruptionError.
     """
     started_s = time.monotonic()
+    check_keywords(restore_store, settings)
     dest, root = _opened(dest), arguments.local_path(store)
     manifest = _require_manifest(dest)
     refuse_shared(root)

@@ -214,6 +214,9 @@ def put_topic_bytes(topic: str) -> bytes:
     if SEPARATOR in topic:
         raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} holds '{SEPARATOR}', which separates topic and group in the "
                                                       "file of offsets, so no group could consume it: leave it out")
+    if not topic.isprintable():
+        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} has a character that is not printable, so no group could "
+                                                      "consume it: leave it out")
     return data
 
 

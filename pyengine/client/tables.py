@@ -47,7 +47,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.backup_files import LOCK_NAME, locked_folder, store_identity
 from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
 from pyengine.storage.durable_writes import make_folders, write_config
-from pyengine.storage.file_system import refuse_path_of_others
+from pyengine.storage.file_system import refuse_inside, refuse_path_of_others
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
 from pyengine.storage.recovery.report import Findings
 from pyengine.storage.store_reader import find_topics
@@ -166,6 +166,7 @@ def write_tables(
     pattern = _checked(to, topics, hold_hours, interval_s, piece_bytes)
     columns = None if json is None else _json_columns(json)
     root, folder = arguments.local_path(store), _usable(arguments.local_path(dest, "DEST"), to)
+    refuse_inside(root, folder)
     refuse_path_of_others(folder)
     make_folders(folder)
     with locked_folder(folder), open_store(root, **(settings or {})) as reader:
@@ -219,7 +220,7 @@ def _checked(to: str, topics: str | None, hold_hours: float, interval_s: float, 
     if arguments.integer(piece_bytes, "piece_bytes") < 1:
         raise UsageError(f"piece_bytes is {piece_bytes}: give 1 or more")
     try:
-        return None if topics is None else re.compile(topics)
+        return None if topics is None else re.compile(arguments.text(topics, "topics"))
     except re.error as error:
         raise UsageError(f"topic pattern {topics!r}: {error}") from None
 

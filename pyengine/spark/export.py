@@ -38,7 +38,7 @@ from pyengine.spark.remote_store import LogSample, log_sample, open_for_reading
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema, read_partition
 from pyengine.storage.durable_writes import DirectFile, make_folders, start_writeback, sync_file, sync_folder
-from pyengine.storage.file_system import refuse_path_of_others
+from pyengine.storage.file_system import refuse_inside, refuse_path_of_others
 
 if TYPE_CHECKING:
     import numpy
@@ -111,8 +111,8 @@ def export_parquet(
     given = given_options(store, topics, options)
     place = Place.of(os.fspath(dest), dest_file_system)
     read = read_options(given)
-    if not scheme_of(place.path) and place.file_system == AUTO and Path(place.path).is_relative_to(read.path):
-        raise UsageError(f"destination {place.path} is inside the store, which must not contain other folders: give another folder")
+    if not scheme_of(place.path) and place.file_system == AUTO:
+        refuse_inside(read.path, place.path)
     columns = chosen_columns(read)
     if partitioned:
         columns = [column for column in columns if column.name.lower() != "topic"]

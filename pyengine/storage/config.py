@@ -184,13 +184,14 @@ def _unknown_keyword(key: str, where: str, calls: Iterable[Callable[..., object]
     def likeness(name: str) -> float:
         return SequenceMatcher(None, fold(key), fold(name)).ratio()
 
-    best, setting = max(own, key=likeness), nearest_name(fold(key), KEYWORD_CUTOFF)
+    best, setting = max(own, key=likeness, default=""), nearest_name(fold(key), KEYWORD_CUTOFF)
     if likeness(best) >= KEYWORD_CUTOFF and (setting is None or likeness(best) >= likeness(setting) - KEYWORD_BONUS):
         return ConfigError(f"{where} has no argument {key!r}: did you mean {best}?")
     if setting is not None:
         return ConfigError(f"unknown setting {key!r} ({where}): did you mean {setting}?")
-    return ConfigError(f"{where} has no argument {key!r}: it has {', '.join(dict.fromkeys(own))}, and the settings that "
-                       "`pyengine config explain` lists")
+    names = "".join(f"{name}, " for name in dict.fromkeys(own))
+    return ConfigError(f"{where} has no argument {key!r}: it has {names and f'{names}and '}the settings that `pyengine config explain` "
+                       "lists")
 
 
 def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[str, str]:

@@ -73,6 +73,12 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
             "writing too; put the store on a local disk (ext4, xfs), and let others read it, or replicate to them")
 
 
+def refuse_inside(root: str | os.PathLike[str], dest: str | os.PathLike[str]) -> None:
+    """Raise UsageError for a destination inside a store, with which it would be lost."""
+    if Path(dest).resolve().is_relative_to(Path(root).resolve()):
+        raise UsageError(f"{dest} is inside the store {root}, which must not contain other folders: give another folder")
+
+
 LINKS_MAX = 40  # in a path, as for the kernel
 TREE_DEPTH = 6
 

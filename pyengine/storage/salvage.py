@@ -64,7 +64,7 @@ from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, log_exi
 from pyengine.storage.config import record_sizes
 from pyengine.storage.consumer_offset import CANCELS_NAME, delay_marks
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, write_config
-from pyengine.storage.file_system import own_folder
+from pyengine.storage.file_system import own_folder, refuse_inside
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, find_later_features
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.message_store import MessageStore
@@ -453,8 +453,7 @@ def salvage(
         raise NotAStoreError(f"{root} holds no store: there is no commitlog in it, and no piece of a log that recovery moved aside")
     if destination.exists() and not destination.is_dir():
         raise UsageError(f"{destination} is not an empty directory; name a new one")
-    if destination.resolve().is_relative_to(root.resolve()):
-        raise UsageError(f"{destination} lies inside the damaged store; name a directory outside")
+    refuse_inside(root, destination)
     with own_folder(destination) as held:
         if any(held.iterdir()):
             raise UsageError(f"{destination} is not an empty directory; name a new one")

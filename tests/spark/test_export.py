@@ -423,7 +423,7 @@ def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made
 def test_a_destination_in_the_store_itself_is_refused(builder):
     before = sorted(builder.root.rglob("*"))
     for folder in (builder.root / "commitlog" / "x", builder.root / "lake", f"file:{builder.root}/lake"):
-        with pytest.raises(UsageError, match="is inside the store, which must not contain other folders"):
+        with pytest.raises(UsageError, match="is inside the store .*, which must not contain other folders"):
             export_parquet(None, builder.root, folder, incremental=True)
     assert sorted(builder.root.rglob("*")) == before
 
