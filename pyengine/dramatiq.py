@@ -194,7 +194,8 @@ class _QueueConsumer(Consumer):
                 with _errors_of_a_connection():
                     self._broker.put(task, task.unsent_due_ms)
             except ConnectionClosed as error:
-                if not _is_lasting(error.__cause__):
+                cause = error.__cause__
+                if not (isinstance(cause, PutError) and cause.result.status.is_lasting):
                     raise
                 self.nack(message)
                 return
@@ -217,10 +218,6 @@ class _QueueConsumer(Consumer):
         """Store the acknowledgements and leave the group: messages that are not acknowledged come again."""
         with _errors_of_a_connection():
             self._member.close()
-
-
-def _is_lasting(error: BaseException | None) -> bool:
-    return isinstance(error, PutError) and error.result.status.is_lasting
 
 
 @contextlib.contextmanager

@@ -408,7 +408,8 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "schedule_message_offset": schedule_offsets(store, memory),
         "replication": replication,
         "broker": _broker(memory),
-        "name_servers": _name_servers(memory, workers[native.GATEWAY]["state"] == "ready"),
+        "name_servers": [row if workers[native.GATEWAY]["state"] == "ready" else row | {"registered": False, "problem": "no gateway runs"}
+                         for row in read_name_servers(memory.folder)],
         "pops": _pops(memory),
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
@@ -443,11 +444,6 @@ def _broker(memory: EngineMemory) -> dict[str, Any] | None:
             config = read_run_settings(memory.folder)
             return {"cluster": config.broker_cluster_name, "name": config.broker_name, "number": config.number_in_routes}
     return None
-
-
-def _name_servers(memory: EngineMemory, is_served: bool) -> list[dict[str, Any]]:
-    """Return each name server of `namesrv_addr` and whether the gateway is registered there; without a gateway it is with none."""
-    return [row if is_served else row | {"registered": False, "problem": "no gateway runs"} for row in read_name_servers(memory.folder)]
 
 
 def _pops(memory: EngineMemory) -> list[dict[str, Any]]:

@@ -75,7 +75,8 @@ def why_unwritten(error: OSError) -> str:
 
 def write_json(document: Any) -> None:
     """Print one document and a newline, in ASCII if stdout is not UTF-8."""
-    sys.stdout.write(json_text(document) + "\n")
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(document, ensure_ascii=not is_utf8, default=_plain) + "\n")
 
 
 def print_answer(document: Any, as_json: bool, show: Callable[[], None]) -> None:
@@ -93,15 +94,6 @@ def print_report(report: FindingsT, as_json: bool, show: Callable[[FindingsT], N
     if report.exit_code is ExitCode.CORRUPTION:
         print(f"error: {report.sentence}", file=sys.stderr)
     return report.exit_code
-
-
-def json_text(document: Any) -> str:
-    """Return the document on one line."""
-    return json.dumps(document, ensure_ascii=not _stdout_is_utf8(), default=_plain)
-
-
-def _stdout_is_utf8() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def _plain(value: object) -> object:
@@ -134,7 +126,8 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     from rich.table import Table
 
     cells = [list(row) for row in rows]
-    numeric = [bool(cells) and all(_is_number(row[at]) for row in cells) for at in range(len(columns))]
+    numeric = [bool(cells) and all(isinstance(row[at], (int, float)) and not isinstance(row[at], bool) for row in cells)
+               for at in range(len(columns))]
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
@@ -151,10 +144,6 @@ def write_facts(facts: Iterable[tuple[str, object]], title: str | None = None) -
         print(title)
     for name, value in pairs:
         print(f"{name:<{width}}  {value}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _cell(value: object) -> str:

@@ -71,18 +71,13 @@ def _print(rows: list[StatsRow], by: str) -> None:
                "first stored", "last stored"]
     cells = []
     for row in rows:
-        second = {"topic": [], "queue": [row.queue_id]}.get(by, [_begin_text(row.time_ms, by)])
+        begin = output.time_text(row.time_ms)[:10 if by == "day" else 13]  # 2026-03-01, or 2026-03-01T14 of an hour
+        second = {"topic": [], "queue": [row.queue_id]}.get(by, [begin])
         cells.append((row.topic, *second, row.messages, output.size_text(row.bytes),
                       output.size_text(row.bytes / row.messages), output.size_text(row.largest), row.delayed,
                       row.transactional, output.time_text(row.first_timestamp_ms), output.time_text(row.last_timestamp_ms)))
     output.write_table(columns, cells)
     print(f"{sum(row.messages for row in rows):,} messages, {output.size_text(sum(row.bytes for row in rows))}")
-
-
-def _begin_text(time_ms: int | None, by: str) -> str:
-    """Return the begin of an interval: 2026-03-01T14 for an hour, 2026-03-01 for a day."""
-    text = output.time_text(time_ms)
-    return text[:10] if by == "day" else text[:13]
 
 
 @click.command()

@@ -120,10 +120,11 @@ def run_consumer(
                 continue
             with consumer:
                 handle = partial(_handle, consumer, handler, delays, stopping)
-                if concurrency == 1:
-                    _handle_in_turn(consumer, handle, stopping)
-                else:
-                    _handle_in_threads(consumer, handle, concurrency, stopping)
+                if concurrency > 1:
+                    _handle_in_threads(consumer, handle, concurrency, stopping)  # until it is stopping
+                while not stopping.is_set():
+                    for message in consumer.pull(1, timeout_s=PULL_S):
+                        handle(message)
 
 
 async def run_consumer_async(
@@ -155,12 +156,6 @@ async def run_consumer_async(
                     await _handle_in_tasks(consumer, handler, concurrency, delays, stopped)
         finally:
             stopped.cancel()
-
-
-def _handle_in_turn(consumer: Consumer, handle: Callable[[Message], None], stopping: threading.Event) -> None:
-    while not stopping.is_set():
-        for message in consumer.pull(1, timeout_s=PULL_S):
-            handle(message)
 
 
 def _handle(consumer: Consumer, handler: Callable[[Message], object], delays: _Delays, stopping: threading.Event,

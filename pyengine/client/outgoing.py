@@ -347,7 +347,7 @@ def _messages(batch: pyarrow.RecordBatch, columns: RowColumns) -> Iterator[tuple
         yield from ((body, len(body)) for body in bodies)
         return
     none = [None] * len(bodies)
-    is_list = columns.keys is not None and _is_list(batch, columns.keys)
+    is_list = columns.keys is not None and str(batch.schema.field(columns.keys).type).startswith(("list", "large_list"))
     keys = none if columns.keys is None else _values(batch, columns.keys, "large_list" if is_list else "large_string")
     tags = none if columns.tags is None else _values(batch, columns.tags, "large_string")
     properties = [_values(batch, name, "large_string") for name in columns.properties]
@@ -355,11 +355,6 @@ def _messages(batch: pyarrow.RecordBatch, columns: RowColumns) -> Iterator[tuple
         own = {name: value for name, value in zip(columns.properties, values) if value is not None}
         chars = len(tag or "") + sum(len(word) + 1 for word in words or ()) + sum(len(name) + len(own[name]) + 2 for name in own)
         yield BatchMessage(body, tag, words, own), _RECORD_BYTES + len(body) + 4 * chars  # a character has up to 4 bytes
-
-
-def _is_list(batch: pyarrow.RecordBatch, name: str) -> bool:
-    kind = str(batch.schema.field(name).type)
-    return kind.startswith(("list", "large_list"))
 
 
 def _values(batch: pyarrow.RecordBatch, name: str, kind: str) -> list[Any]:

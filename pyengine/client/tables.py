@@ -402,13 +402,11 @@ class _Filling:
         if found.reason not in ("blank", "range_end", "overrun"):
             raise CorruptionError(f"the log is damaged at {found.end_offset}: {found.reason.replace('_', ' ')}; the tables have what comes "
                                   f"before {at}; `pyengine check` says what to do")
-        wanted = [(topic, its) for topic, its in rows if self._is_wanted(topic)]
+        wanted = [(topic, its) for topic, its in rows
+                  if (not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic))]
         if self._json is not None:
             wanted = [divided for topic, its in wanted for divided in self._json.divided(topic, its)]
         return boundary, wanted
-
-    def _is_wanted(self, topic: str) -> bool:
-        return not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic) is not None
 
     def _add(self, topic: str, rows: Any, start: int, end: int) -> bool:
         """Commit a topic's rows of the log's bytes [start, end) that its table lacks; False if that failed, with the reason noted."""

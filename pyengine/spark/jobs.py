@@ -68,9 +68,9 @@ def collect_from_workers(spark: SparkSession, work: Callable[[int, Task], Iterat
         return []
 
     def task(one: tuple[int, bytes]) -> Iterator[Found]:
-        return work(one[0], _unpacked(one[1]))
+        return work(one[0], pickle.loads(zlib.decompress(one[1])))
 
-    numbered = [(number, _packed(part)) for number, part in enumerate(parts)]
+    numbered = [(number, zlib.compress(pickle.dumps(part, pickle.HIGHEST_PROTOCOL), 1)) for number, part in enumerate(parts)]
     context = spark.sparkContext
     before = context.getLocalProperty(_INTERRUPT)
     context.setLocalProperty(_INTERRUPT, "true")
@@ -78,14 +78,6 @@ def collect_from_workers(spark: SparkSession, work: Callable[[int, Task], Iterat
         return context.parallelize(numbered, len(numbered)).flatMap(task).collect()
     finally:
         context.setLocalProperty(_INTERRUPT, "false" if before is None else before)
-
-
-def _packed(part: object) -> bytes:
-    return zlib.compress(pickle.dumps(part, pickle.HIGHEST_PROTOCOL), 1)
-
-
-def _unpacked(packed: bytes) -> Any:
-    return pickle.loads(zlib.decompress(packed))
 
 
 @contextlib.contextmanager

@@ -82,12 +82,6 @@ class WalkedPart(NamedTuple):
     queues: list[TouchedQueue]
 
 
-def first_record(view: mmap.mmap, segment: MappedFile, first: int, stop: int, limit: int) -> int | None:
-    """Return the first record of a range [first, stop) of a segment; None if none is found near the beginning."""
-    base = segment.start_offset
-    return base if first == base else sync(view, base, first, min(stop, first + GUESS_BYTES), limit=limit)
-
-
 @dataclass(frozen=True, slots=True)
 class LogWalk:
     """A walk of the records that begin in [first, stop) of one segment; it reads nothing at or above `limit`."""
@@ -104,7 +98,8 @@ class LogWalk:
     def run(self, common: object) -> WalkedPart | None:
         """None when no record is found near the beginning."""
         with mapped(self.segment.path) as view:
-            begin = first_record(view, self.segment, self.first, self.stop, self.limit)
+            base = self.segment.start_offset
+            begin = base if self.first == base else sync(view, base, self.first, min(self.stop, self.first + GUESS_BYTES), limit=self.limit)
             return None if begin is None else self.walked(view, begin)
 
     def walked(self, view: mmap.mmap, begin: int) -> WalkedPart:
