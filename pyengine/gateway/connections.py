@@ -264,7 +264,9 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One client. `address` is host:port as RocketMQ writes it, `born_host` the same as in a message."""
+    """One peer, in most cases a client. `address` is host:port as RocketMQ writes it, `born_host` the same as in a message."""
+
+    _language = "JAVA"  # of the requests that this side sends
 
     def __init__(self, owner: Connections, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None, *,
                  is_local: bool = False) -> None:
@@ -481,21 +483,21 @@ class Connection(asyncio.Protocol):
             self._write(Frame(code, fields, body, next(self._opaque) & INT32_MASK, ONE_WAY))
 
     async def invoke(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = INVOKE_TIMEOUT_S) -> Frame:
-        """Send the client a request and wait for its answer. OSError if it does not read, disconnects, or does not answer."""
+        """Send the peer a request and wait for its answer. OSError if it does not read, disconnects, or does not answer."""
         if self.is_closed or self._transport is None:
-            raise ConnectionError(f"the client at {self.address} has gone")
+            raise ConnectionError(f"the peer at {self.address} has gone")
         # Requests of one client to another must not fill the other's connection, nor close it for the memory limit.
         if self._transport.get_write_buffer_size() > self._limits.connection_bytes_max // 4:
-            raise ConnectionError(f"the client at {self.address} does not read")
+            raise ConnectionError(f"the peer at {self.address} does not read")
         if self._owner.held_bytes + len(body) > self._limits.memory_bytes_max:
             raise ConnectionError("too many bytes wait in the gateway (gateway_memory_max_bytes)")
         opaque = next(self._opaque) & INT32_MASK
         coming = self._invoked[opaque] = asyncio.get_running_loop().create_future()
         try:
-            self._write(Frame(code, fields, body, opaque))
+            self._write(Frame(code, fields, body, opaque, language=self._language))
             return await asyncio.wait_for(coming, timeout_s)
         except TimeoutError:
-            raise TimeoutError(f"the client at {self.address} did not answer within {timeout_s:g} s") from None
+            raise TimeoutError(f"the peer at {self.address} did not answer within {timeout_s:g} s") from None
         finally:
             del self._invoked[opaque]
 
@@ -574,6 +576,36 @@ class Connection(asyncio.Protocol):
             self.is_closed = True
             self.report(f"the connection of {self.address} is closed: {why}")
             self._transport.abort()
+
+
+class AskingConnection(Connection):
+    """A connection that this process has opened in order to ask. It reads answers also while its peer does not read."""
+
+    def __init__(self, owner: Connections, handlers: Mapping[int, Handler] | None = None, *, language: str = "JAVA",
+                 is_local: bool = False) -> None:
+        """`handlers` serve what the peer asks by itself."""
+        super().__init__(owner, handlers or {}, is_local=is_local)
+        self._language = language
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._may_write.set()
+        super().connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    async def invoke(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = INVOKE_TIMEOUT_S) -> Frame:
+        """Send a request once the peer reads, and wait for its answer; OSError as above."""
+        until_s = time.monotonic() + timeout_s
+        async with asyncio.timeout(timeout_s):
+            while not self._may_write.is_set():  # others may have written meanwhile
+                await self._may_write.wait()
+        return await super().invoke(code, fields, body, until_s - time.monotonic())
 
 
 def host_of(address: str) -> str:

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
-from pyengine.gateway.connections import INT32_MASK, Limits, host_of
+from pyengine.gateway.connections import Answer, AskingConnection, Connections, Limits, Request, host_of
 from pyengine.gateway.members import GROUPS_OF_CLIENT_MAX
-from pyengine.gateway.wire import ANSWER, LANGUAGES, Frame, decode_frame, encode_frame, frame_length, write_json
+from pyengine.gateway.wire import LANGUAGES, Frame, write_json
 from pyengine.ipc.sessions import connect_socket
 from pyengine.ipc.shared_objects import GATEWAY_SOCKET
 
-ANSWER_BYTES_MAX = 1 << 30      # the gateway is trusted
 CONNECT_INTERVAL_S = 0.1
 SILENT_S = 120.0                # after which a client without a stream or a call is left out
 LEFT_S = 2.0                    # after the end of its stream, which it may open again
 SQL = 2                         # of FilterType
 TOLD_BYTES_MAX = 1 << 20        # of questions that wait for one client, if it is more than one; the gateway asks again
+
+_OF_LINKS = Limits(frame_bytes_max=1 << 30, connection_bytes_max=1 << 30, memory_bytes_max=1 << 62)  # the gateway is trusted
 
 
 class GatewayLostError(EngineError):
@@ -39,76 +39,6 @@ class GatewayLostError(EngineError):
 
 class TooManyClientsError(EngineError):
     """A limit of clients is reached; the text names its setting."""
-
-
-class GatewayLink(asyncio.Protocol):
-    """One connection to the gateway, for a client of this language. `told` gets the requests that the gateway sends by itself."""
-
-    def __init__(self, told: Callable[[Frame], None], language: str) -> None:
-        self._told = told
-        self._language = language
-        self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
-        self._opaque = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Frame]] = {}
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        self._may_write.set()
-        for coming in self._asked.values():
-            if not coming.done():
-                coming.set_exception(GatewayLostError("the gateway has ended the connection"))
-
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        at = 0
-        while (size := frame_length(self._buffer, at, ANSWER_BYTES_MAX)) is not None and len(self._buffer) - at >= size:
-            frame = decode_frame(bytes(memoryview(self._buffer)[at + 4:at + size]))
-            at += size
-            if not frame.is_answer:
-                self._told(frame)
-                if not frame.is_one_way:
-                    self._write(Frame(codes.REQUEST_CODE_NOT_SUPPORTED, opaque=frame.opaque, flag=ANSWER,
-                                      remark=f" request type {frame.code} not supported"))
-            elif (coming := self._asked.get(frame.opaque)) is not None and not coming.done():
-                coming.set_result(frame)
-        del self._buffer[:at]
-
-    async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> Frame:
-        """Send a request and return its answer; GatewayLostError if the connection ends before it comes."""
-        await self._may_write.wait()
-        opaque = next(self._opaque) & INT32_MASK
-        coming: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._asked[opaque] = coming
-        try:
-            self._write(Frame(code, fields, body, opaque, language=self._language))
-            return await coming
-        finally:
-            del self._asked[opaque]
-
-    def _write(self, frame: Frame) -> None:
-        if self._transport is None:
-            raise GatewayLostError("the gateway has ended the connection")
-        self._transport.write(encode_frame(frame))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
 
 
 class Host:
@@ -122,16 +52,18 @@ class Host:
 class GrpcClient:
     """One client of RocketMQ 5: an id at one address, with an account of the access list if it has a key."""
 
-    def __init__(self, folder: Path, client_id: str, address: str, *, access_key: str = "", language: str = "",
+    def __init__(self, folder: Path, links: Connections, client_id: str, address: str, *, access_key: str = "", language: str = "",
                  is_secure: bool = False) -> None:
+        """`links` are those of all clients."""
         self.client_id = client_id
         self.language = language if language in LANGUAGES else "OTHER"
         self.address = address
         self.host = host_of(address)
         self._folder = folder
+        self._links = links
         self._access = {"AccessKey": access_key} if access_key else {}
         self.is_secure = is_secure
-        self._link: GatewayLink | None = None
+        self._link: AskingConnection | None = None
         self._connecting = asyncio.Lock()
         self.settings: Any = None               # of its last Telemetry
         self.groups: set[str] = set()           # in which it consumes
@@ -153,23 +85,22 @@ class GrpcClient:
         while True:
             link = await self._connected(until_s)
             try:
-                async with asyncio.timeout(until_s - time.monotonic()):
-                    return await link.ask(code, {**fields, **self._access}, body)
-            except GatewayLostError:
-                if not again:
-                    raise
-                await asyncio.sleep(CONNECT_INTERVAL_S)  # a gateway that ends the connection for this request is not flooded with it
+                return await link.invoke(code, {**fields, **self._access}, body, until_s - time.monotonic())
             except TimeoutError:
                 raise GatewayLostError("the gateway did not answer in time") from None
+            except OSError:
+                if not again:
+                    raise GatewayLostError("the gateway has ended the connection") from None
+                await asyncio.sleep(CONNECT_INTERVAL_S)  # a gateway that ends the connection for this request is not flooded with it
 
-    async def _connected(self, until_s: float) -> GatewayLink:
+    async def _connected(self, until_s: float) -> AskingConnection:
         while True:
             if self.has_left.is_set():  # a call that was under way when its client left
                 raise GatewayLostError("the client has left")
-            if self._link is not None and self._link.is_open:
+            if self._link is not None and not self._link.is_closed:
                 return self._link
             async with self._connecting:
-                if self._link is None or not self._link.is_open:
+                if self._link is None or self._link.is_closed:
                     with contextlib.suppress(OSError, GatewayLostError):  # TimeoutError is an OSError
                         async with asyncio.timeout(until_s - time.monotonic()):
                             self._link = await self._connect()
@@ -178,16 +109,17 @@ class GrpcClient:
                 raise GatewayLostError("the gateway does not run, or is restarted just now")
             await asyncio.sleep(CONNECT_INTERVAL_S)
 
-    async def _connect(self) -> GatewayLink:
+    async def _connect(self) -> AskingConnection:
         """Open a connection as this client's, with its memberships."""
         _, link = await asyncio.get_running_loop().create_unix_connection(
-            lambda: GatewayLink(self._take, self.language), sock=connect_socket(self._folder, 0.0, GATEWAY_SOCKET))
+            lambda: AskingConnection(self._links, {codes.CHECK_TRANSACTION_STATE: self._take}, language=self.language, is_local=True),
+            sock=connect_socket(self._folder, 0.0, GATEWAY_SOCKET))
         try:
-            introduced = await link.ask(codes.INTRODUCE, {"address": self.address, "secure": str(self.is_secure).lower()})
+            introduced = await link.invoke(codes.INTRODUCE, {"address": self.address, "secure": str(self.is_secure).lower()})
             if introduced.code != codes.SUCCESS:
                 raise GatewayLostError(f"the gateway does not take the client: {introduced.remark}")
             if self.groups or self.producer_groups:
-                await link.ask(codes.HEART_BEAT, self._access, self.heartbeat())
+                await link.invoke(codes.HEART_BEAT, self._access, self.heartbeat())
             if self.has_left.is_set():  # nobody would close it
                 raise GatewayLostError("the client has left meanwhile")
         except BaseException:
@@ -195,11 +127,12 @@ class GrpcClient:
             raise
         return link
 
-    def _take(self, frame: Frame) -> None:
-        size_bytes = self._told_bytes + len(frame.body)
-        if frame.code == codes.CHECK_TRANSACTION_STATE and (self._told.empty() or size_bytes <= TOLD_BYTES_MAX):
+    def _take(self, request: Request) -> Answer:
+        size_bytes = self._told_bytes + len(request.frame.body)
+        if self._told.empty() or size_bytes <= TOLD_BYTES_MAX:
             self._told_bytes = size_bytes
-            self._told.put_nowait(frame)
+            self._told.put_nowait(request.frame)
+        return Answer()
 
     async def next_question(self) -> Frame:
         """Return the gateway's next question about a transaction of this client; wait for one."""
@@ -232,12 +165,12 @@ class GrpcClient:
         """Give back at once what this client holds, and end its connection."""
         self.has_left.set()
         link, self._link = self._link, None
-        if link is None or not link.is_open:
+        if link is None or link.is_closed:
             return
-        with contextlib.suppress(EngineError, TimeoutError):
+        with contextlib.suppress(OSError):
             async with asyncio.timeout(LEFT_S):
                 for name in sorted(self.groups):
-                    await link.ask(codes.UNREGISTER_CLIENT, {"clientID": self.client_id, "consumerGroup": name, **self._access})
+                    await link.invoke(codes.UNREGISTER_CLIENT, {"clientID": self.client_id, "consumerGroup": name, **self._access})
         link.close()
 
 
@@ -248,6 +181,7 @@ class GrpcClients:
         self._folder = folder
         self._limits = limits
         self._calls_of_host_max = max(1, calls_max // 2)
+        self._links = Connections(_OF_LINKS, lambda host, sentence: None)
         self._clients: dict[tuple[str, str, str], GrpcClient] = {}
         self._hosts: dict[str, Host] = {}  # those with calls
         self.held_bytes = 0
@@ -264,8 +198,8 @@ class GrpcClients:
             if sum(each.host == host for each in self._clients.values()) >= self._limits.address_connections_max:
                 raise TooManyClientsError(f"{self._limits.address_connections_max} clients from there are served already "
                                           "(gateway_address_connections_max)")
-            found = self._clients[key] = GrpcClient(self._folder, client_id, address, access_key=access_key, language=language,
-                                                is_secure=is_secure)
+            found = self._clients[key] = GrpcClient(self._folder, self._links, client_id, address, access_key=access_key, language=language,
+                                                    is_secure=is_secure)
         found.seen_s = time.monotonic()
         return found
 

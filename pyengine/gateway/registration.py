@@ -33,7 +33,7 @@ from pyengine.events import Event, Report
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, AskingConnection, Connection, Connections, Handlers, Limits, Request, TurnExecutor
 from pyengine.gateway.names import ORDERS_NAMESPACE, Address, Broker, Names, topic_fault, topics_document
 from pyengine.gateway.tls import CA_BYTES_MAX
 from pyengine.gateway.wire import Frame, WireError, as_object, read_json, read_object, write_json
@@ -398,7 +398,7 @@ async def _connect(connections: Connections, executor: TurnExecutor, address: st
         for found in await _addresses(host, port):
             try:
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(connections, {}), *found, ssl=context, server_hostname=host if context else None)
+                    lambda: AskingConnection(connections), *found, ssl=context, server_hostname=host if context else None)
             except OSError as error:
                 problem = error
             else:

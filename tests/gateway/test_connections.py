@@ -17,6 +17,7 @@ from pyengine.gateway.connections import (
     REQUEST_BYTES,
     REQUESTS_MAX,
     Answer,
+    AskingConnection,
     Connection,
     Connections,
     Limits,
@@ -493,5 +494,38 @@ def test_a_request_to_a_client_that_does_not_answer_ends():
         with pytest.raises(ConnectionError, match="has gone"):
             await connection.invoke(77, {})
         assert connection._invoked == {}
+
+    run({}, steps)
+
+
+def test_a_link_takes_answers_while_its_peer_reads_nothing():
+    async def steps(rig: Rig) -> None:
+        peers: asyncio.Queue[Peer] = asyncio.Queue()
+        server = await asyncio.start_server(lambda *streams: peers.put_nowait(Peer(*streams)), "127.0.0.1", 0, limit=64 << 20)
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(lambda: AskingConnection(rig.connections, {ECHO: lambda request: Answer(body=request.frame.body)},
+                                                            language="PYTHON"), *server.sockets[0].getsockname())
+        peer = await peers.get()
+        first = asyncio.ensure_future(link.invoke(77, {"a": "b"}, b"what?"))
+        asked = await peer.receive()
+        assert (asked.code, asked.fields, asked.body, asked.language) == (77, {"a": "b"}, b"what?", "PYTHON")
+        peer.writer.transport.pause_reading()
+        while link._may_write.is_set():
+            link.invoke_oneway(78, {}, bytes(1 << 20))
+        second = asyncio.ensure_future(link.invoke(79, {}))
+        peer.writer.write(encode_frame(Frame(0, body=b"that", opaque=asked.opaque, flag=ANSWER)))
+        assert (await first).body == b"that"
+        with pytest.raises(TimeoutError):
+            await link.invoke(79, {}, timeout_s=0.01)
+        assert not second.done()
+        peer.writer.transport.resume_reading()
+        while (asked := await peer.receive()).code == 78:
+            assert asked.is_one_way
+        peer.writer.write(encode_frame(Frame(0, opaque=asked.opaque, flag=ANSWER)))
+        assert (asked.code, (await second).code) == (79, 0)
+        peer.send(ECHO, b"by itself")
+        assert (await peer.receive()).body == b"by itself"
+        link.abort()
+        server.close()
 
     run({}, steps)
