@@ -41,7 +41,8 @@ _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CON
 NAME_SERVER_CODES = frozenset((
     codes.REGISTER_BROKER, codes.UNREGISTER_BROKER, codes.DELETE_TOPIC_IN_NAMESRV, codes.WIPE_WRITE_PERM_OF_BROKER,
     codes.ADD_WRITE_PERM_OF_BROKER, codes.PUT_KV_CONFIG, codes.DELETE_KV_CONFIG, codes.UPDATE_NAMESRV_CONFIG))
-_POP_CODES = frozenset((codes.POP_MESSAGE, codes.NOTIFICATION, codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME))
+_POP_CODES = frozenset((codes.POP_MESSAGE, codes.NOTIFICATION, codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME,
+                        codes.MAKE_DEAD_LETTER))
 _REPLY_CODES = frozenset((codes.SEND_REPLY_MESSAGE, codes.SEND_REPLY_MESSAGE_V2))
 _SEND_CODES = frozenset((codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE)) | _REPLY_CODES
 # Group by the code of the request that names it in its header.

@@ -101,6 +101,7 @@ NOTIFICATION = 200054
 BATCH_ACK_MESSAGE = 200151
 
 INTRODUCE = 30001  # pyengine's own, at the gateway's Unix socket: the address of the client that a connection stands for
+MAKE_DEAD_LETTER = 30002  # pyengine's own, of the gRPC worker: end a popped message as a dead letter of its group
 
 # Answers.
 SUCCESS = 0

@@ -115,6 +115,7 @@ class Gateway:
         pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report, admin.counts.count_gets)
         ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
+        self._offsets.is_fenced = lambda: names.is_fenced
         pops = self.pops = Pops(reader, names, self._offsets, pulls, sends.give_back, executor, partial(self.connections.report, "gateway"))
         async def read_queues(topic: str) -> dict[str, int] | None:
             if self._registration is not None:
@@ -242,7 +243,7 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - the rest must be closed too
             self._report(Event.WORK_BLOCKED, f"the groups' last offsets could not be written: {_sentence(error)}")
         if self.pops is not None:
-            self.pops.close()
+            await self.pops.close()
         self._executor.shutdown(wait=True, cancel_futures=True)  # of connections that are closed
         if self._ends is not None:
             self._ends.close()

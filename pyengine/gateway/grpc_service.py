@@ -43,6 +43,7 @@ from pyengine.gateway.grpc_messages import (
     transaction_id,
 )
 from pyengine.gateway.names import Names, group_fault, topic_fault
+from pyengine.gateway.pop import EXPIRED
 from pyengine.gateway.tls import TlsHandler
 from pyengine.gateway.wire import Frame, is_number
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig
@@ -276,6 +277,8 @@ class GrpcServer:
     def _status_of(self, frame: Frame) -> Any:
         """Return RocketMQ 5's status of an answer of the gateway."""
         code, remark = _REFUSALS.get(frame.code, "INTERNAL_SERVER_ERROR"), frame.remark or ""
+        if frame.code == codes.SUCCESS and remark == EXPIRED:
+            code = "INVALID_RECEIPT_HANDLE"
         if frame.code == codes.SYSTEM_ERROR and remark.startswith(_ACCESS):
             return self._status("FORBIDDEN", remark.removeprefix(_ACCESS))
         return self._status(code, remark)
@@ -582,16 +585,8 @@ class GrpcServer:
         return self._v2.ChangeInvisibleDurationResponse(status=self._status_of(frame), receipt_handle=handle)
 
     async def _forward_to_dead_letters(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        """Put the message into the group's dead letters, then acknowledge it: after a crash between them it is there twice."""
-        group, name, until_s = self._group(request.group), self._topic(request.topic)[0], _until_s(context)
-        words = request.receipt_handle.split()
-        if len(words) < 9 or not is_number(words[8]):
-            raise CallRefusedError("INVALID_RECEIPT_HANDLE", "the receipt handle does not say where the message is")
-        frame = await client.ask(codes.CONSUMER_SEND_MSG_BACK, {
-            "group": group, "offset": words[8], "delayLevel": "-1", "originMsgId": request.message_id, "originTopic": name,
-            "maxReconsumeTimes": str(request.max_delivery_attempts)}, until_s=until_s)
-        if frame.code == codes.SUCCESS:
-            frame = await client.ask(codes.ACK_MESSAGE, _handle_fields(group, name, request.receipt_handle), until_s=until_s)
+        frame = await client.ask(codes.MAKE_DEAD_LETTER, _handle_fields(
+            self._group(request.group), self._topic(request.topic)[0], request.receipt_handle), until_s=_until_s(context))
         return self._v2.ForwardMessageToDeadLetterQueueResponse(status=self._status_of(frame))
 
 

@@ -237,6 +237,19 @@ class Names:
         """Return the store's role and term as its replicator has noted them; None if it never replicated."""
         return self._replication.table()
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether this was a master, and one of a higher term has replaced it."""
+        noted = self.replication_state()
+        return not self.is_of_slave and noted is not None and noted.is_fenced
+
+    @property
+    def why_no_commit(self) -> str:
+        """Why offsets and acknowledgements of clients are not this store's, but a master's; "" if they are."""
+        if self.is_of_slave:
+            return "this is a slave, whose offsets are its master's"
+        return "a master of a higher term has replaced this one" if self.is_fenced else ""
+
     def of_topics(self, name: str, make: Callable[[dict[str, TopicConfig], dict[str, int]], bytes]) -> bytes:
         """Return what `make` makes of all topics and their dataVersion, once for each content of topics.json: it may be long."""
         table = self._topics.table()

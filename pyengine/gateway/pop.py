@@ -19,13 +19,14 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import heapq
+import math
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 from pyengine.arguments import INT64_MAX
 from pyengine.client.group_session import AssignedQueue, GroupSession, HistoryChangedError, allocate_averagely
@@ -39,14 +40,14 @@ from pyengine.gateway.connections import Answer, Connection, Handlers, Request, 
 from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, expression_fault, subscription_of
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, GroupOffsets
-from pyengine.gateway.pulls import ANSWER_SLICE_S, Pulls
+from pyengine.gateway.pulls import Arrivals, Pulls
 from pyengine.gateway.wire import WireError, as_object, is_number, read_object, write_json
 from pyengine.ipc.control_block import write_pops
 from pyengine.ipc.group_members import Claim
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import GetResult, GetStatus
-from pyengine.storage.acknowledgements import Identity, SavedQueue
+from pyengine.storage.acknowledgements import Identity, SavedQueue, flip
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 from pyengine.storage.consumer_offset import Table
 from pyengine.storage.durable_file import RunningClock
@@ -63,7 +64,8 @@ INVISIBLE_MS_MAX = 43_200_000
 RENEWED_S_MAX = 10_800.0     # of a message that its connection keeps
 POPPING_S = 30.0             # after a pop without messages in flight its group counts as one that pops
 TICK_S = 0.1                 # precision of the end of a lease
-ENDS_OF_TICK = 1000          # leases
+ENDS_OF_TICK = 1000          # leases, in one piece of the loop's time
+SLICE_S = 0.005              # of the loop's time, for what looks at all messages in flight
 PUT_AGAIN_S = 1.0            # after a retry that could not be put
 CLAIM_AGAIN_S = 2.0          # after a claim of queues that others have
 READ_SLICE_S = 0.02          # of one pop that finds only messages that its filter excludes
@@ -71,18 +73,65 @@ ORDERED_QUEUE = 999          # reviveQid of an ordered pop (KeyBuilder.POP_ORDER
 ACKS_MAX = 4096              # in one batch
 BITS_MAX = 8192              # of one of them
 ACKED_MAX = 10_000           # messages of one batch: all of them are one piece of the loop's time
+ASIDE_BOUNDS_MAX = 40_000    # of the runs of a queue that wait for pops of their topics
+EXPIRED = "receipt handle is expired"  # remark of an answer that changes nothing, of which RocketMQ's proxy makes an error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """One message that a client has, until a time, or while its connection `owner` is open. `pop_time_ms` is that of its handle."""
 
-    until_s: float
+    share: Share
+    queue: PopQueue
+    message: Message
     pop_time_ms: int
     invisible_s: float
-    is_ordered: bool
-    owner: Connection | None
-    began_s: float
+    is_ordered: bool = False
+    owner: Connection | None = None
+    began_s: float = field(default_factory=time.monotonic)
+    until_s: float = 0.0
+    tick: int = -1  # in which it ends; LeaseEnds'
+
+    @property
+    def offset(self) -> int:
+        """The message's, in its queue."""
+        return self.message.queue_offset
+
+
+class LeaseEnds:
+    """When leases end, to the tick."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, dict[Lease, None]] = {}
+        self._next = math.floor(time.monotonic() / TICK_S)  # all earlier ones are over
+
+    def plan(self, lease: Lease, until_s: float) -> None:
+        """Let a lease end then, whatever was planned."""
+        self.leave_out(lease)
+        lease.until_s, lease.tick = until_s, max(self._next, math.ceil(until_s / TICK_S))
+        self._ticks.setdefault(lease.tick, {})[lease] = None
+
+    def leave_out(self, lease: Lease) -> None:
+        """Forget a lease, if it is planned."""
+        if (leases := self._ticks.get(lease.tick)) is not None:
+            leases.pop(lease, None)
+            if not leases:
+                del self._ticks[lease.tick]
+        lease.tick = -1
+
+    def due(self, now_s: float, most: int) -> list[Lease]:
+        """Return leases whose time is over, no more than so many, and leave them out."""
+        found: list[Lease] = []
+        last = math.floor(now_s / TICK_S)
+        if not self._ticks:
+            self._next = last + 1
+        while self._next <= last and len(found) < most:
+            leases = list(islice(self._ticks.get(self._next, ()), most - len(found)))
+            found += leases
+            for lease in leases:
+                self.leave_out(lease)
+            self._next += self._next not in self._ticks
+        return found
 
 
 @dataclass(slots=True)
@@ -90,7 +139,7 @@ class PopQueue(AssignedQueue):
     """A queue from which a group pops.
 
     leases      by offset, of the open messages that clients have; an open one without any is on its way back
-    aside       of a retry topic: open messages that no client has, by the topic that they came from
+    aside       of a retry topic: what waits for pops of the topics that it came from, by them, as the bounds of runs (InFlight.aside)
     burying     of the flight's dead: those that are being put into the dead letters
     end         of the queue, when messages were last read
     attempt_id  of the last ordered pop, which its client may repeat
@@ -98,7 +147,7 @@ class PopQueue(AssignedQueue):
     """
 
     leases: dict[int, Lease] = field(default_factory=dict)
-    aside: dict[str, deque[Message]] = field(default_factory=dict)
+    aside: dict[str, array[int]] = field(default_factory=dict)
     burying: set[int] = field(default_factory=set)
     end: int = 0
     attempt_id: str = ""
@@ -106,17 +155,16 @@ class PopQueue(AssignedQueue):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether an ordered group must wait for messages of this queue."""
+        """Whether an ordered group must wait for messages of this queue: clients have them, or some are on their way back."""
         return len(self.flight.open) > len(self.flight.again)
 
     @property
-    def is_with_others(self) -> bool:
-        """Whether clients have messages of this queue, or some are on their way back."""
-        return len(self.flight.open) > len(self.flight.again) + sum(map(len, self.aside.values()))
+    def room(self) -> int:
+        """How many more messages may be in flight."""
+        return IN_FLIGHT_MAX - len(self.flight.open) if len(self.flight.aside) < ASIDE_BOUNDS_MAX else 0
 
     def seek(self, offset: int) -> None:
-        """Continue at `offset`, whatever clients have."""
-        self.leases.clear()
+        """Continue at `offset`, whatever was delivered. Its leases have ended."""
         self.aside.clear()
         self.burying.clear()
         AssignedQueue.seek(self, offset)
@@ -125,17 +173,30 @@ class PopQueue(AssignedQueue):
         """Whether a pop of a topic may find something; `end`: of the queue."""
         if is_ordered and self.flight.open:
             return not self.is_blocked
-        return bool(self.flight.again or self.aside.get(topic)) or end > self.position and len(self.flight.open) < IN_FLIGHT_MAX
+        return bool(self.flight.again) or self.room > 0 and (topic in self.aside or end > self.position)
 
-    def end_in_place(self, offset: int, *, is_counted: bool) -> None:
-        """End a lease; its message is delivered again before all that follow."""
-        lease = self.leases.pop(offset)
-        self.ended_ms = max(self.ended_ms, lease.pop_time_ms)
-        message = self.flight.open[offset]
-        if is_counted:
-            self.flight.give_back(message)
-        else:
-            self.flight.take_back([message])
+    def set_aside(self, message: Message, topic: str) -> None:
+        """Let an open message wait for pops of this topic."""
+        offset = message.queue_offset
+        self.flight.set_aside(offset)
+        flip(self.aside.setdefault(topic, array("q")), offset, offset + 1)
+
+    def bring_back(self, topic: str, end: int, messages: list[Message]) -> None:
+        """Take what waits for this topic from its first offset to `end`: these messages, the others were deleted."""
+        start = self.aside[topic][0]
+        flip(self.aside[topic], start, end)
+        if not self.aside[topic]:
+            del self.aside[topic]
+        self.flight.bring_back(start, end, messages)
+        self.settle()
+
+    def row(self, group: str, topic: str, now_s: float) -> dict[str, object]:
+        """Return what is told of the messages in flight; of the clock only the time that is left counts."""
+        opened = self.flight.open.values()
+        first_s = min((lease.until_s for lease in self.leases.values()), default=now_s)
+        return {"group": group, "topic": topic, "queue_id": self.queue_id, "in_flight": len(opened),
+                "attempts": max(each.reconsume_times + each.delivery_count for each in opened),
+                "invisible_until_ms": time.time_ns() // 1_000_000 + round(max(0.0, first_s - now_s) * 1000)}
 
 
 class Share:
@@ -148,6 +209,7 @@ class Share:
         self.queues: dict[int, PopQueue] = {}
         self.lock = asyncio.Lock()  # of pops, whose reads may wait
         self.turn = 0
+        self.opened_ms = time.time_ns() // 1_000_000
         self.used_s = time.monotonic()
         self.claim_due_s = 0.0
 
@@ -203,20 +265,157 @@ class Taken:
     queue: PopQueue
     share: Share
     message: Message
-    record: bytes
-
-
-@dataclass(slots=True)
-class Ended:
-    """A message whose lease has ended without an acknowledgement."""
-
-    queue: PopQueue
-    share: Share
-    message: Message
-    lease: Lease
+    record: bytes = b""
 
 
 GiveBack = Callable[[Message, SentBack, Callable[[str], None], Callable[[str], None]], Awaitable[None]]  # Sends.give_back
+
+
+class HeldPops:
+    """Pops that wait until messages come for them, or their time is over."""
+
+    def __init__(self, arrivals: Arrivals, take: Callable[[Asked], Awaitable[Answer | None]], has_news: Callable[[Asked], bool]) -> None:
+        """`take` answers a pop if it finds messages; `has_news`: whether it may."""
+        self._arrivals = arrivals
+        self._take = take
+        self._has_news = has_news
+        self._held: dict[tuple[str, str], list[Asked]] = {}  # by group and topic
+        self._serving: dict[tuple[str, str], asyncio.Task[None]] = {}
+        arrivals.serve(self._check, lambda: bool(self._held))
+
+    @property
+    def groups(self) -> set[str]:
+        """Those whose pops are held."""
+        return {group for group, _ in self._held}
+
+    def hold(self, asked: Asked) -> Answer | None:
+        """Answer a pop later; at once if it does not wait, or too many do."""
+        if time.monotonic() >= asked.until_s:
+            return _nothing(asked)
+        if sum(map(len, self._held.values())) >= HELD_MAX:
+            return _nothing(asked, is_full=True)
+        if asked.request.is_open:
+            self._held.setdefault((asked.group, asked.topic), []).append(asked)
+            self._arrivals.stir()
+            self.wake(asked.group, asked.topic)  # for what has come after the look
+        return None
+
+    def closed(self, connection: Connection) -> None:
+        """Drop the pops of a connection that has ended."""
+        for key, pops in list(self._held.items()):
+            self._set(key, [asked for asked in pops if asked.request.connection is not connection])
+
+    def wake(self, group: str, topic: str) -> None:
+        """Have the pops of a group's topic served if messages may have come for them."""
+        key = group, topic
+        waiting = self._held.get(key)
+        if not waiting or key in self._serving:
+            return
+        if any(self._has_news(asked) for asked in {asked.kind: asked for asked in waiting}.values()):
+            self._serving[key] = task = asyncio.get_running_loop().create_task(self._serve(key))
+            task.add_done_callback(lambda done: (self._serving.pop(key, None), done.cancelled() or done.exception()))
+
+    def close(self) -> None:
+        """Serve no more."""
+        for task in self._serving.values():
+            task.cancel()
+
+    def _set(self, key: tuple[str, str], pops: list[Asked]) -> None:
+        if pops:
+            self._held[key] = pops
+        else:
+            self._held.pop(key, None)
+
+    def _check(self) -> Iterator[None]:
+        """Answer the pops whose time is over, and look for messages for the others, a group's topic at a time."""
+        now_s = time.monotonic()
+        for key in list(self._held):
+            yield
+            waiting = self._held.get(key, [])
+            for asked in [asked for asked in waiting if now_s >= asked.until_s]:
+                waiting.remove(asked)
+                asked.request.reply(_nothing(asked))
+            self._set(key, waiting)
+            self.wake(*key)
+
+    async def _serve(self, key: tuple[str, str]) -> None:
+        """Answer pops of a group's topic with what has come, the oldest first."""
+        without: set[tuple[object, ...]] = set()
+        pieces = Pieces()
+        for asked in list(self._held.get(key, ())):
+            await pieces.end()
+            if asked.kind in without or asked not in self._held.get(key, ()):
+                continue
+            try:
+                answer = await self._take(asked)
+            except Exception as error:  # noqa: BLE001 - the others' pops are answered all the same
+                if not isinstance(error, EngineError):
+                    asked.request.connection.report(f"a held pop of {asked.topic} by {asked.group} failed: {error!r}")
+                answer = Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+            if answer is None:
+                without.add(asked.kind)
+                continue
+            self._set(key, [each for each in self._held.get(key, ()) if each is not asked])
+            asked.request.reply(answer)
+
+
+class Pieces:
+    """Long work in the loop's thread, in pieces between which others come."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    async def end(self) -> None:
+        """Let others come if the piece was long."""
+        if time.monotonic() - self._began_s >= SLICE_S:
+            await asyncio.sleep(0)
+            self._began_s = time.monotonic()
+
+
+class RetryPuts:
+    """Puts messages whose leases have ended into the retry topic of their group, or into its dead letters."""
+
+    def __init__(self, reader: LiveStoreReader, names: Names, give_back: GiveBack, executor: TurnExecutor, report: Callable[[str], None]
+                 ) -> None:
+        self._reader = reader
+        self._names = names
+        self._give_back = give_back
+        self._executor = executor
+        self._report = report
+        self._blocked_by = ""  # why messages could not be put last
+
+    async def put(self, leases: list[Lease], then: Callable[[Lease, str], None], *, is_dead: bool = False) -> None:
+        """Put the messages of these leases; `then` gets each one, and why it could not be put, "" if it is, or was deleted."""
+        offsets = [lease.message.physical_offset for lease in leases]
+        try:
+            originals = await self._executor.run(lambda: [self._reader.message_at(offset, LEVEL) for offset in offsets])
+        except Exception as error:  # noqa: BLE001 - the store is recovered, say: no message may be forgotten
+            for lease in leases:
+                self._end(then, lease, f"{type(error).__name__}: {error}")
+            return
+        for lease, original in zip(leases, originals):
+            try:
+                await self._put(lease, original, partial(self._end, then, lease), is_dead=is_dead)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._end(then, lease, f"{type(error).__name__}: {error}")
+
+    async def _put(self, lease: Lease, original: Message | None, then: Callable[[str], None], *, is_dead: bool) -> None:
+        if original is None or Identity.of(original) != Identity.of(lease.message):
+            then("")  # it was deleted
+            return
+        group = lease.share.group
+        config = self._names.group(group) or SubscriptionGroup(group)
+        first = original.properties.get(PROPERTY_FIRST_POP_TIME, str(lease.pop_time_ms))
+        original = replace(original, raw_properties=encode_properties(original.properties | {PROPERTY_FIRST_POP_TIME: first}))
+        back = sent_back(original, group, delay_level=-1 if is_dead else 0, deliver_at_ms=None if is_dead else 0,
+                         max_reconsume_times=config.retry_max_times, retry_queue_nums=max(1, config.retry_queue_nums))
+        await self._give_back(original, back, self._report, then)
+
+    def _end(self, then: Callable[[Lease, str], None], lease: Lease, fault: str) -> None:
+        if fault and self._blocked_by != fault:
+            self._blocked_by = fault
+            self._report(f"messages of {lease.share.group} can neither be delivered again nor be dead letters now, and wait: {fault}")
+        then(lease, fault)
 
 
 class Pops:
@@ -229,31 +428,27 @@ class Pops:
         self._names = names
         self._positions = pulls.positions
         self._offsets = offsets
-        self._report = report
-        self._blocked_by = ""  # why retries could not be put last
         self._noted = True     # what another gateway has noted does not count any more
         self._pulls = pulls
-        self._give_back = give_back
         self._executor = executor
         self._groups: dict[str, dict[str, Share]] = {}  # by topic
         self._opening: dict[tuple[str, str], asyncio.Task[Share]] = {}
-        self._held: dict[tuple[str, str], list[Asked]] = {}  # by group and topic
         self._tasks: set[asyncio.Task[None]] = set()
-        self._serving: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._ends: list[tuple[float, int, Share, int, int]] = []  # a heap of leases' ends: (time, number, share, queue id, offset)
-        self._end_number = 0
         self._in_flight = 0   # messages of all groups: as many as at the last note, and those that were popped since then
-        self._ends_max = 0
+        self._ends = LeaseEnds()
+        self._retries = RetryPuts(reader, names, give_back, executor, report)
+        self._held = HeldPops(pulls.arrivals, self._take, self._has_news)
+        self.closed = self._held.closed
         offsets.collect = self._collect
         offsets.when_rewritten.append(self.forget)
         pulls.why_not = offsets.why_not = self.why_not
-        pulls.arrivals.serve(self._check, lambda: bool(self._held))
         self.handlers: Handlers = {
             codes.POP_MESSAGE: self.pop,
             codes.NOTIFICATION: self.pop,
             codes.ACK_MESSAGE: self.ack,
             codes.BATCH_ACK_MESSAGE: self.ack_batch,
             codes.CHANGE_MESSAGE_INVISIBLETIME: self.change_invisible,
+            codes.MAKE_DEAD_LETTER: self.make_dead_letter,
         }
 
     # ---- a pop --------------------------------------------------------------------
@@ -264,7 +459,7 @@ class Pops:
         if isinstance(asked, Answer):
             return asked
         answer = await self._take(asked)
-        return self._hold(asked) if answer is None else answer
+        return self._held.hold(asked) if answer is None else answer
 
     async def _asked(self, request: Request) -> Asked | Answer:
         group, name, queue_id = request.text("consumerGroup"), request.text("topic"), max(-1, request.integer("queueId"))
@@ -301,8 +496,8 @@ class Pops:
     def _why_no_pop(self, group: str, topic: str, config: SubscriptionGroup) -> str:
         if not config.consume_enable:
             return f"subscription group no permission, {group}"
-        if self._names.is_of_slave:
-            return "messages are popped from a master: this is a slave, whose offsets are its master's"
+        if why := self._names.why_no_commit:
+            return f"messages are popped from a master: {why}"
         if group.startswith(OWN_GROUP_PREFIXES):
             return f"the offsets of the group {group} are not a client's"
         if topic.startswith(RETRY_PREFIX):
@@ -320,7 +515,7 @@ class Pops:
             topics.append(retry)
         shares = [await self._share(asked, topic) for topic in topics]
         if asked.is_notification:
-            return self._notice(asked, shares)
+            return Answer(fields={"hasMsg": "true", "pollingFull": "false"}) if self._has_news(asked) else None
         if self._in_flight >= ALL_IN_FLIGHT_MAX:
             return None
         shares[0].turn += 1
@@ -372,6 +567,8 @@ class Pops:
     async def _open(self, asked: Asked, topic: str) -> Share:
         if sum(map(len, self._groups.values())) + len(self._opening) > SHARES_MAX:
             raise UsageError(f"groups pop from {SHARES_MAX} topics already: those without a pop for {POPPING_S:g} s are left out soon")
+        if why := self._names.why_no_commit:
+            raise UsageError(why)
         if not self._offsets.has_room:
             raise UsageError("too many offsets of groups are kept already: delete groups that are no longer used")
         await self._offsets.flush()  # a client of the group may have pulled until now
@@ -415,47 +612,64 @@ class Pops:
                 self._drop_queue(share, queue)
                 continue
             before, began_s = len(taken), time.monotonic()
-            self._take_again(share, queue, asked, taken)
+            await self._take_again(share, queue, asked, taken)
+            while asked.topic in queue.aside and not _is_full(asked, taken) and await self._take_aside(share, queue, asked, taken):
+                pass
             while not (_is_full(asked, taken) or asked.is_ordered and queue.flight.open):
                 if not await self._take_next(share, queue, asked, taken) or time.monotonic() - began_s >= READ_SLICE_S:
                     break
             if len(taken) > before:
                 queue.attempt_id = asked.attempt_id
 
-    def _take_again(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> None:
-        """Take messages that were delivered before, or were set aside for their topic."""
-        flight = queue.flight
+    async def _take_again(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> None:
+        """Take messages that were delivered before."""
+        flight, first = queue.flight, len(taken)
         if asked.is_ordered:
             if asked.attempt_id and asked.attempt_id == queue.attempt_id:
-                for offset in sorted(queue.leases, reverse=True):
-                    queue.end_in_place(offset, is_counted=False)
+                for lease in sorted(queue.leases.values(), key=lambda each: each.offset, reverse=True):
+                    self._end_in_place(lease, is_counted=False)
             if queue.is_blocked:
                 return
             flight.again = dict.fromkeys(sorted(flight.again))
-        while not _is_full(asked, taken):
-            if aside := queue.aside.get(asked.topic):
-                message = aside.popleft()
-            elif not flight.again:
-                break
-            elif not (again := flight.deliver_again(1, self._deliveries_max(asked))) or not self._is_for(again[0], share, queue, asked):
-                continue
-            else:
-                message, = again
-            record = self._positions.record(message)
-            if record:
-                taken.append(Taken(queue, share, message, record))
-            else:  # it was deleted
-                queue.acknowledge(message)
+        while flight.again and not _is_full(asked, taken):
+            for message in flight.deliver_again(1, self._deliveries_max(asked)):
+                self._take_if_meant(message, share, queue, asked, taken)
+        again = taken[first:]
+        read = partial(self._records, [each.message for each in again])
+        is_near = all(self._positions.is_near_log_end(each.message.physical_offset) for each in again)
+        for each, record in zip(again, read() if is_near else await self._executor.run(read)):
+            each.record = record
+            if not record:  # it was deleted
+                taken.remove(each)
+                queue.acknowledge(each.message)
         self._bury(share, queue)
+
+    async def _take_aside(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> bool:
+        """Take messages that wait for pops of this topic; return whether there may be more."""
+        start, end = queue.aside[asked.topic][:2]
+        most = min(asked.most - len(taken), queue.room, end - start)
+        if most <= 0:
+            return False
+        found, records = await self._executor.run(self._read, share.topic, queue.queue_id, start, most, Wanted())
+        end = min(end, found.next_begin_offset)
+        if end <= start or asked.topic not in queue.aside or queue.aside[asked.topic][0] != start:
+            return False
+        placed = [(_without_body(message, share.topic), record) for message, record in zip(found._placed(queue.queue_id), records)
+                  if start <= message.queue_offset < end]
+        queue.bring_back(asked.topic, end, [message for message, _ in placed])
+        for message, record in placed:
+            self._take_if_meant(message, share, queue, asked, taken, record)
+        return True
 
     async def _take_next(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> bool:
         """Take the next messages of a queue; return whether there may be more."""
-        most = min(asked.most - len(taken), IN_FLIGHT_MAX - len(queue.flight.open))
+        most = min(asked.most - len(taken), queue.room)
         if most <= 0:
             return False
         topic, position = share.topic, queue.position
         wanted = asked.wanted if topic == asked.topic else Wanted()
-        if queue.flight.last is not None and queue.last is None and not queue.know_same_history(self._reader, topic):
+        if queue.flight.last is not None and queue.last is None \
+                and not await self._executor.run(queue.know_same_history, self._reader, topic):
             return False
         read = partial(self._read, topic, queue.queue_id, position, most, wanted)
         is_near = queue.last is not None and wanted.condition is None and self._positions.is_near_log_end(queue.last.physical_offset)
@@ -464,6 +678,7 @@ class Pops:
         found, records = read() if is_near else await self._executor.run(read)
         if found.status in _NOTHING_YET:
             if found.status is GetStatus.OFFSET_OVERFLOW_BADLY and position > (end := self._reader.queue_end(topic, queue.queue_id)):
+                self._end_leases(queue)
                 queue.seek(end)
             return False
         queue.position, queue.end = found.next_begin_offset, found.max_offset
@@ -472,23 +687,27 @@ class Pops:
             queue.last = messages[-1]
             numbers = {offset: number for number, offset in enumerate(found.queue_offsets)}
             for message in queue.flight.deliver(messages, self._deliveries_max(asked)):
-                if self._is_for(message, share, queue, asked):
-                    taken.append(Taken(queue, share, message, records[numbers[message.queue_offset]]))
+                self._take_if_meant(message, share, queue, asked, taken, records[numbers[message.queue_offset]])
             self._bury(share, queue)
         queue.settle()
         return found.next_begin_offset < found.max_offset
 
-    def _is_for(self, message: Message, share: Share, queue: PopQueue, asked: Asked) -> bool:
-        """Whether an open message is for this pop; a retry of another topic is set aside for the pops of that."""
+    def _take_if_meant(self, message: Message, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken],
+                       record: bytes = b"") -> None:
+        """Take an open message if it is for this pop; a retry of another topic waits for the pops of that."""
         source = asked.topic if share.topic == asked.topic else message.properties.get(PROPERTY_RETRY_TOPIC, asked.topic)
-        if source != asked.topic:
-            queue.aside.setdefault(source, deque()).append(message)
-        return source == asked.topic
+        if source == asked.topic:
+            taken.append(Taken(queue, share, message, record))
+        else:
+            queue.set_aside(message, source)
 
     def _read(self, topic: str, queue_id: int, offset: int, most: int, wanted: Wanted) -> tuple[GetResult, list[bytes]]:
         """Read messages and their records, in a thread if they may be on the disk."""
         found = self._reader._fetch(topic, queue_id, offset, most, wanted, LEVEL)
-        return found, [self._positions.record(message) for message in found.messages]
+        return found, self._records(found.messages)
+
+    def _records(self, messages: Iterable[Message]) -> list[bytes]:
+        return [self._positions.record(message) for message in messages]
 
     def _deliveries_max(self, asked: Asked) -> int | None:
         """Return how often a message is delivered in place; None for those that have retries."""
@@ -503,11 +722,10 @@ class Pops:
         owner = asked.request.connection if asked.is_kept else None
         by_queue: dict[tuple[int, int], list[int]] = {}
         for each in taken:
-            offset = each.message.queue_offset
-            each.queue.leases[offset] = Lease(
-                now_s + asked.invisible_ms / 1000, pop_ms, asked.invisible_ms / 1000, asked.is_ordered, owner, now_s)
-            self._plan_end(each.share, each.queue.queue_id, offset, now_s + asked.invisible_ms / 1000)
-            by_queue.setdefault((int(each.share.topic != asked.topic), each.queue.queue_id), []).append(offset)
+            lease = Lease(each.share, each.queue, each.message, pop_ms, asked.invisible_ms / 1000, asked.is_ordered, owner, now_s)
+            each.queue.leases[lease.offset] = lease
+            self._ends.plan(lease, now_s + lease.invisible_s)
+            by_queue.setdefault((int(each.share.topic != asked.topic), each.queue.queue_id), []).append(lease.offset)
         self._in_flight += len(taken)
         for share in {each.share.topic: each.share for each in taken}.values():
             self._pulls.count_gets(share.topic, asked.group, sum(each.share is share for each in taken))
@@ -521,69 +739,6 @@ class Pops:
                 if each.message.delivery_count > 1)
         rest = sum(max(0, queue.end - queue.position) for queue in {id(each.queue): each.queue for each in taken}.values())
         return Answer(remark="FOUND", fields={**fields, "restNum": str(rest)}, body=b"".join(each.record for each in taken))
-
-    def _plan_end(self, share: Share, queue_id: int, offset: int, until_s: float) -> None:
-        self._end_number += 1
-        heapq.heappush(self._ends, (until_s, self._end_number, share, queue_id, offset))
-
-    # ---- held pops ----------------------------------------------------------------
-
-    @property
-    def held(self) -> int:
-        return sum(map(len, self._held.values()))
-
-    def _hold(self, asked: Asked) -> Answer | None:
-        if time.monotonic() >= asked.until_s:
-            return _nothing(asked)
-        if self.held >= HELD_MAX:
-            return _nothing(asked, is_full=True)
-        if asked.request.is_open:
-            self._held.setdefault((asked.group, asked.topic), []).append(asked)
-            self._pulls.arrivals.stir()
-            self._wake(asked.group, asked.topic)  # for what has come after the look
-        return None
-
-    def closed(self, connection: Connection) -> None:
-        """End the held pops of a connection that has ended."""
-        for key, pops in list(self._held.items()):
-            self._set_held(key, [asked for asked in pops if asked.request.connection is not connection])
-
-    def left(self, connection: Connection, group: str) -> None:
-        """End the leases of a client that leaves its group, if its connection keeps them."""
-        for share in self._groups.get(group, {}).values():
-            for queue in share.queues.values():
-                for offset, lease in queue.leases.items():
-                    if lease.owner is connection:
-                        lease.owner, lease.until_s = None, 0.0
-                        self._plan_end(share, queue.queue_id, offset, 0.0)
-
-    def _set_held(self, key: tuple[str, str], pops: list[Asked]) -> None:
-        if pops:
-            self._held[key] = pops
-        else:
-            self._held.pop(key, None)
-
-    def _check(self) -> Iterator[None]:
-        """Answer the held pops whose time is over, and look for messages for the others, a group's topic at a time."""
-        now_s = time.monotonic()
-        for key in list(self._held):
-            yield
-            waiting = self._held.get(key, [])
-            for asked in [asked for asked in waiting if now_s >= asked.until_s]:
-                waiting.remove(asked)
-                asked.request.reply(_nothing(asked))
-            self._set_held(key, waiting)
-            self._wake(*key)
-
-    def _wake(self, group: str, topic: str) -> None:
-        """Have the held pops of a group's topic served if messages may have come for them."""
-        key = group, topic
-        waiting = self._held.get(key)
-        if not waiting or key in self._serving:
-            return
-        if any(self._has_news(asked) for asked in {asked.kind: asked for asked in waiting}.values()):
-            self._serving[key] = task = asyncio.get_running_loop().create_task(self._serve(key))
-            task.add_done_callback(lambda done: (self._serving.pop(key, None), done.cancelled() or done.exception()))
 
     def _has_news(self, asked: Asked) -> bool:
         shares, limit = self._groups.get(asked.group, {}), self._dispatched()
@@ -613,35 +768,6 @@ class Pops:
         except (EngineError, OSError):
             return 0
 
-    async def _serve(self, key: tuple[str, str]) -> None:
-        """Answer held pops of a group's topic with what has come, the oldest first."""
-        without: set[tuple[object, ...]] = set()
-        began_s = time.monotonic()
-        for asked in list(self._held.get(key, ())):
-            if time.monotonic() - began_s >= ANSWER_SLICE_S:  # others come between
-                await asyncio.sleep(0)
-                began_s = time.monotonic()
-            if asked.kind in without or asked not in self._held.get(key, ()):
-                continue
-            try:
-                answer = await self._take(asked)
-            except Exception as error:  # noqa: BLE001 - the others' pops are answered all the same
-                answer = self._failed(asked, error)
-            if answer is None:
-                without.add(asked.kind)
-                continue
-            self._set_held(key, [each for each in self._held.get(key, ()) if each is not asked])
-            asked.request.reply(answer)
-
-    def _failed(self, asked: Asked, error: Exception) -> Answer:
-        if not isinstance(error, EngineError):
-            asked.request.connection.report(f"a held pop of {asked.topic} by {asked.group} failed: {error!r}")
-        return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-
-    def _notice(self, asked: Asked, shares: list[Share]) -> Answer | None:
-        """Answer a request to be told of messages once there are some."""
-        return Answer(fields={"hasMsg": "true", "pollingFull": "false"}) if self._has_news(asked) else None
-
     # ---- ends of leases -----------------------------------------------------------
 
     def ack(self, request: Request) -> Answer:
@@ -649,7 +775,7 @@ class Pops:
         found = self._leased_by(request)
         if isinstance(found, Answer):
             return found
-        self._acknowledge(*found)
+        self._acknowledge(found)
         return Answer()
 
     def ack_batch(self, request: Request) -> Answer:
@@ -669,29 +795,47 @@ class Pops:
                 if (number := number + 1) > ACKED_MAX:
                     raise WireError(f"a batch of more than {ACKED_MAX} messages: the first ones are acknowledged, send the rest again")
                 found = self._find(group, source, queue_id, start + bit, pop_ms)
-                if not isinstance(found, str):
-                    self._acknowledge(*found)
+                if isinstance(found, Lease):
+                    if refused := _refusal(request, found, topic):
+                        return refused
+                    self._acknowledge(found)
         return Answer()
 
     def change_invisible(self, request: Request) -> Answer:
         """Let a message come back after another time from now on; its handle is another one then."""
-        found = self._leased_by(request)
-        if isinstance(found, Answer):
-            return found
-        share, queue, offset = found
-        lease = queue.leases[offset]
+        lease, words = self._leased_by(request), request.text("extraInfo").split(" ")
         invisible_ms = max(0, min(request.integer("invisibleTime", bits=64), INVISIBLE_MS_MAX))
+        if isinstance(lease, Answer):
+            if lease.code == codes.SUCCESS:
+                lease.fields = {"popTime": words[1], "invisibleTime": words[2], "reviveQid": words[3], "extraInfo": " ".join(words)}
+            return lease
         lease.pop_time_ms = max(time.time_ns() // 1_000_000, lease.pop_time_ms + 1)
         lease.invisible_s, lease.owner = invisible_ms / 1000, None
-        lease.until_s = time.monotonic() + lease.invisible_s
-        self._plan_end(share, queue.queue_id, offset, lease.until_s)
-        words = request.text("extraInfo").split(" ")
+        self._ends.plan(lease, time.monotonic() + lease.invisible_s)
         return Answer(fields={
             "popTime": str(lease.pop_time_ms), "invisibleTime": str(invisible_ms), "reviveQid": words[3],
             "extraInfo": " ".join([words[0], str(lease.pop_time_ms), str(invisible_ms), *words[3:]])})
 
-    def _leased_by(self, request: Request) -> tuple[Share, PopQueue, int] | Answer:
-        """Return the message of a request with a handle; the answer if the handle is not valid, or was used already."""
+    async def make_dead_letter(self, request: Request) -> Answer:
+        """Put a message into its group's dead letters, then end it, if its handle is valid."""
+        lease = self._leased_by(request)
+        if isinstance(lease, Answer):  # of another handle nothing is put; Java's client would ask for ever until it is told SUCCESS
+            return Answer() if lease.code in (codes.SUCCESS, codes.NO_MESSAGE) else lease
+        faults: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def then(lease: Lease, fault: str) -> None:
+            self._after_retry(lease, fault)
+            if not faults.done():
+                faults.set_result(fault)
+
+        self._end(lease)
+        self._begin(self._retries.put([lease], then, is_dead=True))
+        fault = await faults
+        return Answer(codes.SYSTEM_ERROR, fault) if fault else Answer()
+
+    def _leased_by(self, request: Request) -> Lease | Answer:
+        """Return the lease of a request with a handle. Else the answer: as by RocketMQ's broker that of an old handle is SUCCESS, and
+        nothing has changed."""
         group, topic = request.text("consumerGroup"), request.text("topic")
         queue_id, offset = request.integer("queueId"), request.integer("offset", bits=64)
         words = request.text("extraInfo").split(" ")
@@ -699,122 +843,120 @@ class Pops:
             raise WireError("a handle that is not POP_CK's text")
         source = topic if words[4] == "0" else RETRY_PREFIX + group
         found = self._find(group, source, queue_id, offset, int(words[1]))
-        if not isinstance(found, str):
-            return found
-        if not found and time.time_ns() // 1_000_000 < int(words[1]) + int(words[2]):
-            return Answer()  # the client has asked twice
-        return Answer(codes.NO_MESSAGE, found or f"message {offset} of queue {queue_id} of {source} is not {group}'s to acknowledge any "
-                                                 "more: its time was over")
+        if isinstance(found, Lease):
+            return _refusal(request, found, topic) or found
+        if found:
+            return Answer(codes.NO_MESSAGE, found)
+        return Answer(remark=EXPIRED if time.time_ns() // 1_000_000 >= int(words[1]) + int(words[2]) else None)
 
-    def _find(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> tuple[Share, PopQueue, int] | str:
-        """Return a message that is in flight with this time of its pop. Else why not; "" if the message is done."""
+    def _find(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> Lease | str:
+        """Return the lease with this time of its pop. Else why there is none; "" if the handle is old: the message is done, or was
+        delivered again, or waits for that."""
         share = self._groups.get(group, {}).get(topic)
         queue = None if share is None else share.queues.get(queue_id)
         if share is None or queue is None or offset >= queue.flight.delivered_end:
             return f"message {offset} of queue {queue_id} of {topic} is not in flight for {group}"
         lease = queue.leases.get(offset)
-        if lease is None and offset not in queue.flight.open:
-            return ""
-        if lease is None or lease.pop_time_ms != pop_ms:
-            return f"message {offset} of queue {queue_id} of {topic} was delivered again to {group}, or waits for that: the handle is old"
-        return share, queue, offset
+        if lease is not None and lease.pop_time_ms == pop_ms:
+            return lease
+        if pop_ms < share.opened_ms:
+            return f"the handle of message {offset} of queue {queue_id} of {topic} is older than what is known of {group}: it comes again"
+        return ""
 
-    def _acknowledge(self, share: Share, queue: PopQueue, offset: int) -> None:
-        is_ordered = queue.leases.pop(offset).is_ordered
-        queue.acknowledge(queue.flight.open[offset])
-        share.used_s = time.monotonic()
-        if is_ordered and not queue.is_blocked:
-            self._wake(share.group, share.topic)
+    def _acknowledge(self, lease: Lease) -> None:
+        self._end(lease)
+        lease.queue.acknowledge(lease.message)
+        lease.share.used_s = time.monotonic()
+        if lease.is_ordered and not lease.queue.is_blocked:
+            self._held.wake(lease.share.group, lease.share.topic)
+
+    def _end(self, lease: Lease) -> None:
+        """End a lease; its message is still open."""
+        self._ends.leave_out(lease)
+        del lease.queue.leases[lease.offset]
+
+    def _end_in_place(self, lease: Lease, *, is_counted: bool) -> None:
+        """End a lease; its message is delivered again before all that follow."""
+        self._end(lease)
+        queue = lease.queue
+        queue.ended_ms = max(queue.ended_ms, lease.pop_time_ms)
+        if is_counted:
+            queue.flight.give_back(lease.message)
+        else:
+            queue.flight.take_back([lease.message])
+
+    def _end_leases(self, queue: PopQueue) -> None:
+        """End all leases of a queue that is another one from now on."""
+        ended, queue.leases = queue.leases, {}
+        self._begin(self._leave_out(ended.values()))
+
+    async def _leave_out(self, ended: Iterable[Lease]) -> None:
+        pieces = Pieces()
+        for lease in ended:
+            self._ends.leave_out(lease)
+            await pieces.end()
 
     async def tick(self) -> None:
         """End the leases whose time is over."""
+        if self._groups and self._names.why_no_commit:  # others have these messages, of the master that has replaced this one
+            for group in list(self._groups):
+                self.forget(group)
         now_s = time.monotonic()
-        ended: list[Ended] = []
-        while self._ends and self._ends[0][0] <= now_s and len(ended) < ENDS_OF_TICK:
-            until_s, _, share, queue_id, offset = heapq.heappop(self._ends)
-            queue = share.queues.get(queue_id)
-            lease = None if queue is None else queue.leases.get(offset)
-            if queue is None or lease is None or lease.until_s != until_s:  # it has ended, or ends at another time
-                continue
-            if lease.owner is not None and not lease.owner.is_closed and now_s - lease.began_s < RENEWED_S_MAX:
-                lease.until_s = now_s + lease.invisible_s
-                self._plan_end(share, queue_id, offset, lease.until_s)
-            elif lease.is_ordered:
-                queue.end_in_place(offset, is_counted=True)
-                self._wake(share.group, share.topic)
-            else:
-                ended.append(Ended(queue, share, queue.flight.open[offset], queue.leases.pop(offset)))
-        if len(self._ends) > self._ends_max:
-            self._plan_ends_again()
+        ended: list[Lease] = []
+        while len(ended) < ENDS_OF_TICK and (due := self._ends.due(now_s, ENDS_OF_TICK)):
+            for lease in due:
+                if lease.queue.leases.get(lease.offset) is not lease:
+                    continue
+                if lease.owner is not None and not lease.owner.is_closed and now_s - lease.began_s < RENEWED_S_MAX:
+                    self._ends.plan(lease, now_s + max(TICK_S, lease.invisible_s))
+                elif lease.is_ordered:
+                    self._end_in_place(lease, is_counted=True)
+                    self._held.wake(lease.share.group, lease.share.topic)
+                else:
+                    self._end(lease)
+                    ended.append(lease)
+            await asyncio.sleep(0)
         if ended:
-            await self._retry(ended)
+            await self._retries.put(ended, self._after_retry)
 
-    def _plan_ends_again(self) -> None:
-        """Leave the ends of acknowledged messages out of the heap."""
-        self._ends = []
-        for shares in self._groups.values():
-            for share in shares.values():
-                for queue in share.queues.values():
-                    for offset, lease in queue.leases.items():
-                        self._end_number += 1
-                        self._ends.append((lease.until_s, self._end_number, share, queue.queue_id, offset))
-        heapq.heapify(self._ends)
-        self._ends_max = 1000 + 2 * len(self._ends)
+    def left(self, connection: Connection, group: str) -> None:
+        """End the leases of a client that leaves its group, if its connection keeps them."""
+        self._begin(self._free(connection, group))
 
-    async def _retry(self, ended: list[Ended], *, is_dead: bool = False) -> None:
-        """Put messages into the retry topic, or the dead letters; they stay in flight until that is done."""
-        offsets = [each.message.physical_offset for each in ended]
-        try:
-            originals = await self._executor.run(lambda: [self._reader.message_at(offset, LEVEL) for offset in offsets])
-        except Exception as error:  # noqa: BLE001 - the store is recovered, say: no message may be forgotten
-            for each in ended:
-                self._after_retry(each, f"{type(error).__name__}: {error}")
-            return
-        for each, original in zip(ended, originals):
-            try:
-                await self._put_back(each, original, is_dead=is_dead)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._after_retry(each, f"{type(error).__name__}: {error}")
+    async def _free(self, connection: Connection, group: str) -> None:
+        pieces = Pieces()
+        for queue in [queue for share in self._groups.get(group, {}).values() for queue in share.queues.values()]:
+            for lease in [lease for lease in queue.leases.values() if lease.owner is connection]:
+                lease.owner = None
+                self._ends.plan(lease, 0.0)
+            await pieces.end()
 
-    async def _put_back(self, ended: Ended, original: Message | None, *, is_dead: bool) -> None:
-        then, group = partial(self._after_retry, ended), ended.share.group
-        if original is None or Identity.of(original) != Identity.of(ended.message):
-            then("")  # it was deleted
-            return
-        config = self._names.group(group) or SubscriptionGroup(group)
-        first = original.properties.get(PROPERTY_FIRST_POP_TIME, str(ended.lease.pop_time_ms))
-        original = replace(original, raw_properties=encode_properties(original.properties | {PROPERTY_FIRST_POP_TIME: first}))
-        back = sent_back(original, group, delay_level=-1 if is_dead else 0, deliver_at_ms=None if is_dead else 0,
-                         max_reconsume_times=config.retry_max_times, retry_queue_nums=max(1, config.retry_queue_nums))
-        await self._give_back(original, back, self._report, then)
-
-    def _after_retry(self, ended: Ended, fault: str) -> None:
-        share, queue, offset, lease = ended.share, ended.queue, ended.message.queue_offset, ended.lease
+    def _after_retry(self, lease: Lease, fault: str) -> None:
+        queue, offset = lease.queue, lease.offset
         queue.burying.discard(offset)
-        if share.queues.get(queue.queue_id) is not queue or offset not in queue.flight.open:
+        if lease.share.queues.get(queue.queue_id) is not queue or offset not in queue.flight.open:
             return  # the group was reset
         if not fault:
-            queue.acknowledge(ended.message)
+            queue.acknowledge(lease.message)
             if lease.is_ordered:
-                self._wake(share.group, share.topic)
+                self._held.wake(lease.share.group, lease.share.topic)
             return
-        if self._blocked_by != fault:
-            self._blocked_by = fault
-            self._report(f"messages of {share.group} can neither be delivered again nor be dead letters now, and wait: {fault}")
-        lease.until_s = time.monotonic() + PUT_AGAIN_S
         queue.leases[offset] = lease
-        self._plan_end(share, queue.queue_id, offset, lease.until_s)
+        self._ends.plan(lease, time.monotonic() + PUT_AGAIN_S)
 
     def _bury(self, share: Share, queue: PopQueue) -> None:
         """Put the messages of an ordered group that were delivered too often into its dead letters."""
         dead = [offset for offset in queue.flight.dead if offset not in queue.burying]
         if dead:
             queue.burying.update(dead)
-            now_s, pop_ms = time.monotonic(), time.time_ns() // 1_000_000
-            ended = [Ended(queue, share, queue.flight.open[offset], Lease(0.0, pop_ms, 0.0, True, None, now_s)) for offset in dead]
-            task = asyncio.get_running_loop().create_task(self._retry(ended, is_dead=True))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            pop_ms = time.time_ns() // 1_000_000
+            leases = [Lease(share, queue, queue.flight.open[offset], pop_ms, 0.0, is_ordered=True) for offset in dead]
+            self._begin(self._retries.put(leases, self._after_retry, is_dead=True))
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # ---- groups -------------------------------------------------------------------
 
@@ -835,22 +977,24 @@ class Pops:
         """Forget what a group has in flight, of one topic or all: its offsets were set, or its queues are others'."""
         shares = self._groups.get(group, {})
         for name in [name for name in shares if topic in (None, name)]:
+            for queue in shares[name].queues.values():
+                self._end_leases(queue)
             shares.pop(name).close()
         if not shares:
             self._groups.pop(group, None)
 
     def _drop_queue(self, share: Share, queue: PopQueue) -> None:
+        self._end_leases(queue)
         share.session.drop(queue.grant)
         if share.queues.get(queue.queue_id) is queue:
             del share.queues[queue.queue_id]
 
-    def _collect(self) -> _Saving | None:
-        """Return what to save: of each share that changed, the offsets and what is acknowledged above them."""
-        now_s = time.monotonic()
-        popping = {group for group, _ in (*self._held, *self._opening)}
-        saving = _Saving(self)
-        self._note(now_s)
-        for share in [share for shares in list(self._groups.values()) for share in shares.values()]:
+    async def _collect(self) -> _Saving | None:
+        """Return what to save: of each share that changed, the offsets and what is acknowledged above them. Notes what is in flight."""
+        now_s, pieces = time.monotonic(), Pieces()
+        popping = self._held.groups | {group for group, _ in self._opening}
+        saving, rows = _Saving(self), []
+        for share in [share for shares in self._groups.values() for share in shares.values()]:
             try:
                 share.session.heartbeat()
                 if share.session.rejoin_if_removed():  # its claims are no claims any more
@@ -860,41 +1004,39 @@ class Pops:
                 pass
             offsets: dict[Claim, int] = {}
             states: dict[Claim, SavedQueue] = {}
-            for queue in share.queues.values():
+            for queue in list(share.queues.values()):
                 if queue.done != queue.committed:
                     offsets[queue.grant] = queue.done
                 if (state := queue.flight.saved(queue.queue_id, queue.done)) is not None:
                     states[queue.grant] = state
+                if queue.flight.open:
+                    rows.append(queue.row(share.group, share.topic, now_s))
+                await pieces.end()
             if offsets or states:
                 saving.rows.append((share, offsets, states))
-            is_used = any(queue.is_with_others for queue in share.queues.values())
+            is_used = any(queue.is_blocked for queue in share.queues.values())
             if not (is_used or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
                 saving.idle.append((share, share.used_s))
+        await self._note(rows)
+        saving.rows = [row for row in saving.rows if self._groups.get(row[0].group, {}).get(row[0].topic) is row[0]]
         return saving if saving.rows or saving.idle else None
 
-    def _note(self, now_s: float) -> None:
+    async def _note(self, rows: list[dict[str, Any]]) -> None:
         """Note for `groups`, `status` and the metrics what is in flight."""
-        rows, self._in_flight = [], 0
-        for share in [share for shares in self._groups.values() for share in shares.values()]:
-            for queue in share.queues.values():
-                if opened := queue.flight.open:
-                    self._in_flight += len(opened)
-                    first_s = min((lease.until_s for lease in queue.leases.values()), default=now_s)
-                    rows.append({"group": share.group, "topic": share.topic, "queue_id": queue.queue_id, "in_flight": len(opened),
-                                 "attempts": max(each.reconsume_times + each.delivery_count for each in opened.values()),
-                                 "invisible_until_ms": time.time_ns() // 1_000_000 + round(max(0.0, first_s - now_s) * 1000)})
+        self._in_flight = sum(row["in_flight"] for row in rows)
         if rows or self._noted:
             self._noted = bool(rows)
             with contextlib.suppress(EngineError, OSError):  # without it only those have no data
-                write_pops(find_folder(self._reader.root), rows)
+                await self._executor.run(lambda: write_pops(find_folder(self._reader.root), rows))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Release all queues, after the last flush of the offsets."""
-        for task in (*self._serving.values(), *self._tasks):
-            task.cancel()
+        self._held.close()
         for group in list(self._groups):
             self.forget(group)
-        self._note(time.monotonic())
+        for task in self._tasks:
+            task.cancel()
+        await self._note([])
 
 
 class _Saving:
@@ -1015,7 +1157,7 @@ _NOTHING_YET = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFL
 
 def _is_full(asked: Asked, taken: list[Taken]) -> bool:
     """Whether a pop has all that its answer may have."""
-    return len(taken) >= asked.most or sum(len(each.record) for each in taken) >= POP_BYTES
+    return len(taken) >= asked.most or sum(each.message.size_bytes for each in taken) >= POP_BYTES
 
 
 def _without_body(message: Message, topic: str) -> Message:
@@ -1038,6 +1180,12 @@ def _filter(request: Request, topic: str) -> Wanted | Answer:
     except WireError:
         return Answer(codes.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
     return Wanted.of(found.tag_filter, found.condition)
+
+
+def _refusal(request: Request, lease: Lease, topic: str) -> Answer | None:
+    """Return why a client may not end a lease: it has no right for the topic from which a retry came, which the handle need not tell."""
+    source = lease.message.properties.get(PROPERTY_RETRY_TOPIC, topic) if lease.share.topic.startswith(RETRY_PREFIX) else topic
+    return request.refusal(source, SUB) if source != topic else None
 
 
 def _pop_fields(pop_ms: int, asked: Asked) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from pyengine.arguments import INT64_MAX
@@ -43,6 +43,10 @@ class Saving(Protocol):
         """Note that it is durable; in the loop's thread."""
 
 
+async def _nothing_more() -> Saving | None:
+    return None
+
+
 class GroupOffsets:
     """The committed offsets of all groups: those in consumerOffset.json, overridden by those that wait to be written."""
 
@@ -53,7 +57,8 @@ class GroupOffsets:
         self._writing: Table = {}
         self._fresh: set[tuple[str, int]] = set()  # committed, and not in the file when it was last read
         self._flushing = asyncio.Lock()
-        self.collect: Callable[[], Saving | None] = lambda: None  # what to write beside them
+        self.collect: Callable[[], Awaitable[Saving | None]] = _nothing_more  # what to write beside them
+        self.is_fenced: Callable[[], bool] = lambda: False  # whether offsets are not this store's any more
         self.why_not: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
         self.when_rewritten: list[Callable[[str, str | None], None]] = []  # called with group and topic, None for all topics
         self._stamp: tuple[int, int, int] | None = None  # of the file with `_table`
@@ -144,7 +149,10 @@ class GroupOffsets:
 
     async def _flush(self) -> None:
         async with self._flushing:
-            saving = self.collect()
+            if self.is_fenced():
+                self._waiting.clear()
+                return
+            saving = await self.collect()
             if not self._waiting and saving is None:
                 return
             taken = self._writing = self._waiting
@@ -234,6 +242,8 @@ class Positions:
         found = self._names.topic(topic)
         if found is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        if self._names.is_fenced:
+            return Answer(codes.NO_PERMISSION, f"no offset is committed here: {self._names.why_no_commit}")
         if not (0 <= queue_id < found.read_queue_nums and offset >= 0):
             return Answer(codes.SYSTEM_ERROR, f"no offset {offset} can be committed in queue {queue_id} of {topic}")
         if why := self._offsets.why_not(group):

@@ -38,8 +38,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -615,9 +616,11 @@ class InFlight:
     again          the offsets of those of them that were given back, to be delivered again
     dead           the offsets of those that were delivered too often: no program gets them any more
     spared         the offsets of those that a kill from now on does not count for
+    aside          the bounds of runs of messages that are as open as those, and not in the memory: their reader waits for who wants them
     """
 
     def __init__(self, offset: int) -> None:
+        self.aside = array("q")
         self.open: dict[int, Message] = {}
         self.again: dict[int, None] = {}
         self.dead: dict[int, None] = {}
@@ -630,6 +633,7 @@ class InFlight:
         self.done = self.delivered_end = offset
         for each in (self.open, self.again, self.dead, self.spared):
             each.clear()
+        del self.aside[:]
         self.tenure = new_tenure()
         self._skipped: Ranges = ()
         self._counts: Counts = ()
@@ -727,8 +731,33 @@ class InFlight:
         self.again.pop(offset, None)
         self.dead.pop(offset, None)
         self._has_acks = True
-        self.done = next(iter(self.open), self.delivered_end)
+        self._move_done()
         return True
+
+    def set_aside(self, offset: int) -> None:
+        """Keep an open message out of the memory, as open, until bring_back()."""
+        del self.open[offset]
+        self.again.pop(offset, None)
+        flip(self.aside, offset, offset + 1)
+
+    def bring_back(self, start: int, end: int, messages: Iterable[Message]) -> None:
+        """Take these offsets, all of which are set aside: these messages are in the memory again, the others were deleted."""
+        flip(self.aside, start, end)
+        for message in messages:
+            self.open[message.queue_offset] = message
+        self.open = dict(sorted(self.open.items()))
+        self._has_acks = True
+        self._move_done()
+
+    def _move_done(self) -> None:
+        self.done = next(iter(self.open), self.delivered_end)
+        if self.aside:
+            self.done = min(self.done, self.aside[0])
+
+    def _open_runs(self) -> Iterable[tuple[int, int]]:
+        """Return what is open, as (start, end) and ascending."""
+        runs = [(offset, offset + 1) for offset in self.open]
+        return sorted([*runs, *zip(self.aside[::2], self.aside[1::2])]) if self.aside else runs
 
     def give_back(self, message: Message) -> bool:
         """Note that a message is to be delivered again; return whether it was open."""
@@ -761,10 +790,10 @@ class InFlight:
     def saved(self, queue: int, offset: int) -> SavedQueue | None:
         """Return the state to append before `offset`, which is self.done, is stored; None if the file needs no other one."""
         at, acked = self.done, []
-        for start in self.open if self._has_acks else ():
+        for start, end in self._open_runs() if self._has_acks else ():
             if at < start:
                 acked.append((at, start))
-            at = start + 1
+            at = end
         if self._has_acks and at < self.delivered_end:
             acked.append((at, self.delivered_end))
         acked += _clipped(self._skipped, self.delivered_end, INT64_MAX)
@@ -796,6 +825,16 @@ class InFlight:
     def _is_same(self, message: Message) -> bool:
         mine = self.open.get(message.queue_offset)
         return mine is None or mine is message or Identity.of(mine) == Identity.of(message)
+
+
+def flip(bounds: MutableSequence[int], start: int, end: int) -> None:
+    """Add neighbouring offsets to a set of runs, [start, end, start, end, ...] and ascending; or remove them, if it has all of them."""
+    for bound in (start, end):
+        at = bisect_left(bounds, bound)
+        if at < len(bounds) and bounds[at] == bound:
+            del bounds[at]
+        else:
+            bounds.insert(at, bound)
 
 
 def _folder(root: Root) -> Path:

@@ -168,7 +168,7 @@ def test_a_pull_and_an_offset_need_topic_and_group(access):
 
 
 def test_pops_and_acks_need_topic_and_group_and_the_topic_of_a_retry_is_the_groups(access):
-    for code in (codes.POP_MESSAGE, codes.NOTIFICATION, codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME):
+    for code in (codes.POP_MESSAGE, codes.NOTIFICATION, codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME, codes.MAKE_DEAD_LETTER):
         assert fault(access, code, {"topic": "reads", "consumerGroup": "any"}) == ""
         assert fault(access, code, {"topic": "writes", "consumerGroup": "any"}) == no("topic:writes")
         assert fault(access, code, {"topic": "reads", "consumerGroup": "shut"}) == no("group:shut")

@@ -14,6 +14,7 @@ import pytest
 
 from crash.replicas import free_port
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
+from fix_pop import pop_fields
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
 from pyengine.gateway import gateway as gateway_module
@@ -147,6 +148,12 @@ def test_a_slave_serves_pulls_and_commits_no_offset_of_them(slave):
         ahead = client.ask(codes.PULL_MESSAGE, pull_fields("T", offset, group="fresh"))
         assert (ahead.code, ahead.fields["nextBeginOffset"]) == (codes.PULL_RETRY_IMMEDIATELY, str(offset)), "its consumer stays there"
     assert client.ask(codes.UPDATE_CONSUMER_OFFSET, asked | {"commitOffset": 1}).code == codes.SUCCESS, "as by RocketMQ's slave"
+    refused = client.ask(codes.POP_MESSAGE, pop_fields("T", "g"))
+    assert refused.code == codes.NO_PERMISSION and "this is a slave" in refused.remark
+    handle = {"consumerGroup": "g", "topic": "T", "queueId": 0, "offset": 0, "extraInfo": "0 1 60000 0 0 broker-a 0 0"}
+    for code in (codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME):
+        assert client.ask(code, handle | {"invisibleTime": 1}).code == codes.NO_MESSAGE
+    assert not (slave.root / "config" / "consumers" / "acks" / "T@g").exists()
 
 
 @pytest.mark.parametrize(("settings", "far", "near"), [

@@ -278,10 +278,16 @@ def test_a_changed_time_gives_a_new_handle(grpc_store, topic):
     answer = caller.ChangeInvisibleDuration(
         **names, receipt_handle=found.system_properties.receipt_handle, invisible_duration=duration(60))
     assert answer.status.code == V2.OK and answer.receipt_handle != found.system_properties.receipt_handle
-    assert caller.ack(topic, group, found).entries[0].status.code == V2.INVALID_RECEIPT_HANDLE
+    assert caller.ack(topic, group, found).entries[0].status.code == V2.OK, "as in RocketMQ: nothing changes"
+    assert caller.receive(topic, group, poll_s=0.2)[0] == []
     soon = caller.ChangeInvisibleDuration(**names, receipt_handle=answer.receipt_handle, invisible_duration=duration(0.5))
     again, = eventually(lambda: caller.receive(topic, group)[0], "it comes again")
     assert soon.status.code == V2.OK and again.system_properties.delivery_attempt == 2
+    for handle in (soon.receipt_handle, f"{soon.receipt_handle.partition(' ')[0]} 1 60000 0 0 broker-a 0 0 0"):  # its time is over
+        found.system_properties.receipt_handle = handle
+        assert caller.ack(topic, group, found).entries[0].status.code == V2.INVALID_RECEIPT_HANDLE
+        answer = caller.ChangeInvisibleDuration(**names, receipt_handle=handle, invisible_duration=duration(60))
+        assert answer.status.code == V2.INVALID_RECEIPT_HANDLE
 
 
 @pytest.mark.parametrize("fields", [{"invisible_s": 0}, {"invisible_s": 13 * 3600}])
@@ -310,6 +316,34 @@ def test_a_message_is_forwarded_to_the_dead_letters(grpc_store, topic):
     eventually(lambda: stored(grpc_store.root, f"%DLQ%{group}"), "it is a dead letter")
     assert bodies(stored(grpc_store.root, f"%DLQ%{group}")) == [b"dead"]
     assert caller.receive(topic, group, poll_s=0.2)[0] == []
+
+
+def test_a_handle_forwards_only_the_message_that_it_was_given_for(grpc_store, topic):
+    caller, group = grpc_store.caller(), f"G_{topic}"[:100]
+    other = grpc_store.make_topic(f"other_{topic}"[:100])
+    for name in (topic, other):
+        caller.send(name, name.encode())
+    found, = caller.receive(topic, group)[0]
+    foreign, = caller.receive(other, f"{group}_2")[0]
+    names = {"group": V2.Resource(name=group), "topic": V2.Resource(name=topic)}
+    words = found.system_properties.receipt_handle.split()
+
+    def forward(handle):
+        assert caller.ForwardMessageToDeadLetterQueue(**names, receipt_handle=handle).status.code == V2.OK, "Java would ask for ever"
+
+    forward(foreign.system_properties.receipt_handle)
+    forward(" ".join([*words[:6], *foreign.system_properties.receipt_handle.split()[6:]]))
+    forward(" ".join([words[0], str(int(words[1]) - 1), *words[2:]]))
+    changed = caller.ChangeInvisibleDuration(**names, receipt_handle=" ".join(words), invisible_duration=duration(60)).receipt_handle
+    forward(" ".join(words))
+    assert stored(grpc_store.root, f"%DLQ%{group}") == [], "none of these is the handle of a message"
+    physical = foreign.system_properties.receipt_handle.split()[8]
+    forward(" ".join([*changed.split()[:8], physical]))
+    forward(changed)
+    eventually(lambda: stored(grpc_store.root, f"%DLQ%{group}"), "it is a dead letter")
+    assert bodies(stored(grpc_store.root, f"%DLQ%{group}")) == [topic.encode()]
+    assert caller.receive(topic, group, poll_s=0.2)[0] == []
+    assert caller.ack(other, f"{group}_2", foreign).status.code == V2.OK
 
 
 def test_messages_of_a_client_that_is_gone_come_again_at_once(grpc_store, topic):

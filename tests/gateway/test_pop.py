@@ -7,7 +7,7 @@ import base64
 import json
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,14 +20,16 @@ from fix_pop import Popped, ack, pop, pop_fields, popped
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
-from pyengine.gateway.connections import TurnExecutor
-from pyengine.gateway.pop import ACKED_MAX, IN_FLIGHT_MAX, POP_BYTES, POPPING_S, Asked, Lease, PopQueue, Pops, Share, Taken
+from pyengine.gateway.connections import Answer, Request, TurnExecutor
+from pyengine.gateway.pop import ACKED_MAX, EXPIRED, IN_FLIGHT_MAX, POP_BYTES, POPPING_S, Asked, Lease, PopQueue, Pops, Share, Taken
 from pyengine.gateway.positions import FLUSH_S
+from pyengine.gateway.wire import Frame
 from pyengine.ipc.group_members import Claim
 from pyengine.storage.acknowledgements import AckFile, InFlight
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from waiting import eventually
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture
@@ -137,7 +139,8 @@ def test_a_message_that_is_not_acknowledged_comes_from_the_retry_topic(served, t
     message = again.message
     assert (again.body, message.topic, message.reconsume_times) == (b"first", f"%RETRY%{group}", 1)
     assert message.properties["RETRY_TOPIC"] == topic and message.properties["1ST_POP_TIME"] == first.handle.split()[1]
-    assert client.ask(codes.ACK_MESSAGE, first.fields).code == codes.NO_MESSAGE, "its handle is old"
+    answer = client.ask(codes.ACK_MESSAGE, first.fields)
+    assert (answer.code, answer.remark) == (codes.SUCCESS, EXPIRED), "its handle is old: as in RocketMQ nothing changes"
     assert ack(client, again) == codes.SUCCESS
     eventually(lambda: [committed(served, name, group).get(0) for name in (topic, f"%RETRY%{group}")] == [1, 1], "both are done")
 
@@ -161,10 +164,15 @@ def test_a_nack_brings_a_message_back_in_its_time_with_another_handle(served, to
     assert answer.code == codes.SUCCESS and answer.fields["invisibleTime"] == "700"
     changed = first.with_handle(answer)
     assert changed.handle.split()[1] == answer.fields["popTime"] != first.handle.split()[1]
-    assert ack(client, first) == codes.NO_MESSAGE, "the handle from before"
+    old = client.ask(codes.ACK_MESSAGE, first.fields)
+    assert (old.code, old.remark) == (codes.SUCCESS, None), "the handle from before, whose time is not over: nothing changes"
+    old = client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, first.fields | {"invisibleTime": 3_600_000})
+    assert (old.code, old.fields["extraInfo"]) == (codes.SUCCESS, first.handle)
     again, = pop_all(client, topic, group, 1)
     assert time.monotonic() - began_s >= 0.7 and again.message.reconsume_times == 1
-    assert ack(client, changed) == codes.NO_MESSAGE
+    assert client.ask(codes.ACK_MESSAGE, changed.fields).remark == EXPIRED
+    assert [each.body for each in pop_all(served.broker(), topic, f"{group}_2", 1)] == [b"first"]
+    assert ack(client, Popped(f"{group}_2", topic, first.message, first.handle)) == codes.NO_MESSAGE, "a pop of another group"
 
 
 def test_a_longer_time_keeps_a_message(served, topic, group):
@@ -323,7 +331,7 @@ def test_an_ordered_message_comes_again_in_its_place(served, topic, group):
     again = eventually(lambda: pop(client, topic, group, order="true"), "they come again")
     assert [each.body for each in again] == [b"first", b"b"]
     assert not any(each.message.topic.startswith("%RETRY%") for each in again)
-    assert ack(client, found[0]) == codes.NO_MESSAGE
+    assert ack(client, found[0]) == codes.SUCCESS and not pop(client, topic, group, order="true"), "an old handle changes nothing"
     assert [ack(client, each) for each in again] == [0, 0]
     eventually(lambda: committed(served, topic, group).get(0) == 3, "all are done")
 
@@ -337,7 +345,7 @@ def test_an_ordered_pop_counts_deliveries_and_its_attempt_is_repeated(served, to
     assert again.fields["orderCountInfo"] == "" and again.body == first.body
     assert client.ask(codes.POP_MESSAGE, pop_fields(topic, group, order="true", attemptId="two")).code == codes.POLLING_TIMEOUT
     held, = popped(again, topic, group)
-    assert ack(client, popped(first, topic, group)[0]) == codes.NO_MESSAGE
+    assert ack(client, popped(first, topic, group)[0]) == codes.SUCCESS, "an old handle, which changes nothing"
     client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, held.fields | {"invisibleTime": 0})
     two = pop_fields(topic, group, order="true", attemptId="two")
     counted = eventually(lambda: (answer := client.ask(codes.POP_MESSAGE, two)).code == codes.SUCCESS and answer, "it comes again")
@@ -372,6 +380,59 @@ def test_retries_of_two_topics_come_to_their_own_pops(served, topic, group):
     assert [each.body for each in found] == [b"other", b"first"] and not pop(client, topic, group) and not pop(client, other, group)
     assert [ack(client, each) for each in found] == [0, 0]
     eventually(lambda: committed(served, f"%RETRY%{group}", group) == {0: 2}, "both are done")
+
+
+def ack_all(client, found):
+    """Acknowledge many messages, in batches."""
+    acks = [{"c": each.group, "t": each.topic, "r": each.handle.split()[4], "so": each.message.queue_offset, "q": each.message.queue_id,
+             "rq": 0, "pt": int(each.handle.split()[1]), "it": 1, "b": "AQ=="} for each in found]
+    for at in range(0, len(acks), 4096):
+        assert client.ask(codes.BATCH_ACK_MESSAGE, body={"brokerName": "broker-a", "acks": acks[at:at + 4096]}).code == codes.SUCCESS
+
+
+def batch(number, properties=""):
+    """The body of a batch of equal messages."""
+    text = properties.encode()
+    member = bytes(12) + b"\0\0\0\x07message" + len(text).to_bytes(2, "big") + text
+    return ((len(member) + 4).to_bytes(4, "big") + member) * number
+
+
+def test_retries_of_a_topic_without_consumers_do_not_keep_those_of_another(tmp_path):
+    served = start_served(tmp_path / "store")  # of its own: others read the first segment of theirs
+    try:
+        client, retry = served.broker(), "%RETRY%g"
+        put(client, "T", b"first")
+        put(client, "Silent", b"none")
+        heartbeat(client, "me", "g", subscription("T"))
+        for _ in range(IN_FLIGHT_MAX // 1000 + 1):
+            assert client.ask(codes.SEND_BATCH_MESSAGE, send_fields(retry, m="true"), batch(1000, "RETRY_TOPIC\x01Silent")).code == 0
+        pop_all(client, "T", "g", 1, invisibleTime=1)
+        eventually(lambda: served_end(served, retry) == IN_FLIGHT_MAX + 1001, "its message is behind them")
+        again, = pop_all(client, "T", "g", 1)
+        assert (again.body, again.message.queue_offset) == (b"first", IN_FLIGHT_MAX + 1000) and ack(client, again) == codes.SUCCESS
+        put(client, "T", b"more")
+        assert [ack(client, each) for each in pop_all(client, "T", "g", 1)] == [0]
+        eventually(lambda: committed(served, "T", "g").get(0) == 2, "the offsets are written")
+        assert committed(served, retry, "g") == {0: 0}, "none of the others is done"
+        served.engine.stop()
+        served.engine.start()
+        client = eventually(lambda: _connected(served), "the gateway is back")
+        assert not pop(client, "T", "g")
+        found = []
+
+        def is_full():
+            while more := pop(client, "Silent", "g", invisibleTime=600_000):
+                found.extend(more)
+            return len(found) > IN_FLIGHT_MAX
+
+        eventually(is_full, "as many as may be in flight come")
+        retries = [each for each in found if each.message.topic == retry]
+        assert [each.message.queue_offset for each in retries] == list(range(IN_FLIGHT_MAX)) and len(found) == IN_FLIGHT_MAX + 1
+        ack_all(client, found)
+        ack_all(client, pop_all(client, "Silent", "g", IN_FLIGHT_MAX + 1000 - len(retries)))
+        eventually(lambda: committed(served, retry, "g") == {0: IN_FLIGHT_MAX + 1001}, "all are done")
+    finally:
+        served.close()
 
 
 def served_end(served, topic, queue_id=0):
@@ -411,18 +472,13 @@ def test_no_more_than_so_many_messages_of_a_queue_are_in_flight(tmp_path):
     served = start_served(tmp_path / "store")  # of its own: others read the first segment of theirs
     try:
         client = served.broker()
-        body = b"".join(b"\0\0\0\x1d" + bytes(12) + b"\0\0\0\x07message" + b"\0\0" for _ in range(1000))
         for _ in range(11):
-            assert client.ask(codes.SEND_BATCH_MESSAGE, send_fields("T", m="true"), body).code == codes.SUCCESS
+            assert client.ask(codes.SEND_BATCH_MESSAGE, send_fields("T", m="true"), batch(1000)).code == codes.SUCCESS
         found = []
 
-        def is_full():
-            more = pop(client, "T", "g")
-            found.extend(more)
-            return not more
-
         eventually(lambda: served_end(served, "T") == 11_000, "all are there")
-        eventually(is_full, "no more are popped")
+        while more := pop(client, "T", "g"):
+            found.extend(more)
         assert len(found) == IN_FLIGHT_MAX == 10_000
         assert ack(client, found[5000]) == codes.SUCCESS and len(pop(client, "T", "g")) == 1
     finally:
@@ -478,6 +534,33 @@ def test_an_orderly_stop_repeats_no_ack(tmp_path):
         served.engine.start()
         client = eventually(lambda: _connected(served), "the gateway is back")
         assert Counter(each.body for each in pop_all(client, "T", "g", 10)) == Counter(each.body for each in found[30:])
+    finally:
+        served.close()
+
+
+def test_a_master_that_was_replaced_writes_neither_offsets_nor_acknowledgements(tmp_path):
+    served = start_served(tmp_path / "store")
+    try:
+        client, other = served.broker(), served.broker()
+        put_in_turn(client, "T", 8)
+        found = pop_all(client, "T", "g", 8)
+        assert ack(client, found[0]) == codes.SUCCESS
+        kept = {"topic": "T", "consumerGroup": "pulling", "queueId": 0, "commitOffset": 1}
+        assert client.ask(codes.UPDATE_CONSUMER_OFFSET, kept).code == codes.SUCCESS
+        eventually(lambda: committed(served, "T", "pulling") and sum(committed(served, "T", "g").values()) == 1, "they are written")
+        files = [served.root / "config" / name for name in ("consumerOffset.json", "consumers/acks/T@g")]
+        before = [path.read_bytes() for path in files]
+        held = other.send(codes.POP_MESSAGE, pop_fields("T", "g", pollTime=60_000))
+        assert ack(client, found[1]) == codes.SUCCESS
+        ReplicationStateFile(served.root).write(ReplicationState("ASYNC_MASTER", 0, term=1, fenced_by=2))
+        refused = client.ask(codes.UPDATE_CONSUMER_OFFSET, kept | {"commitOffset": 2})
+        assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
+        refused = client.ask(codes.POP_MESSAGE, pop_fields("T", "g"))
+        assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
+        assert "a master of a higher term" in other.wait(held).remark
+        assert ack(client, found[2]) == codes.NO_MESSAGE
+        served.engine.stop()
+        assert [path.read_bytes() for path in files] == before
     finally:
         served.close()
 
@@ -596,7 +679,10 @@ def test_the_attempt_of_a_message_that_came_again_is_repeated(served, topic, gro
     two, = pop_all(client, topic, group, 1, order="true", attemptId="two")
     assert not pop(client, topic, group, order="true", attemptId="one"), "that attempt has ended"
     same, = pop(client, topic, group, order="true", attemptId="two")
-    assert (same.body, ack(client, two), ack(client, same)) == (b"first", codes.NO_MESSAGE, codes.SUCCESS)
+    assert (same.body, ack(client, two)) == (b"first", codes.SUCCESS)
+    put(client, topic, b"next")
+    assert not pop(client, topic, group, order="true"), "the old handle has ended nothing"
+    assert ack(client, same) == codes.SUCCESS and [each.body for each in pop_all(client, topic, group, 1, order="true")] == [b"next"]
 
 
 def test_a_batch_of_more_messages_than_a_piece_of_work_is_refused(served, topic, group):
@@ -627,8 +713,9 @@ def pops(tmp_path):
         then("")
 
     sent = [Message("T", b"", 0, offset, offset, 100) for offset in range(4)]
-    names = SimpleNamespace(group=lambda name: None, topic=lambda name: None, recent_topics=dict)
-    pulls = SimpleNamespace(positions=SimpleNamespace(record=lambda message: b"record"), count_gets=lambda topic, group, number: None,
+    names = SimpleNamespace(group=lambda name: None, topic=lambda name: None, recent_topics=dict, why_no_commit="")
+    positions = SimpleNamespace(record=lambda message: b"record", is_near_log_end=lambda offset: True)
+    pulls = SimpleNamespace(positions=positions, count_gets=lambda topic, group, number: None,
                             arrivals=SimpleNamespace(serve=lambda check, holds: None))
     offsets = SimpleNamespace(when_rewritten=[], has_room=True)
     executor = TurnExecutor(1, "test")
@@ -639,9 +726,9 @@ def pops(tmp_path):
     made.queue.flight.deliver(sent, None)
     made.share.add([made.queue])
     made.pops._groups["g"] = {"T": made.share}
-    for offset in range(4):
-        made.queue.leases[offset] = Lease(0.0, 1, 1.0, False, None, 0.0)
-        made.pops._plan_end(made.share, 0, offset, 0.0)
+    for message in sent:
+        made.queue.leases[message.queue_offset] = lease = Lease(made.share, made.queue, message, 1, 1.0)
+        made.pops._ends.plan(lease, 0.0)
     yield made
     executor.shutdown()
 
@@ -653,11 +740,12 @@ def test_what_fails_for_a_moment_leaves_no_message_in_flight_for_ever(pops, faul
     pops.faults += [fault] * times
 
     async def run():
-        for _ in range(times + 2):
+        while pops.queue.flight.open:
             await pops.pops.tick()
+            await asyncio.sleep(0.01)
 
-    asyncio.run(run())
-    assert sorted(pops.put) == [0, 1, 2, 3] and not pops.queue.flight.open and pops.queue.done == 4
+    asyncio.run(asyncio.wait_for(run(), scaled_timeout_s(30)))
+    assert sorted(pops.put) == [0, 1, 2, 3] and not pops.faults and pops.queue.done == 4
 
 
 @pytest.mark.parametrize("keep", ["again", "aside", "lease"])
@@ -665,22 +753,79 @@ def test_a_group_whose_messages_no_client_has_pops_no_more_after_a_time(pops, ke
     messages = list(pops.queue.flight.open.values())
     pops.share.used_s -= POPPING_S + 1
     pops.queue.claim = Claim(0, 1)
-    if keep != "lease":
-        pops.queue.leases.clear()
-    if keep == "again":
-        for message in messages:
+    for message in messages:
+        if keep == "again":
             pops.queue.flight.give_back(message)
-    elif keep == "aside":
-        pops.queue.aside["other"] = deque(messages)
-    idle = [share for share, _ in pops.pops._collect().idle]
+        elif keep == "aside":
+            pops.queue.set_aside(message, "other")
+    idle = [share for share, _ in asyncio.run(pops.pops._collect()).idle]
     assert idle == ([] if keep == "lease" else [pops.share])
 
 
 def test_a_queue_that_is_shorter_after_a_recovery_keeps_nothing_of_before(pops):
-    pops.queue.aside["T"] = deque(pops.queue.flight.open.values())
-    pops.queue.seek(2)
-    asyncio.run(pops.pops.tick())
+    pops.queue.set_aside(pops.queue.flight.open[0], "T")
+
+    async def run():
+        pops.pops._end_leases(pops.queue)
+        pops.queue.seek(2)
+        await pops.pops.tick()
+
+    asyncio.run(run())
     assert not (pops.queue.aside or pops.queue.leases or pops.put) and pops.queue.done == 2
+
+
+@pytest.mark.parametrize("name", ["ack", "change_invisible", "make_dead_letter", "ack_batch"])
+def test_a_right_for_one_topic_ends_no_retry_of_another(pops, name):
+    retry = Share(pops.share.session, "%RETRY%g", "g")
+    pops.pops._groups["g"]["%RETRY%g"] = retry
+    queue = PopQueue(0, None, 1, InFlight(0))
+    message, = queue.flight.deliver([Message("%RETRY%g", b"", 0, 0, 0, 100, "RETRY_TOPIC\x01Secret\x02")], None)
+    retry.add([queue])
+    queue.leases[0] = lease = Lease(retry, queue, message, 7, 1.0)
+    pops.pops._ends.plan(lease, 0.0)
+    body = {"acks": [{"c": "g", "t": "T", "r": "1", "so": 0, "q": 0, "pt": 7, "b": "AQ=="}]}
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "offset": "0", "extraInfo": "0 7 1000 0 1 broker-a 0 0",
+              "invisibleTime": "1"}
+    rights = SimpleNamespace(rights=lambda request, topic, right: Answer(1, "no right") if topic == "Secret" else None)
+    request = Request(rights, Frame(0, fields, json.dumps(body).encode()), 0)
+
+    async def ask():
+        answer = getattr(pops.pops, name)(request)
+        return await answer if name == "make_dead_letter" else answer
+
+    assert asyncio.run(ask()).remark == "no right" and queue.leases == {0: lease} and lease.pop_time_ms == 7
+
+
+@pytest.mark.parametrize("work", ["collect", "left", "tick"])
+def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.SLICE_S", 0.0)
+    monkeypatch.setattr("pyengine.gateway.pop.ENDS_OF_TICK", 1)
+    owner = SimpleNamespace(is_closed=False)
+    pops.queue.leases.clear()
+    pops.share.queues = {number: PopQueue(number, Claim(number, 1), 4, InFlight(0)) for number in range(8)}
+    for queue in pops.share.queues.values():
+        message, = queue.flight.deliver([Message("T", b"", queue.queue_id, 0, 0, 100)], None)
+        queue.leases[0] = lease = Lease(pops.share, queue, message, 1, 60.0, owner=owner)
+        pops.pops._ends.plan(lease, 0.0)
+    turns = 0
+
+    async def run():
+        async def others():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(others())
+        if work == "left":
+            pops.pops.left(owner, "g")
+            await asyncio.gather(*pops.pops._tasks)
+        else:
+            await (pops.pops._collect() if work == "collect" else pops.pops.tick())
+        counting.cancel()
+
+    asyncio.run(run())
+    assert turns >= 7
 
 
 def asked(pops, topic, group):
@@ -690,10 +835,11 @@ def asked(pops, topic, group):
 def test_what_all_groups_have_in_flight_has_a_limit(pops, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.pop.ALL_IN_FLIGHT_MAX", 4)
     monkeypatch.setattr(pops.pops, "_share", lambda asked, topic: asyncio.sleep(0, pops.share))
-    pops.pops._note(0.0)
+    pops.queue.claim = Claim(0, 1)
+    asyncio.run(pops.pops._collect())
     assert asyncio.run(pops.pops._take(asked(pops, "T", "g"))) is None
     pops.queue.acknowledge(pops.queue.flight.open[3])
-    pops.pops._note(0.0)
+    asyncio.run(pops.pops._collect())
     pops.queue.position = 3  # as if one more message had come
 
     async def take_one(share, asked, taken):
