@@ -503,8 +503,9 @@ def test_a_link_takes_answers_while_its_peer_reads_nothing():
         peers: asyncio.Queue[Peer] = asyncio.Queue()
         server = await asyncio.start_server(lambda *streams: peers.put_nowait(Peer(*streams)), "127.0.0.1", 0, limit=64 << 20)
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_connection(lambda: AskingConnection(rig.connections, {ECHO: lambda request: Answer(body=request.frame.body)},
-                                                            language="PYTHON"), *server.sockets[0].getsockname())
+        echo = {ECHO: lambda request: Answer(body=request.frame.body)}
+        _, link = await loop.create_connection(
+            lambda: AskingConnection(rig.connections, echo, language="PYTHON"), *server.sockets[0].getsockname())
         peer = await peers.get()
         first = asyncio.ensure_future(link.invoke(77, {"a": "b"}, b"what?"))
         asked = await peer.receive()
