@@ -173,26 +173,38 @@ class _Functions:
 
 
 def _json(kind: Any) -> Codec:
-    """JSON by the standard library: of dataclasses, whose fields are not checked, and of what JSON has."""
+    """JSON by the standard library: of dataclasses of what JSON has, whose fields are not checked, and of what JSON has."""
     origin = typing.get_origin(kind) or (dict if typing.is_typeddict(kind) else kind)
     if not isinstance(origin, type) or not (dataclasses.is_dataclass(origin) or origin in (dict, list, str, int, float, bool, object)):
         raise UsageError(f"the codec 'json' makes dataclasses, dict, list, str, numbers, bool and object, not {kind!r}: use 'msgspec' or "
                          "'pydantic', or a Codec of your own")
 
     def decode(body: bytes) -> Any:
-        value = json.loads(body)
+        value = json.loads(body, parse_constant=_no_json)
         if dataclasses.is_dataclass(origin):
             return origin(**value)
         if not isinstance(value, origin) and not (origin is float and type(value) is int):
             raise TypeError(f"it is {type(value).__name__}, not {origin.__name__}")
         return value
 
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return dataclasses.asdict(value)
-        raise TypeError(f"the codec 'json' cannot write {type(value).__name__}: use 'msgspec' or 'pydantic', or a Codec of your own")
+    def encode(value: Any) -> bytes:
+        def plain(part: Any) -> Any:
+            if part is value and dataclasses.is_dataclass(part) and not isinstance(part, type):
+                return {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
+            inside = "" if part is value else f" inside of {type(value).__name__}"  # a dataclass there would be read back as a dict
+            raise TypeError(f"the codec 'json' cannot write {type(part).__name__}{inside}: use 'msgspec' or 'pydantic', or a Codec of "
+                            "your own")
 
-    return _Functions(lambda value: json.dumps(value, default=plain).encode(), decode)
+        try:
+            return json.dumps(value, default=plain, allow_nan=False).encode()
+        except ValueError as error:  # NaN, which other readers of JSON refuse
+            raise UsageError(f"the codec 'json' cannot write the value: {error}") from None
+
+    return _Functions(encode, decode)
+
+
+def _no_json(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _msgspec(kind: Any) -> Codec:

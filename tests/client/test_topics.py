@@ -203,9 +203,20 @@ def test_what_an_annotation_allows_is_put(undelayed, names, kind, value, codec):
     assert found.value == value or list(value) == found.value
 
 
-def test_the_codec_json_names_what_it_cannot_write(undelayed, names):
-    with undelayed.connect() as producer, pytest.raises(TypeError, match="'json' cannot write datetime: use 'msgspec' or 'pydantic'"):
-        pyengine.Topic(names[0], Order).put(producer, Order(1, datetime.now(UTC)))
+@pytest.mark.parametrize(("kind", "value", "error", "says"), [
+    (Order, Order(1, datetime(2026, 1, 1, tzinfo=UTC)), TypeError, "cannot write datetime inside of Order: use 'msgspec' or 'pydantic'"),
+    (Order, Order(1, Order(2, "x")), TypeError, "cannot write Order inside of Order"),
+    (list, [Order(1, "x")], TypeError, "cannot write Order inside of list"),
+    (dict, {"rate": float("nan")}, pyengine.UsageError, "cannot write the value: "),
+], ids=["datetime", "nested", "list", "nan"])
+def test_the_codec_json_names_what_it_cannot_write_and_read_back(undelayed, names, kind, value, error, says):
+    with undelayed.connect() as producer, pytest.raises(error, match=f"^the codec 'json' {says}"):
+        pyengine.Topic(names[0], kind).put(producer, value)
+
+
+def test_a_body_with_nan_is_no_json():
+    with pytest.raises(pyengine.BadMessageError, match="NaN is no JSON"):
+        pyengine.Topic("T", dict).decode(make_message("T", b'{"rate": NaN}'))
 
 
 @pytest.mark.parametrize("is_async", [False, True])
