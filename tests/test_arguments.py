@@ -65,6 +65,20 @@ def test_a_timeout_may_be_without_end(make_engine):
         assert producer.put("orders", b"x", timeout_s=float("inf")).ok
 
 
+@pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_producer_that_wants_each_put_on_the_disk_gets_that_or_an_error(make_engine, mode):
+    engine = make_engine(flush_disk_type=mode)
+    engine.start()
+    if mode == "ASYNC_FLUSH":
+        with pytest.raises(WRONG_VALUE, match="^flush_disk_type=SYNC_FLUSH is asked for, and the engine on .* runs with ASYNC_FLUSH"):
+            pyengine.connect(engine.root, flush_disk_type="SYNC_FLUSH")
+    else:
+        with pyengine.connect(engine.root, flushDiskType="SYNC_FLUSH") as producer:
+            assert producer.put("orders", b"x").ok
+    with pyengine.connect(engine.root, flush_disk_type="ASYNC_FLUSH") as producer:  # more than it asks for does no harm
+        assert producer.put("orders", b"x").ok
+
+
 @pytest.mark.parametrize("flag", [1 << 31, -(1 << 31) - 1, 1 << 40])
 def test_a_flag_beyond_its_field_is_refused(producer, flag):
     for result in (producer.put("orders", b"x", flag=flag), producer.put_async("orders", b"x", flag=flag).result(10),

@@ -47,7 +47,7 @@ from pyengine.client.outgoing import (
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
 from pyengine.engine_config import EngineSettings
-from pyengine.errors import EngineUnavailableError, UsageError
+from pyengine.errors import EngineUnavailableError, UsageError, command
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
@@ -118,7 +118,14 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
 
     def attempt(left_s: float) -> Producer:
         require_engine(root)
-        return connect_with(root, load_config(root, settings), ring_bytes, timeout_s, refusals=refusals, first_timeout_s=left_s)
+        config = load_config(root, settings)
+        made = connect_with(root, config, ring_bytes, timeout_s, refusals=refusals, first_timeout_s=left_s)
+        wants_disk = config.flush_disk_type == "SYNC_FLUSH" and config.origins.get("flush_disk_type") == SET
+        if wants_disk and not made._puts.waits & native.DURABLE:
+            made.close()
+            raise UsageError(f"flush_disk_type=SYNC_FLUSH is asked for, and the engine on {root} runs with ASYNC_FLUSH, so its puts do not "
+                             f"wait for the disk: {command('config', 'set', root, 'flush_disk_type=SYNC_FLUSH')}, then start it again")
+        return made
 
     return until_ready(attempt, timeout_s)
 
