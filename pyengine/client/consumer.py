@@ -483,14 +483,18 @@ class Consumer:
         loop = arguments.event_loop()
         readiness = self._ready()
         while not self._closing.is_set():
-            found, left_s, _ = self._try_pull(max_messages, deadline_s)
+            try:
+                found, left_s, _ = self._try_pull(max_messages, deadline_s)
+            except UsageError:  # another thread has closed it
+                if self._is_closed:
+                    break
+                raise
             if found is not None:
                 return found
             if left_s:
                 await _readable(loop, readiness, left_s)
             else:
                 await asyncio.sleep(0)
-        self._require_open()
         return []
 
     def fileno(self) -> int:

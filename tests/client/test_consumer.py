@@ -23,7 +23,7 @@ from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture
@@ -294,6 +294,20 @@ def test_named_queues_are_read_apart_from_the_sharing(builder, consume):
 
 
 # --- what is remembered ---------------------------------------------------------------------------
+
+
+def test_a_pull_that_waits_ends_with_nothing_when_the_consumer_is_closed(builder, consume):
+    async def main():
+        consumer = consume()
+        waiting = asyncio.create_task(consumer.pull_async(timeout_s=None))
+        await asyncio.sleep(0)
+        consumer.close()
+        assert await asyncio.wait_for(waiting, scaled_timeout_s(30)) == []
+        with pytest.raises(UsageError, match="this consumer of orders is closed"):
+            await consumer.pull_async()
+
+    builder.put("other", b"")
+    asyncio.run(main())
 
 
 def test_a_pulled_batch_is_committed_only_after_the_next_pull_or_close(builder, consume):
