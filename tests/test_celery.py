@@ -99,9 +99,11 @@ def send_all(rig, task, calls, **options):
 
 @pytest.fixture(scope="module")
 def workers(task_store, tmp_path_factory):  # noqa: F811
-    """Two workers of one topic, which only get messages."""
+    """Two workers of one topic, which only get messages; both answer."""
     with rig(tmp_path_factory.mktemp("celery"), task_store, "shared-celery", TASKS, COMMAND) as made:
         made.processes = [made.start("--hostname", f"{name}@here") for name in ("one", "two")]
+        with app_of(made) as app:
+            eventually(lambda: len(app.control.inspect(timeout=1).ping() or ()) == 2, "both workers answer", 60)
         yield made
 
 
