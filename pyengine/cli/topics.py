@@ -1,7 +1,7 @@
 """`pyengine topics`, `groups` and `dlq`: a store's topics, consumer groups and dead letters.
 
     topics   list topics; create, update and delete entries of topics.json
-    groups   list consumer groups, show their lag, reset and delete their offsets
+    groups   list consumer groups, show their lag, let them be ordered, reset and delete their offsets
     dlq      list dead letters, show them, put them back
 """
 
@@ -20,6 +20,8 @@ from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 from pyengine.client.topics import PERMS, Topics
 from pyengine.errors import UsageError
 from pyengine.storage.config import existing_store
+from pyengine.storage.config_table import SubscriptionGroups
+from pyengine.storage.consumer_offset import group_key
 
 if TYPE_CHECKING:
     from pyengine.storage.config_table import TopicConfig
@@ -112,7 +114,7 @@ def _warn(problem: str) -> None:
         print(f"warning: {problem}", file=sys.stderr)
 
 
-GROUP_ACTIONS = ("list", "lag", "reset", "forget")
+GROUP_ACTIONS = ("list", "lag", "update", "reset", "forget")
 
 
 @click.command()
@@ -126,18 +128,20 @@ GROUP_ACTIONS = ("list", "lag", "reset", "forget")
               help="For reset: where the group continues.")
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="For reset: only this queue; may be repeated.")
+@click.option("--order/--no-order", default=None, help="For update: whether RocketMQ 5's clients get each queue's messages in order.")
 def groups(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, topic: str | None,
-    to: Place | None, queue_ids: tuple[int, ...],
+    to: Place | None, queue_ids: tuple[int, ...], order: bool | None,
 ) -> None:
     """List consumer groups, show their lag, or move offsets. It needs no engine.
 
     `lag` shows each queue, the process that owns it, and what clients have popped. `reset` moves the offset, also under living members.
-    `forget` removes a group's offsets of a topic, without living members.
+    `forget` removes a group's offsets of a topic, without living members. `update` also takes a group that is new.
 
     \b
     Examples:
       pyengine groups lag STORE --group billing --json
+      pyengine groups update STORE --group billing --order
       pyengine groups reset STORE --group billing --topic orders --to 2026-01-31T12:00:00Z
     """
     found = ConsumerGroups(existing_store(store), **settings)
@@ -153,6 +157,11 @@ def groups(
         return
     if to is not None or queue_ids:
         raise click.UsageError("--to and --queue-id need the action reset")
+    if (order is not None) != (action == "update"):
+        raise click.UsageError("update needs --group and --order or --no-order" if order is None else "--order needs the action update")
+    if order is not None:
+        _set_ordered(store, topic, group, order, as_json)
+        return
     states = found.groups(topic=topic, group=group)
     if not states and not (as_json and group is None and topic is None):  # an empty list says it to a program
         of_topic = "" if topic is None else f" on {output.printable(topic)}"
@@ -174,6 +183,15 @@ def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: 
     offsets = found.reset(topic, group, to, queue_ids or None)
     output.print_answer({"topic": topic, "group": group, "offsets": offsets}, as_json,
                         lambda: output.write_table(("queue", "next offset"), sorted(offsets.items())))
+
+
+def _set_ordered(store: Path, topic: str | None, group: str | None, is_ordered: bool, as_json: bool) -> None:
+    if group is None or topic is not None:
+        raise click.UsageError("update needs --group, and no --topic: a group is ordered in all of them")
+    group_key("T", group)  # UsageError for a name that no group has
+    SubscriptionGroups(store).set_ordered(group, is_ordered)
+    output.print_answer({"group": group, "ordered": is_ordered}, as_json, lambda: print(
+        f"{output.printable(group)} is {'' if is_ordered else 'not '}ordered"))
 
 
 def _forget(found: ConsumerGroups, topic: str, group: str, as_json: bool) -> None:

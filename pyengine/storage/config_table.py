@@ -338,6 +338,12 @@ class SubscriptionGroups(ConfigTable[SubscriptionGroup]):
         with self._changed() as table:
             table.rows[group.group] = group
 
+    def set_ordered(self, group: str, is_ordered: bool) -> None:
+        """Let a group be ordered, a new one too, or not; durable before this returns."""
+        with self._changed() as table:
+            known = table.rows.get(group, SubscriptionGroup(group))
+            table.rows[group] = replace(known, more={**known.more, CONSUME_ORDERLY: is_ordered})
+
     def delete(self, group: str) -> bool:
         """Remove a group's entry; return whether there was one."""
         with self._changed() as table:

@@ -12,6 +12,7 @@ import pytest
 import pyengine
 from fix_cli import command_line, environment, run
 from fix_store_builder import START_MS
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
@@ -168,3 +169,24 @@ def test_tails_of_one_group_share_the_queues(make_engine):
             printed = [json.loads(line) for one in tails for line in one.communicate(timeout=scaled_timeout_s(60))[0].splitlines()]
     assert sorted((line["queue_id"], line["queue_offset"]) for line in printed) == [
         (queue_id, offset) for queue_id in range(4) for offset in range(25)]
+
+
+def test_update_orders_a_group_for_clients_of_rocketmq_5(store):
+    configs = SubscriptionGroups(store.root)
+    configs.put(SubscriptionGroup("billing", retry_max_times=3, more={"consumeMessageOrderly": False, "other": 1}))
+    ran = groups(store, "update", "--group", "billing", "--order", "--json")
+    assert (ran.code, ran.document) == (0, {"group": "billing", "ordered": True})
+    row = configs.read().rows["billing"]
+    assert row.is_ordered and (row.retry_max_times, row.more["other"]) == (3, 1)
+    assert groups(store, "update", "--group", "new", "--order").stdout == "new is ordered\n" and configs.read().rows["new"].is_ordered
+    assert groups(store, "update", "--group", "billing", "--no-order").stdout == "billing is not ordered\n"
+    assert not configs.read().rows["billing"].is_ordered
+
+
+@pytest.mark.parametrize(("arguments", "why"), [
+    (["update", "--order"], "update needs --group"), (["update", "--group", "g"], "--order or --no-order"),
+    (["update", "--group", "g", "--topic", "orders", "--order"], "no --topic"), (["lag", "--order"], "--order needs the action update"),
+    (["update", "--group", "a/b", "--order"], "holds"), (["update", "--group", "g", "--order", "--to", "first"], "need the action reset")])
+def test_an_update_that_is_no_order_is_refused(store, arguments, why):
+    ran = groups(store, *arguments)
+    assert ran.code == 2 and why in ran.stderr
