@@ -22,7 +22,7 @@ import org.apache.rocketmq.client.apis.producer.Producer;
 import org.apache.rocketmq.client.apis.producer.Transaction;
 import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 
-/** Sends all types of messages by gRPC and consumes them; prints what came how often. Arguments: port, topic, ordered group. */
+/** Sends all types of messages by gRPC and consumes them; prints what came how often. Arguments: port, topic, ordered group, topic of transactions. */
 public final class Grpc {
     private static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
     private static final int PLAIN = 100;
@@ -34,17 +34,18 @@ public final class Grpc {
 
     public static void main(String[] arguments) throws Exception {
         String topic = arguments[1];
+        String halves = arguments.length > 3 ? arguments[3] : topic;
         ClientConfiguration settings = ClientConfiguration.newBuilder().setEndpoints("127.0.0.1:" + arguments[0]).enableSsl(false).build();
-        Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(settings).setTopics(topic)
+        Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(settings).setTopics(topic, halves)
             .setTransactionChecker(view -> text(view).equals("orphan") ? TransactionResolution.COMMIT : TransactionResolution.ROLLBACK)
             .build();
         BlockingQueue<String> pushed = new LinkedBlockingQueue<>();
-        PushConsumer push = push(settings, "push_" + topic, topic, "plain || late || tx", view -> {
+        PushConsumer push = push(settings, "push_" + topic, List.of(topic, halves), "plain || late || tx", view -> {
             pushed.add(text(view) + " " + view.getDeliveryAttempt());
             return text(view).equals("7") && view.getDeliveryAttempt() < 2 ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
         });
         BlockingQueue<String> ordered = new LinkedBlockingQueue<>();
-        PushConsumer fifo = push(settings, arguments[2], topic, "ordered", view -> {
+        PushConsumer fifo = push(settings, arguments[2], List.of(topic), "ordered", view -> {
             ordered.add(text(view));
             return ConsumeResult.SUCCESS;
         });
@@ -57,7 +58,7 @@ public final class Grpc {
         producer.send(message(topic, "late", "late").setDeliveryTimestamp(System.currentTimeMillis() + 2000).build());
         for (String body : List.of("committed", "rolled back", "orphan")) {
             Transaction transaction = producer.beginTransaction();
-            producer.send(message(topic, "tx", body).build(), transaction);
+            producer.send(message(halves, "tx", body).build(), transaction);
             if (body.equals("committed")) {
                 transaction.commit();
             } else if (body.equals("rolled back")) {
@@ -80,11 +81,12 @@ public final class Grpc {
         return PROVIDER.newMessageBuilder().setTopic(topic).setTag(tag).setKeys("key-" + body).addProperty("n", body).setBody(body.getBytes());
     }
 
-    private static PushConsumer push(ClientConfiguration settings, String group, String topic, String tags,
+    private static PushConsumer push(ClientConfiguration settings, String group, List<String> topics, String tags,
                                      org.apache.rocketmq.client.apis.consumer.MessageListener listener) throws Exception {
+        Map<String, FilterExpression> subscriptions = new TreeMap<>();
+        topics.forEach(topic -> subscriptions.put(topic, new FilterExpression(tags, FilterExpressionType.TAG)));
         return PROVIDER.newPushConsumerBuilder().setClientConfiguration(settings).setConsumerGroup(group)
-            .setSubscriptionExpressions(Collections.singletonMap(topic, new FilterExpression(tags, FilterExpressionType.TAG)))
-            .setMessageListener(listener).build();
+            .setSubscriptionExpressions(subscriptions).setMessageListener(listener).build();
     }
 
     private static int simple(ClientConfiguration settings, String topic) throws Exception {
