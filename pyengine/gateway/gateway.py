@@ -123,7 +123,7 @@ class Gateway:
             row = names.topic(topic)
             return {} if row is None else {config.broker_name: row.read_queue_nums}
 
-        assignments = Assignments(names, members, pops, read_queues)
+        assignments = Assignments(names, members, pops.shares, read_queues)
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
         for part in (members, positions, pulls, pops, assignments, sends, ends, admin, relays):
             broker.update(part.handlers)

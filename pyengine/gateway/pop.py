@@ -8,8 +8,8 @@ as a program's consumer has (GroupSession, AssignedQueue, InFlight). So the grou
 acknowledged, a broker goes on from there, and what was acknowledged above is saved every FLUSH_S, with the offsets of all groups.
 
 A message that was taken has a Lease. Its handle, RocketMQ's POP_CK, names queue, offset and the time of the pop; that of an ended lease
-is refused. A lease that ends without an acknowledgement puts the message into the retry topic, or at last into the dead letters, by the
-logic of every other consumer (retries.sent_back). In an ordered group it stays where it is, delivered again before all that follow.
+changes nothing. A lease that ends without an acknowledgement puts the message into the retry topic, or at last into the dead letters, by
+the logic of every other consumer (retries.sent_back). In an ordered group it stays where it is, delivered again before all that follow.
 RocketMQ: PopMessageProcessor, AckMessageProcessor, ChangeInvisibleTimeProcessor, NotificationProcessor, ConsumerOrderInfoManager.
 """
 
@@ -39,7 +39,7 @@ from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
 from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, expression_fault, subscription_of
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
-from pyengine.gateway.positions import LEVEL, GroupOffsets
+from pyengine.gateway.positions import LEVEL, GroupOffsets, Positions
 from pyengine.gateway.pulls import Arrivals, Pulls
 from pyengine.gateway.wire import WireError, as_object, is_number, read_object, write_json
 from pyengine.ipc.control_block import write_pops
@@ -271,6 +271,213 @@ class Taken:
 GiveBack = Callable[[Message, SentBack, Callable[[str], None], Callable[[str], None]], Awaitable[None]]  # Sends.give_back
 
 
+class Shares:
+    """What groups pop from: the queues that this gateway has claimed for them, until they pop no more. Used in the loop's thread."""
+
+    def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, positions: Positions, executor: TurnExecutor,
+                 release: Callable[[PopQueue], None], held_groups: Callable[[], set[str]]) -> None:
+        """`release` gets each queue that is given up; `held_groups`: whose pops are held."""
+        self._reader = reader
+        self._names = names
+        self._offsets = offsets
+        self._positions = positions
+        self._executor = executor
+        self._release = release
+        self._held_groups = held_groups
+        self._by_group: dict[str, dict[str, Share]] = {}  # by topic
+        self._opening: dict[tuple[str, str], asyncio.Task[Share]] = {}
+        self._noted = True   # what another gateway has noted does not count any more
+        self.in_flight = 0   # messages of all groups: as many as at the last note, and those that were popped since then
+
+    def __iter__(self) -> Iterator[Share]:
+        return (share for shares in self._by_group.values() for share in shares.values())
+
+    def of_group(self, group: str) -> Mapping[str, Share]:
+        """Return a group's shares by topic."""
+        return self._by_group.get(group, {})
+
+    def find(self, group: str, topic: str) -> Share | None:
+        """Return a group's share of a topic, None without one."""
+        return self._by_group.get(group, {}).get(topic)
+
+    async def get(self, asked: Asked, topic: str) -> Share:
+        """Return the group's share of a topic, with all queues that it can have."""
+        share = self._by_group.get(asked.group, {}).get(topic)
+        if share is None:
+            key = asked.group, topic
+            opening = self._opening.get(key)
+            if opening is None:
+                opening = self._opening[key] = asyncio.get_running_loop().create_task(self._open(asked, topic))
+                opening.add_done_callback(lambda done: (self._opening.pop(key, None), done.cancelled() or done.exception()))
+            share = await asyncio.shield(opening)
+        now_s, config = time.monotonic(), self._names.recent_topic(topic)
+        number = 0 if config is None else config.read_queue_nums
+        if len(share.queues) < number and now_s >= share.claim_due_s:
+            share.claim_due_s = now_s + CLAIM_AGAIN_S
+            # It completes even if the client ends meanwhile: otherwise nobody would know what was claimed.
+            await asyncio.shield(asyncio.get_running_loop().create_task(self._claim(share, number)))
+        if len(share.queues) < number:
+            raise UsageError(f"programs of this host consume {topic} for the group {asked.group}, so its messages cannot be popped: stop "
+                             "those, or give this consumer a group of its own")
+        share.used_s = now_s
+        return share
+
+    async def _claim(self, share: Share, number: int) -> None:
+        async with share.lock:
+            share.add(await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues]))
+
+    async def _open(self, asked: Asked, topic: str) -> Share:
+        if sum(map(len, self._by_group.values())) + len(self._opening) > SHARES_MAX:
+            raise UsageError(f"groups pop from {SHARES_MAX} topics already: those without a pop for {POPPING_S:g} s are left out soon")
+        if why := self._names.why_no_commit:
+            raise UsageError(why)
+        if not self._offsets.has_room:
+            raise UsageError("too many offsets of groups are kept already: delete groups that are no longer used")
+        await self._offsets.flush()  # a client of the group may have pulled until now
+        config = self._names.topic(topic)
+        number = 0 if config is None else config.read_queue_nums
+
+        def opened() -> tuple[Share, list[PopQueue]]:
+            session = GroupSession(self._reader.root, topic, asked.group, queue_ids=(), clock=RunningClock(5 * CLAIM_AGAIN_S))
+            try:
+                session.begin(lambda: {queue_id: self._start(topic, queue_id, asked.is_from_last) for queue_id in range(number)})
+                share = Share(session, topic, asked.group)
+                return share, share.claimed(range(number))
+            except BaseException:
+                session.close()
+                raise
+
+        share, queues = await self._executor.run(opened)
+        share.add(queues)
+        share.claim_due_s = time.monotonic() + CLAIM_AGAIN_S
+        self._by_group.setdefault(asked.group, {})[topic] = share
+        return share
+
+    def _start(self, topic: str, queue_id: int, is_from_last: bool) -> int:
+        """Return where a new group begins; as in RocketMQ at the first message of a young queue, in any case."""
+        low, high = self._reader.queue_range(topic, queue_id, LEVEL)
+        if not is_from_last or topic.startswith(RETRY_PREFIX):
+            return low
+        return 0 if self._positions.begins_near_log_end(topic, queue_id) else high
+
+    def why_not(self, group: str) -> str:
+        """Return why a group may neither pull nor commit offsets: it pops; "" if it may."""
+        shares = self._by_group.get(group)
+        if not shares:
+            return ""
+        number = sum(share.in_flight for share in shares.values())
+        return (f"the group {group} is consumed by POP and has {number} messages in flight: give this consumer a group of its own, or stop "
+                f"the group's POP consumers, and wait until their messages are acknowledged and {POPPING_S:g} s more")
+
+    def pops(self, group: str) -> bool:
+        """Whether a group is consumed by POP."""
+        return group in self._by_group
+
+    def forget(self, group: str, topic: str | None = None) -> None:
+        """Forget what a group has in flight, of one topic or all: its offsets were set, or its queues are others'."""
+        shares = self._by_group.get(group, {})
+        for name in [name for name in shares if topic in (None, name)]:
+            for queue in shares[name].queues.values():
+                self._release(queue)
+            shares.pop(name).close()
+        if not shares:
+            self._by_group.pop(group, None)
+
+    def forget_all(self) -> None:
+        """Forget what all groups have in flight."""
+        for group in list(self._by_group):
+            self.forget(group)
+
+    def drop(self, share: Share, queue: PopQueue) -> None:
+        """Give up a queue that others have now."""
+        self._release(queue)
+        share.session.drop(queue.grant)
+        if share.queues.get(queue.queue_id) is queue:
+            del share.queues[queue.queue_id]
+
+    async def collect(self) -> _Saving | None:
+        """Return what to save: of each share that changed, the offsets and what is acknowledged above them. Notes what is in flight."""
+        now_s, pieces = time.monotonic(), Pieces()
+        popping = self._held_groups() | {group for group, _ in self._opening}
+        saving, rows = _Saving(self), []
+        for share in list(self):
+            if self.find(share.group, share.topic) is not share:  # it was forgotten meanwhile
+                continue
+            try:
+                share.session.heartbeat()
+                if share.session.rejoin_if_removed():  # its claims are no claims any more
+                    self.forget(share.group, share.topic)
+                    continue
+            except (EngineError, OSError):  # what it writes next says why
+                pass
+            offsets: dict[Claim, int] = {}
+            states: dict[Claim, SavedQueue] = {}
+            for queue in list(share.queues.values()):
+                if queue.done != queue.committed:
+                    offsets[queue.grant] = queue.done
+                if (state := queue.flight.saved(queue.queue_id, queue.done)) is not None:
+                    states[queue.grant] = state
+                if queue.flight.open:
+                    rows.append(queue.row(share.group, share.topic, now_s))
+                await pieces.end()
+            if offsets or states:
+                saving.rows.append((share, offsets, states))
+            is_used = any(queue.is_blocked for queue in share.queues.values())
+            if not (is_used or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
+                saving.idle.append((share, share.used_s))
+        await self._note(rows)
+        saving.rows = [row for row in saving.rows if self.find(row[0].group, row[0].topic) is row[0]]
+        return saving if saving.rows or saving.idle else None
+
+    async def _note(self, rows: list[dict[str, Any]]) -> None:
+        """Note for `groups`, `status` and the metrics what is in flight."""
+        self.in_flight = sum(row["in_flight"] for row in rows)
+        if rows or self._noted:
+            self._noted = bool(rows)
+            with contextlib.suppress(EngineError, OSError):  # without it only those have no data
+                await self._executor.run(lambda: write_pops(find_folder(self._reader.root), rows))
+
+    async def close(self) -> None:
+        """Release all queues, after the last flush of the offsets."""
+        self.forget_all()
+        await self._note([])
+
+
+class _Saving:
+    """One save of all shares that changed."""
+
+    def __init__(self, shares: Shares) -> None:
+        self.rows: list[tuple[Share, dict[Claim, int], dict[Claim, SavedQueue]]] = []
+        self.idle: list[tuple[Share, float]] = []
+        self._shares = shares
+        self._kept: dict[Share, set[int]] = {}  # the ids of the queues that the group still has; not of one whose log was recovered
+
+    def write(self, table: Table) -> None:
+        for share, offsets, states in self.rows:
+            with contextlib.suppress(HistoryChangedError):
+                self._kept[share] = share.session.commit_in(table, offsets, states)
+
+    def settle(self) -> None:
+        for share, offsets, states in self.rows:
+            kept = self._kept.get(share)
+            if kept is None:
+                self._shares.forget(share.group, share.topic)
+                continue
+            for claim in {*offsets, *states}:
+                queue = share.queues.get(claim.queue_id)
+                if queue is None or queue.claim != claim:
+                    continue
+                if claim.queue_id not in kept:
+                    self._shares.drop(share, queue)
+                    continue
+                queue.committed = offsets.get(claim, queue.committed)
+                if claim in states:
+                    queue.flight.note_saved(states[claim])
+        for share, used_s in self.idle:
+            if share.used_s == used_s and not share.lock.locked() and all(queue.done == queue.committed for queue in share.queues.values()):
+                self._shares.forget(share.group, share.topic)
+
+
 class HeldPops:
     """Pops that wait until messages come for them, or their time is over."""
 
@@ -427,21 +634,17 @@ class Pops:
         self._reader = reader
         self._names = names
         self._positions = pulls.positions
-        self._offsets = offsets
-        self._noted = True     # what another gateway has noted does not count any more
         self._pulls = pulls
         self._executor = executor
-        self._groups: dict[str, dict[str, Share]] = {}  # by topic
-        self._opening: dict[tuple[str, str], asyncio.Task[Share]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_flight = 0   # messages of all groups: as many as at the last note, and those that were popped since then
         self._ends = LeaseEnds()
         self._retries = RetryPuts(reader, names, give_back, executor, report)
         self._held = HeldPops(pulls.arrivals, self._take, self._has_news)
         self.closed = self._held.closed
-        offsets.collect = self._collect
-        offsets.when_rewritten.append(self.forget)
-        pulls.why_not = offsets.why_not = self.why_not
+        shares = self.shares = Shares(reader, names, offsets, pulls.positions, executor, self._end_leases, lambda: self._held.groups)
+        offsets.collect = shares.collect
+        offsets.when_rewritten.append(shares.forget)
+        pulls.why_not = offsets.why_not = shares.why_not
         self.handlers: Handlers = {
             codes.POP_MESSAGE: self.pop,
             codes.NOTIFICATION: self.pop,
@@ -513,10 +716,10 @@ class Pops:
         retry = RETRY_PREFIX + asked.group
         if not asked.is_ordered and retry in self._names.recent_topics():
             topics.append(retry)
-        shares = [await self._share(asked, topic) for topic in topics]
+        shares = [await self.shares.get(asked, topic) for topic in topics]
         if asked.is_notification:
             return Answer(fields={"hasMsg": "true", "pollingFull": "false"}) if self._has_news(asked) else None
-        if self._in_flight >= ALL_IN_FLIGHT_MAX:
+        if self.shares.in_flight >= ALL_IN_FLIGHT_MAX:
             return None
         shares[0].turn += 1
         if shares[0].turn % 2:  # otherwise many retries or many new messages would keep the others waiting
@@ -538,66 +741,6 @@ class Pops:
                 return Answer()  # nobody gets it
             raise
 
-    async def _share(self, asked: Asked, topic: str) -> Share:
-        """Return the group's share of a topic, with all queues that it can have."""
-        share = self._groups.get(asked.group, {}).get(topic)
-        if share is None:
-            key = asked.group, topic
-            opening = self._opening.get(key)
-            if opening is None:
-                opening = self._opening[key] = asyncio.get_running_loop().create_task(self._open(asked, topic))
-                opening.add_done_callback(lambda done: (self._opening.pop(key, None), done.cancelled() or done.exception()))
-            share = await asyncio.shield(opening)
-        now_s, config = time.monotonic(), self._names.recent_topic(topic)
-        number = 0 if config is None else config.read_queue_nums
-        if len(share.queues) < number and now_s >= share.claim_due_s:
-            share.claim_due_s = now_s + CLAIM_AGAIN_S
-            # It completes even if the client ends meanwhile: otherwise nobody would know what was claimed.
-            await asyncio.shield(asyncio.get_running_loop().create_task(self._claim(share, number)))
-        if len(share.queues) < number:
-            raise UsageError(f"programs of this host consume {topic} for the group {asked.group}, so its messages cannot be popped: stop "
-                             "those, or give this consumer a group of its own")
-        share.used_s = now_s
-        return share
-
-    async def _claim(self, share: Share, number: int) -> None:
-        async with share.lock:
-            share.add(await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues]))
-
-    async def _open(self, asked: Asked, topic: str) -> Share:
-        if sum(map(len, self._groups.values())) + len(self._opening) > SHARES_MAX:
-            raise UsageError(f"groups pop from {SHARES_MAX} topics already: those without a pop for {POPPING_S:g} s are left out soon")
-        if why := self._names.why_no_commit:
-            raise UsageError(why)
-        if not self._offsets.has_room:
-            raise UsageError("too many offsets of groups are kept already: delete groups that are no longer used")
-        await self._offsets.flush()  # a client of the group may have pulled until now
-        config = self._names.topic(topic)
-        number = 0 if config is None else config.read_queue_nums
-
-        def opened() -> tuple[Share, list[PopQueue]]:
-            session = GroupSession(self._reader.root, topic, asked.group, queue_ids=(), clock=RunningClock(5 * CLAIM_AGAIN_S))
-            try:
-                session.begin(lambda: {queue_id: self._start(topic, queue_id, asked.is_from_last) for queue_id in range(number)})
-                share = Share(session, topic, asked.group)
-                return share, share.claimed(range(number))
-            except BaseException:
-                session.close()
-                raise
-
-        share, queues = await self._executor.run(opened)
-        share.add(queues)
-        share.claim_due_s = time.monotonic() + CLAIM_AGAIN_S
-        self._groups.setdefault(asked.group, {})[topic] = share
-        return share
-
-    def _start(self, topic: str, queue_id: int, is_from_last: bool) -> int:
-        """Return where a new group begins; as in RocketMQ at the first message of a young queue, in any case."""
-        low, high = self._reader.queue_range(topic, queue_id, LEVEL)
-        if not is_from_last or topic.startswith(RETRY_PREFIX):
-            return low
-        return 0 if self._positions.begins_near_log_end(topic, queue_id) else high
-
     async def _take_from(self, share: Share, asked: Asked, taken: list[Taken]) -> None:
         """Take messages of one topic, a queue after the other from another one each time."""
         only = asked.queue_id if share.topic == asked.topic else -1
@@ -609,7 +752,7 @@ class Pops:
             if share.queues.get(queue.queue_id) is not queue:
                 continue
             if not share.session.holds(queue.grant):  # a reset, or a program of this host
-                self._drop_queue(share, queue)
+                self.shares.drop(share, queue)
                 continue
             before, began_s = len(taken), time.monotonic()
             await self._take_again(share, queue, asked, taken)
@@ -726,7 +869,7 @@ class Pops:
             each.queue.leases[lease.offset] = lease
             self._ends.plan(lease, now_s + lease.invisible_s)
             by_queue.setdefault((int(each.share.topic != asked.topic), each.queue.queue_id), []).append(lease.offset)
-        self._in_flight += len(taken)
+        self.shares.in_flight += len(taken)
         for share in {each.share.topic: each.share for each in taken}.values():
             self._pulls.count_gets(share.topic, asked.group, sum(each.share is share for each in taken))
         fields = _pop_fields(pop_ms, asked)
@@ -741,7 +884,7 @@ class Pops:
         return Answer(remark="FOUND", fields={**fields, "restNum": str(rest)}, body=b"".join(each.record for each in taken))
 
     def _has_news(self, asked: Asked) -> bool:
-        shares, limit = self._groups.get(asked.group, {}), self._dispatched()
+        shares, limit = self.shares.of_group(asked.group), self._dispatched()
         topics = [asked.topic] if asked.is_ordered else [asked.topic, RETRY_PREFIX + asked.group]
         for topic in topics:
             share = shares.get(topic)
@@ -852,7 +995,7 @@ class Pops:
     def _find(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> Lease | str:
         """Return the lease with this time of its pop. Else why there is none; "" if the handle is old: the message is done, or was
         delivered again, or waits for that."""
-        share = self._groups.get(group, {}).get(topic)
+        share = self.shares.find(group, topic)
         queue = None if share is None else share.queues.get(queue_id)
         if share is None or queue is None or offset >= queue.flight.delivered_end:
             return f"message {offset} of queue {queue_id} of {topic} is not in flight for {group}"
@@ -898,9 +1041,8 @@ class Pops:
 
     async def tick(self) -> None:
         """End the leases whose time is over."""
-        if self._groups and self._names.why_no_commit:  # others have these messages, of the master that has replaced this one
-            for group in list(self._groups):
-                self.forget(group)
+        if any(self.shares) and self._names.why_no_commit:  # others have these messages, of the master that has replaced this one
+            self.shares.forget_all()
         now_s = time.monotonic()
         ended: list[Lease] = []
         while len(ended) < ENDS_OF_TICK and (due := self._ends.due(now_s, ENDS_OF_TICK)):
@@ -925,7 +1067,7 @@ class Pops:
 
     async def _free(self, connection: Connection, group: str) -> None:
         pieces = Pieces()
-        for queue in [queue for share in self._groups.get(group, {}).values() for queue in share.queues.values()]:
+        for queue in [queue for share in self.shares.of_group(group).values() for queue in share.queues.values()]:
             for lease in [lease for lease in queue.leases.values() if lease.owner is connection]:
                 lease.owner = None
                 self._ends.plan(lease, 0.0)
@@ -953,135 +1095,27 @@ class Pops:
             leases = [Lease(share, queue, queue.flight.open[offset], pop_ms, 0.0, is_ordered=True) for offset in dead]
             self._begin(self._retries.put(leases, self._after_retry, is_dead=True))
 
+    async def close(self) -> None:
+        """Release all queues, after the last flush of the offsets."""
+        self._held.close()
+        await self.shares.close()
+        for task in self._tasks:
+            task.cancel()
+
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- groups -------------------------------------------------------------------
-
-    def why_not(self, group: str) -> str:
-        """Return why a group may neither pull nor commit offsets: it pops; "" if it may."""
-        shares = self._groups.get(group)
-        if not shares:
-            return ""
-        number = sum(share.in_flight for share in shares.values())
-        return (f"the group {group} is consumed by POP and has {number} messages in flight: give this consumer a group of its own, or stop "
-                f"the group's POP consumers, and wait until their messages are acknowledged and {POPPING_S:g} s more")
-
-    def pops(self, group: str) -> bool:
-        """Whether a group is consumed by POP."""
-        return group in self._groups
-
-    def forget(self, group: str, topic: str | None = None) -> None:
-        """Forget what a group has in flight, of one topic or all: its offsets were set, or its queues are others'."""
-        shares = self._groups.get(group, {})
-        for name in [name for name in shares if topic in (None, name)]:
-            for queue in shares[name].queues.values():
-                self._end_leases(queue)
-            shares.pop(name).close()
-        if not shares:
-            self._groups.pop(group, None)
-
-    def _drop_queue(self, share: Share, queue: PopQueue) -> None:
-        self._end_leases(queue)
-        share.session.drop(queue.grant)
-        if share.queues.get(queue.queue_id) is queue:
-            del share.queues[queue.queue_id]
-
-    async def _collect(self) -> _Saving | None:
-        """Return what to save: of each share that changed, the offsets and what is acknowledged above them. Notes what is in flight."""
-        now_s, pieces = time.monotonic(), Pieces()
-        popping = self._held.groups | {group for group, _ in self._opening}
-        saving, rows = _Saving(self), []
-        for share in [share for shares in self._groups.values() for share in shares.values()]:
-            try:
-                share.session.heartbeat()
-                if share.session.rejoin_if_removed():  # its claims are no claims any more
-                    self.forget(share.group, share.topic)
-                    continue
-            except (EngineError, OSError):  # what it writes next says why
-                pass
-            offsets: dict[Claim, int] = {}
-            states: dict[Claim, SavedQueue] = {}
-            for queue in list(share.queues.values()):
-                if queue.done != queue.committed:
-                    offsets[queue.grant] = queue.done
-                if (state := queue.flight.saved(queue.queue_id, queue.done)) is not None:
-                    states[queue.grant] = state
-                if queue.flight.open:
-                    rows.append(queue.row(share.group, share.topic, now_s))
-                await pieces.end()
-            if offsets or states:
-                saving.rows.append((share, offsets, states))
-            is_used = any(queue.is_blocked for queue in share.queues.values())
-            if not (is_used or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
-                saving.idle.append((share, share.used_s))
-        await self._note(rows)
-        saving.rows = [row for row in saving.rows if self._groups.get(row[0].group, {}).get(row[0].topic) is row[0]]
-        return saving if saving.rows or saving.idle else None
-
-    async def _note(self, rows: list[dict[str, Any]]) -> None:
-        """Note for `groups`, `status` and the metrics what is in flight."""
-        self._in_flight = sum(row["in_flight"] for row in rows)
-        if rows or self._noted:
-            self._noted = bool(rows)
-            with contextlib.suppress(EngineError, OSError):  # without it only those have no data
-                await self._executor.run(lambda: write_pops(find_folder(self._reader.root), rows))
-
-    async def close(self) -> None:
-        """Release all queues, after the last flush of the offsets."""
-        self._held.close()
-        for group in list(self._groups):
-            self.forget(group)
-        for task in self._tasks:
-            task.cancel()
-        await self._note([])
-
-
-class _Saving:
-    """One save of all shares that changed."""
-
-    def __init__(self, pops: Pops) -> None:
-        self.rows: list[tuple[Share, dict[Claim, int], dict[Claim, SavedQueue]]] = []
-        self.idle: list[tuple[Share, float]] = []
-        self._pops = pops
-        self._kept: dict[Share, set[int]] = {}  # the ids of the queues that the group still has; not of one whose log was recovered
-
-    def write(self, table: Table) -> None:
-        for share, offsets, states in self.rows:
-            with contextlib.suppress(HistoryChangedError):
-                self._kept[share] = share.session.commit_in(table, offsets, states)
-
-    def settle(self) -> None:
-        for share, offsets, states in self.rows:
-            kept = self._kept.get(share)
-            if kept is None:
-                self._pops.forget(share.group, share.topic)
-                continue
-            for claim in {*offsets, *states}:
-                queue = share.queues.get(claim.queue_id)
-                if queue is None or queue.claim != claim:
-                    continue
-                if claim.queue_id not in kept:
-                    self._pops._drop_queue(share, queue)
-                    continue
-                queue.committed = offsets.get(claim, queue.committed)
-                if claim in states:
-                    queue.flight.note_saved(states[claim])
-        for share, used_s in self.idle:
-            if share.used_s == used_s and not share.lock.locked() and all(queue.done == queue.committed for queue in share.queues.values()):
-                self._pops.forget(share.group, share.topic)
-
-
 class Assignments:
     """Tells the clients of a group which queues to take, and whether by pulls or by POP (RocketMQ: QueryAssignmentProcessor)."""
 
-    def __init__(self, names: Names, members: Members, pops: Pops, read_queues: Callable[[str], Awaitable[dict[str, int] | None]]) -> None:
+    def __init__(self, names: Names, members: Members, shares: Shares,
+                 read_queues: Callable[[str], Awaitable[dict[str, int] | None]]) -> None:
         """`read_queues` returns how many queues of a topic each broker of the cluster has for readers, None if that is not known now."""
         self._names = names
         self._members = members
-        self._pops = pops
+        self._shares = shares
         self._read_queues = read_queues
         self.handlers: Handlers = {codes.QUERY_ASSIGNMENT: self.query, codes.SET_MESSAGE_REQUEST_MODE: self.set_mode}
 
@@ -1119,7 +1153,7 @@ class Assignments:
     def _assigned(self, topic: str, group: str, client_id: str, queues: list[tuple[str, int]], body: Mapping[str, object]
                   ) -> tuple[str, list[tuple[str, int]] | None]:
         modes = self._names.request_modes()
-        if topic.startswith(RETRY_PREFIX) and (self._pops.pops(group) or any(
+        if topic.startswith(RETRY_PREFIX) and (self._shares.pops(group) or any(
                 row.get(group, {}).get("mode") == POP for row in modes.values())):
             return PULL, []  # pops of the group's topics have its retries
         if not queues:

@@ -725,7 +725,7 @@ def pops(tmp_path):
     made.queue = PopQueue(0, None, 4, InFlight(0))
     made.queue.flight.deliver(sent, None)
     made.share.add([made.queue])
-    made.pops._groups["g"] = {"T": made.share}
+    made.pops.shares._by_group["g"] = {"T": made.share}
     for message in sent:
         made.queue.leases[message.queue_offset] = lease = Lease(made.share, made.queue, message, 1, 1.0)
         made.pops._ends.plan(lease, 0.0)
@@ -758,7 +758,7 @@ def test_a_group_whose_messages_no_client_has_pops_no_more_after_a_time(pops, ke
             pops.queue.flight.give_back(message)
         elif keep == "aside":
             pops.queue.set_aside(message, "other")
-    idle = [share for share, _ in asyncio.run(pops.pops._collect()).idle]
+    idle = [share for share, _ in asyncio.run(pops.pops.shares.collect()).idle]
     assert idle == ([] if keep == "lease" else [pops.share])
 
 
@@ -777,7 +777,7 @@ def test_a_queue_that_is_shorter_after_a_recovery_keeps_nothing_of_before(pops):
 @pytest.mark.parametrize("name", ["ack", "change_invisible", "make_dead_letter", "ack_batch"])
 def test_a_right_for_one_topic_ends_no_retry_of_another(pops, name):
     retry = Share(pops.share.session, "%RETRY%g", "g")
-    pops.pops._groups["g"]["%RETRY%g"] = retry
+    pops.pops.shares._by_group["g"]["%RETRY%g"] = retry
     queue = PopQueue(0, None, 1, InFlight(0))
     message, = queue.flight.deliver([Message("%RETRY%g", b"", 0, 0, 0, 100, "RETRY_TOPIC\x01Secret\x02")], None)
     retry.add([queue])
@@ -821,11 +821,28 @@ def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypa
             pops.pops.left(owner, "g")
             await asyncio.gather(*pops.pops._tasks)
         else:
-            await (pops.pops._collect() if work == "collect" else pops.pops.tick())
+            await (pops.pops.shares.collect() if work == "collect" else pops.pops.tick())
         counting.cancel()
 
     asyncio.run(run())
     assert turns >= 7
+
+
+def test_a_group_that_is_forgotten_while_others_are_saved_fails_no_save(pops, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.SLICE_S", 0.0)
+    pops.queue.claim = Claim(0, 1)
+
+    def heartbeat():
+        raise ValueError("the members' file is closed")
+
+    other = Share(SimpleNamespace(heartbeat=heartbeat, close=lambda: None), "T", "other")
+    pops.pops.shares._by_group["other"] = {"T": other}
+
+    async def run():
+        asyncio.get_running_loop().call_soon(pops.pops.shares.forget, "other")
+        return await pops.pops.shares.collect()
+
+    assert [share for share, *_ in asyncio.run(run()).rows] == [pops.share]
 
 
 def asked(pops, topic, group):
@@ -834,12 +851,12 @@ def asked(pops, topic, group):
 
 def test_what_all_groups_have_in_flight_has_a_limit(pops, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.pop.ALL_IN_FLIGHT_MAX", 4)
-    monkeypatch.setattr(pops.pops, "_share", lambda asked, topic: asyncio.sleep(0, pops.share))
+    monkeypatch.setattr(pops.pops.shares, "get", lambda asked, topic: asyncio.sleep(0, pops.share))
     pops.queue.claim = Claim(0, 1)
-    asyncio.run(pops.pops._collect())
+    asyncio.run(pops.pops.shares.collect())
     assert asyncio.run(pops.pops._take(asked(pops, "T", "g"))) is None
     pops.queue.acknowledge(pops.queue.flight.open[3])
-    asyncio.run(pops.pops._collect())
+    asyncio.run(pops.pops.shares.collect())
     pops.queue.position = 3  # as if one more message had come
 
     async def take_one(share, asked, taken):
@@ -852,6 +869,6 @@ def test_what_all_groups_have_in_flight_has_a_limit(pops, monkeypatch):
 
 def test_groups_pop_from_so_many_topics_at_most(pops, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.pop.SHARES_MAX", 2)
-    pops.pops._groups["other"] = {"T": pops.share}
+    pops.pops.shares._by_group["other"] = {"T": pops.share}
     with pytest.raises(UsageError, match="groups pop from 2 topics already"):
-        asyncio.run(pops.pops._share(asked(pops, "T", "a third"), "T"))
+        asyncio.run(pops.pops.shares.get(asked(pops, "T", "a third"), "T"))
