@@ -35,8 +35,6 @@ file, and it finds the fence there before its program gets a message (PassedOver
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 from array import array
 from bisect import bisect_left, bisect_right
@@ -53,9 +51,7 @@ from pyengine.errors import disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
-from pyengine.storage.durable_file import sealed_line, unsealed
-from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, pwrite_all, sync_descriptor, sync_folder, write_config
-from pyengine.storage.ofd_lock import is_at
+from pyengine.storage.durable_file import AppendedLines, lines_of, sealed_line
 
 COMPACT_BYTES = 256 << 10   # a file is compacted above this size, if it is COMPACT_FACTOR times as long as it was after the last time
 COMPACT_FACTOR = 4
@@ -101,14 +97,18 @@ class SavedQueue:
     taken: Counts = ()
     fence: int = -1
 
-    def line(self) -> bytes:
-        """Return the line of the file. It begins with a newline, because a torn line may be before it."""
+    def fields(self) -> Fields:
+        """Return the fields of the line."""
         fields = asdict(self)
         if not self.taken:
             del fields["taken"]
         if self.fence < 0:
             del fields["fence"]
-        return sealed_line(fields)
+        return fields
+
+    def line(self) -> bytes:
+        """Return the line of the file."""
+        return sealed_line(self.fields())
 
     def recounted(self, offset: int, deliveries: int) -> SavedQueue:
         """Return the state after one of its messages was delivered again."""
@@ -128,7 +128,7 @@ class AckFile:
         """`key` is the group_key() of topic and group."""
         self.path = _folder(root) / key
         self._compacted_bytes = 0
-        self._is_name_durable = False
+        self._durable_name: tuple[int, int] | None = None
 
     def read(self) -> dict[int, list[SavedQueue]]:
         """Return queue id -> its states, oldest first; what is damaged is not among them. DiskError if it cannot be read now."""
@@ -139,11 +139,8 @@ class AckFile:
 
         `is_durable`: they are on the disk when this returns. Raises DiskFullError, DiskError or FlushError.
         """
-        content = b"".join(state.line() for state in states)
-        if not content:
-            return
-        size_bytes = self._append(content, is_durable=is_durable)
-        if self.is_long(size_bytes):
+        lines = [state.fields() for state in states]
+        if lines and self.is_long(self._append(lines, is_durable=is_durable)):
             self.compact(stored)
 
     def is_long(self, size_bytes: int) -> bool:
@@ -152,7 +149,7 @@ class AckFile:
 
     def raise_fence(self, fence: int) -> None:
         """Let no line of a turn count that comes later and has a lower fence. Not during a compaction."""
-        self._append(sealed_line({"fence": fence}), is_durable=False)
+        self._append([{"fence": fence}], is_durable=False)
 
     def content(self) -> bytes:
         """Return the bytes of the file, none without a file."""
@@ -164,7 +161,7 @@ class AckFile:
 
     def note_delivery(self, queue: int, tenure: int, offset: int, deliveries: int) -> None:
         """Note that a message is delivered again in a tenure. Without a lock: a compaction at this moment loses the note."""
-        self._append(sealed_line({"queue": queue, "tenure": tenure, "again": offset, "deliveries": deliveries}), is_durable=False)
+        self._append([{"queue": queue, "tenure": tenure, "again": offset, "deliveries": deliveries}], is_durable=False)
 
     def void(self, offsets: Mapping[int, int]) -> None:
         """Let nothing count that was saved of these queues: the group is set to these offsets. The caller has the lock."""
@@ -174,7 +171,7 @@ class AckFile:
 
     def supersede(self, states: Iterable[SavedQueue]) -> None:
         """Add states, durable, beside members that share messages, whose lock the caller has not: so it does not compact."""
-        self._append(b"".join(state.line() for state in states), is_durable=True)
+        self._append([state.fields() for state in states], is_durable=True)
 
     def beyond(self, ends: Mapping[int, int]) -> list[SavedQueue]:
         """Return the states that are about messages beyond the ends of their queues, without those."""
@@ -190,24 +187,18 @@ class AckFile:
         with disk_errors("remove", self.path), suppress(FileNotFoundError):
             self.path.unlink()
 
-    def open(self) -> int:
-        """Open the file to append to it, as open_shared_file does; create it if necessary."""
-        descriptor = open_shared_file(self.path)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
-        return descriptor
-
-    def _append(self, content: bytes, *, is_durable: bool) -> int:
-        descriptor = self.open()
+    def _append(self, lines: Iterable[Fields], *, is_durable: bool) -> int:
+        log = AppendedLines(self.path)  # threads may append at once
+        log.durable_name = self._durable_name
         try:
-            pwrite_all(descriptor, content, 0, self.path)  # Linux appends, whatever the position
-            size_bytes = os.fstat(descriptor).st_size
+            log.renew()
+            log.append(*lines)
+            size_bytes = log.length()
             if is_durable:
-                sync_descriptor(descriptor, self.path, may_repeat=True)
-                if not self._is_name_durable or size_bytes == len(content):  # whoever has created it, it was perhaps not durable
-                    sync_folder(self.path.parent)
-                    self._is_name_durable = True
+                log.sync()
+                self._durable_name = log.durable_name
         finally:
-            os.close(descriptor)
+            log.close()
         return size_bytes
 
     def compact(self, stored: Mapping[int, int]) -> None:
@@ -215,16 +206,14 @@ class AckFile:
 
         The caller may append states.
         """
-        kept: list[SavedQueue] = []
         before = self.content()
+        fence = newest_fence(before)
+        lines: list[Fields] = [{"fence": fence}] if fence else []
         for queue, states in decode(before).items():
             fitting = _fitting(states, stored.get(queue, -1))
-            kept += [fitting] if fitting is not None and fitting is not states[-1] else []
-            kept.append(states[-1])
-        fence = newest_fence(before)
-        content = (sealed_line({"fence": fence}) if fence else b"") + b"".join(state.line() for state in kept)
-        write_config(self.path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
-        self._compacted_bytes = len(content)
+            lines += [fitting.fields()] if fitting is not None and fitting is not states[-1] else []
+            lines.append(states[-1].fields())
+        self._compacted_bytes = AppendedLines(self.path).replace(lines)
 
 
 def decode(content: bytes) -> dict[int, list[SavedQueue]]:
@@ -232,7 +221,7 @@ def decode(content: bytes) -> dict[int, list[SavedQueue]]:
     found: dict[int, list[SavedQueue]] = {}
     shared: dict[int, SharedQueue] = {}  # the newest states, with the steps since then
     fence = Fence()
-    for line in filter(fence.admits, parse(content)):
+    for line in filter(fence.admits, parse(lines_of(content))):
         if isinstance(line, SavedQueue):
             _fold(found, shared, line.queue)
             found.setdefault(line.queue, []).append(replace(line, fence=-1) if line.fence >= 0 else line)
@@ -275,7 +264,7 @@ class Fence:
 def newest_fence(content: bytes) -> int:
     """Return the newest fence in the bytes of a file."""
     fence = Fence()
-    for line in parse(content):
+    for line in parse(lines_of(content)):
         fence.admits(line)
     return fence.number
 
@@ -285,11 +274,11 @@ def _fold(found: dict[int, list[SavedQueue]], shared: dict[int, SharedQueue], qu
         found[queue][-1] = shared.pop(queue).saved(found[queue][-1].offset)
 
 
-def parse(content: bytes) -> Iterator[SavedQueue | Fields]:
-    """Yield the states, steps and fences of these lines. Damaged lines are left out."""
-    for line in content.split(b"\n"):
+def parse(lines: Iterable[Any]) -> Iterator[SavedQueue | Fields]:
+    """Yield the states, steps and fences that the fields of these lines are."""
+    for fields in lines:
         with suppress(*PARSE_ERRORS):
-            yield _checked(unsealed(line))
+            yield _checked(fields)
 
 
 def _checked(fields: Fields) -> SavedQueue | Fields:
@@ -445,7 +434,7 @@ class SharedQueue:
         return offset in self.open and self.open[offset][1] == member
 
 
-class SharedLog:
+class SharedLog(AppendedLines):
     """The file of a group whose members share messages, as one member reads and writes it. It keeps the file open until close().
 
     The caller of follow(), add(), write() and compact() has the group's lock, which is one for each fence.
@@ -455,59 +444,27 @@ class SharedLog:
         """`key` is the group_key() of topic and group."""
         self.queues: dict[int, SharedQueue] = {}
         self._file = AckFile(root, key)
-        self._descriptor = -1
-        self._read_to = 0
         self._lines: list[SavedQueue | dict[str, Any]] = []
         self._fence = Fence()
-        self._opened = self._durable = 0  # how many files it has opened, and which of them has a durable name
+        super().__init__(self._file.path)
 
     @property
     def fence(self) -> int:
         """The newest fence of what was read."""
         return self._fence.number
 
-    @property
-    def path(self) -> Path:
-        """The file's name."""
-        return self._file.path
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of the file that were read and written."""
-        return self._read_to
-
-    @property
-    def has_news(self) -> bool:
-        """Whether others have changed the file since this member has read it."""
-        return not self._is_current or os.fstat(self._descriptor).st_size != self._read_to
-
     def follow(self) -> None:
         """Read what others have appended. Raises DiskError."""
+        self._lines.clear()
         try:
-            self._follow()
+            self.renew()
+            if not self.size_bytes:
+                self.queues, self._fence = {}, Fence()
+            for line in parse(self.news()):
+                self._apply(line)
         except BaseException:
             self.forget()
             raise
-
-    def _follow(self) -> None:
-        self._lines.clear()
-        if not self._is_current:
-            self.close()
-            self._descriptor = self._file.open()
-            self._opened += 1
-        size_bytes = os.fstat(self._descriptor).st_size
-        if self._read_to == 0 or size_bytes < self._read_to:
-            content = self._file.content()
-            self.queues = {queue: SharedQueue(states[-1]) for queue, states in decode(content).items()}
-            self._fence = Fence()
-            self._fence.number = newest_fence(content)
-            self._read_to = len(content)
-        elif size_bytes > self._read_to:
-            with disk_errors("read", self._file.path):
-                content = os.pread(self._descriptor, size_bytes - self._read_to, self._read_to)
-            for line in parse(content):
-                self._apply(line)
-            self._read_to += len(content)
 
     def saved(self) -> dict[int, list[SavedQueue]]:
         """Return the states of the file, by queue id and oldest first."""
@@ -532,43 +489,19 @@ class SharedLog:
 
         Raises DiskFullError, DiskError, or PassedOverError if what was added does not count: then forget() it.
         """
-        content = b"".join(line.line() if isinstance(line, SavedQueue) else sealed_line(line) for line in self._lines)
+        lines = [line.fields() if isinstance(line, SavedQueue) else line for line in self._lines]
         self._lines.clear()
-        if content:
-            pwrite_all(self._descriptor, content, 0, self._file.path)  # Linux appends, whatever the position
-            size_bytes = os.fstat(self._descriptor).st_size
-            if size_bytes == self._read_to + len(content):
-                self._read_to = size_bytes
-            else:  # others have appended: a reset a state, or members that pass over this one a fence
-                self._read_to = 0
-                with disk_errors("read", self._file.path):
-                    if newest_fence(os.pread(self._descriptor, size_bytes, 0)) > self.fence:
-                        raise PassedOverError
-        return bool(content)
-
-    def syncing(self) -> Callable[[], None]:
-        """Return a call that makes durable what was written, without a lock. It raises DiskFullError or FlushError.
-
-        It has a descriptor of its own, since another thread may open the next file meanwhile.
-        """
-        with disk_errors("open", self._file.path):
-            descriptor, opened = os.dup(self._descriptor), self._opened
-
-        def sync() -> None:
-            try:
-                sync_descriptor(descriptor, self._file.path, may_repeat=True)
-                if self._durable != opened:
-                    sync_folder(self._file.path.parent)
-                    self._durable = opened
-            finally:
-                os.close(descriptor)
-
-        return sync
+        if lines and not self.append(*lines, are_known=True):
+            # Others have appended: a reset a state, or members that pass over this one a fence.
+            self.forget()
+            if self.read_fence() > self.fence:
+                raise PassedOverError
+        return bool(lines)
 
     def forget(self) -> None:
         """Read the whole file again next time."""
         self._lines.clear()
-        self._read_to = 0
+        self.rewind()
 
     def raise_fence(self, fence: int) -> None:
         """Begin to lock another byte, without the lock, which a stopped member has."""
@@ -581,22 +514,11 @@ class SharedLog:
     @property
     def is_long(self) -> bool:
         """Whether the file is to be compacted."""
-        return self._file.is_long(self._read_to)
+        return self._file.is_long(self.size_bytes)
 
     def compact(self, stored: Mapping[int, int]) -> None:
         """Compact the file, with the offsets that are stored now. The caller also has the lock of the offsets."""
         self._file.compact(stored)
-
-    def close(self) -> None:
-        """Close the file."""
-        self.forget()
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
-
-    @property
-    def _is_current(self) -> bool:
-        return self._descriptor >= 0 and is_at(self._descriptor, self._file.path)
 
     def _apply(self, line: SavedQueue | Fields) -> None:
         if not self._fence.admits(line):

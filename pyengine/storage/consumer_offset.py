@@ -57,7 +57,7 @@ from pyengine.formats.small_file import (
 )
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.acknowledgements import AckFile, cut_all, remove_all
-from pyengine.storage.durable_file import AppendedLines, ConfigFile, exclusive, sealed_line, unsealed
+from pyengine.storage.durable_file import AppendedLines, ConfigFile, exclusive, lines_of, sealed_line
 from pyengine.storage.durable_writes import write_config
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
@@ -529,7 +529,7 @@ def is_cancelled(root: Root, message: Message) -> bool:
 
 def _marks(content: bytes) -> dict[DelayedId, DelayMark]:
     state = _Cancels()
-    for line in content.split(b"\n"):
+    for fields in lines_of(content):
         with contextlib.suppress(*PARSE_ERRORS):
-            state.apply(unsealed(line))
+            state.apply(fields)
     return state.marks

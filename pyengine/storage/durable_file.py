@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, disk_error, disk_errors
+from pyengine.errors import DiskError, DiskFullError, FormatError, StoreBusyError, disk_error, disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, read_small_file
 from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, sync_descriptor, sync_folder, write_config
@@ -191,8 +191,15 @@ def unsealed(line: bytes) -> Any:
     return json.loads(text.decode())
 
 
+def lines_of(content: bytes) -> Iterator[Any]:
+    """Yield the fields of the lines of such a file. Damaged ones are left out."""
+    for line in content.split(b"\n"):
+        with contextlib.suppress(*PARSE_ERRORS):
+            yield unsealed(line)
+
+
 class AppendedLines:
-    """A file of sealed lines that several processes append and follow. The caller admits one thread at a time.
+    """A file of sealed lines that several processes append and follow. The caller admits one thread at a time, but for a sync.
 
     The kernel orders the writes of a file, and each process reads the lines in this order, so it can decide between processes that
     do not wait for each other. Torn and damaged lines are left out. One of the processes shortens the file, by a new one in its
@@ -201,9 +208,10 @@ class AppendedLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size_bytes = 0  # up to where it is read
+        self.size_bytes = 0                              # up to where it is read
+        self.durable_name: tuple[int, int] | None = None  # device and inode of the file whose name is durable
+        self._seen_bytes = 0                             # up to where it is read, with what may be the begin of a line
         self._descriptor = -1
-        self._is_name_durable = False
 
     def renew(self) -> bool:
         """Open the file that has the name now, create it if necessary; return whether it is another one, to be read from its begin."""
@@ -212,20 +220,42 @@ class AppendedLines:
         self.close()
         self._descriptor = open_shared_file(self.path)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
+        if not self.length():  # perhaps a new file with an old number
+            self.durable_name = None
         return True
 
-    def append(self, fields: Mapping[str, object]) -> None:
-        """Append a line; it outlives this process, not a power cut. Raises DiskFullError or DiskError; a part of it may be there then."""
-        content = sealed_line(fields)
+    def length(self) -> int:
+        """Return the length of the file that was opened last."""
+        return os.fstat(self._descriptor).st_size
+
+    @property
+    def has_news(self) -> bool:
+        """Whether others have changed the file since it was read."""
+        return self._descriptor < 0 or not is_at(self._descriptor, self.path) or self.length() != self._seen_bytes
+
+    def append(self, *lines: Mapping[str, object], are_known: bool = False) -> bool:
+        """Append lines; they outlive this process, not a power cut. Raises DiskFullError or DiskError; a part of them may be there then.
+
+        With `are_known` news() leaves them out, if nothing of others came before them: the answer says so.
+        """
+        content = b"".join(map(sealed_line, lines))
         with disk_errors("write", self.path):
             count = os.write(self._descriptor, content)
         if count < len(content):  # a second write would be another line
-            raise DiskError(f"cannot write {self.path}: {count} of {len(content)} bytes were written", path=str(self.path))
+            raise DiskFullError(f"cannot write {self.path}: {count} of {len(content)} bytes were written", path=str(self.path))
+        is_next = are_known and self.length() == self._seen_bytes + count
+        if is_next:
+            self._seen_bytes += count
+            self.size_bytes = self._seen_bytes
+        return is_next
 
     def news(self) -> list[Any]:
         """Return what was appended since the last call, at least everything before the end of this process's own last line."""
         with disk_errors("read", self.path):
-            content = os.pread(self._descriptor, max(0, os.fstat(self._descriptor).st_size - self.size_bytes), self.size_bytes)
+            self._seen_bytes = self.length()
+            if self._seen_bytes <= self.size_bytes:
+                return []
+            content = os.pread(self._descriptor, self._seen_bytes - self.size_bytes, self.size_bytes)
         found, is_whole = [], False
         lines = content.split(b"\n")
         for line in lines:
@@ -236,12 +266,30 @@ class AppendedLines:
         self.size_bytes += len(content) - (0 if is_whole else len(lines[-1]) + (len(lines) > 1))  # the last one may be still written
         return found
 
+    def rewind(self) -> None:
+        """Let news() return the whole file next time."""
+        self.size_bytes = self._seen_bytes = 0
+
     def sync(self) -> None:
         """Make all lines durable. Raises DiskFullError or FlushError."""
-        sync_descriptor(self._descriptor, self.path, may_repeat=True)
-        if not self._is_name_durable:
-            sync_folder(self.path.parent)
-            self._is_name_durable = True
+        self.syncing()()
+
+    def syncing(self) -> Callable[[], None]:
+        """Return a call that makes durable what was appended, by a descriptor of its own: another thread may renew() meanwhile."""
+        with disk_errors("open", self.path):
+            descriptor = os.dup(self._descriptor)
+
+        def sync() -> None:
+            try:
+                sync_descriptor(descriptor, self.path, may_repeat=True)
+                status = os.fstat(descriptor)
+                if self.durable_name != (status.st_dev, status.st_ino):
+                    sync_folder(self.path.parent)
+                    self.durable_name = status.st_dev, status.st_ino
+            finally:
+                os.close(descriptor)
+
+        return sync
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -265,15 +313,20 @@ class AppendedLines:
         if not try_lock(self._descriptor, 0, self.path):
             return False
         try:
-            content = b"".join(map(sealed_line, lines()))
-            write_config(self.path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
+            self.replace(lines())
         finally:
             unlock(self._descriptor)
         return True
 
+    def replace(self, lines: Iterable[Mapping[str, object]]) -> int:
+        """Put a durable new file with these lines in the place of this one; return its length. No other process may append meanwhile."""
+        content = b"".join(map(sealed_line, lines))
+        write_config(self.path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
+        return len(content)
+
     def close(self) -> None:
         """Close the file."""
-        self.size_bytes, self._is_name_durable = 0, False
+        self.rewind()
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)

@@ -411,10 +411,10 @@ def test_a_sync_is_of_the_file_that_was_written_though_another_one_is_opened_mea
     one = member(commit_interval_s=60)
     one.ack(pull(one))
     path = one._session.log.path
-    written, synced, sync = os.stat(path), [], acknowledgements.sync_descriptor
+    written, synced, sync = os.stat(path), [], durable_file.sync_descriptor
 
     def replaced_before(descriptor, *rest, **options):
-        monkeypatch.setattr(acknowledgements, "sync_descriptor", sync)
+        monkeypatch.setattr(durable_file, "sync_descriptor", sync)
         path.rename(path.with_name("other"))
         thread = threading.Thread(target=lambda: one._session.tend())  # of the program, which may pull meanwhile
         thread.start()
@@ -423,7 +423,7 @@ def test_a_sync_is_of_the_file_that_was_written_though_another_one_is_opened_mea
         path.with_name("other").rename(path)
         return sync(descriptor, *rest, **options)
 
-    monkeypatch.setattr(acknowledgements, "sync_descriptor", replaced_before)
+    monkeypatch.setattr(durable_file, "sync_descriptor", replaced_before)
     before = len(os.listdir("/proc/self/fd"))
     assert one.commit([]) == {0: 1}
     assert os.path.samestat(synced[0], written) and len(os.listdir("/proc/self/fd")) <= before
@@ -566,11 +566,12 @@ def test_a_stopped_member_loses_its_messages_and_its_late_acknowledgement_does_n
 STOPS_IN_A_TURN = """
 import os, signal, sys
 import pyengine
-from pyengine.storage import acknowledgements
+from pyengine.storage import acknowledgements, durable_file
 store, topic, group, log, where = sys.argv[1:6]
 stops = [1]
 def stopping(name, when):
-    real = getattr(acknowledgements, name)
+    place = durable_file if name == "write_config" else durable_file.AppendedLines
+    real = getattr(place, name)
     def call(*arguments, **options):
         if when == "after":
             done = real(*arguments, **options)
@@ -578,7 +579,7 @@ def stopping(name, when):
             stops.clear()
             os.kill(os.getpid(), signal.SIGSTOP)
         return done if when == "after" else real(*arguments, **options)
-    setattr(acknowledgements, name, call)
+    setattr(place, name, call)
 armed = []
 name, when = where.split()
 stopping(name, when)
@@ -599,7 +600,7 @@ with pyengine.consume(store, topic, group=group, auto_commit=False, commit_inter
 """
 
 
-@pytest.mark.parametrize("where", ["pwrite_all before", "pwrite_all after", "write_config before"])
+@pytest.mark.parametrize("where", ["append before", "append after", "write_config before"])
 def test_a_member_that_is_stopped_in_its_turn_holds_up_nobody_for_long_and_nothing_of_it_counts_late(engine, names, member, tmp_path,
                                                                                                     where):
     put(engine, names[0], 8)
@@ -632,7 +633,7 @@ def test_a_member_that_is_stopped_in_its_turn_holds_up_nobody_for_long_and_nothi
 def test_a_member_that_was_paused_with_the_one_that_has_the_turn_does_not_pass_over_it(engine, names, member, tmp_path, monkeypatch):
     put(engine, names[0], 4)
     one, log = member(), tmp_path / "log"
-    process = subprocess.Popen([sys.executable, "-c", STOPS_IN_A_TURN, str(engine.path), *names, str(log), "pwrite_all before"],
+    process = subprocess.Popen([sys.executable, "-c", STOPS_IN_A_TURN, str(engine.path), *names, str(log), "append before"],
                                env=environment(), stdin=subprocess.PIPE)
     clock, paused_s, members = time.monotonic, [], GroupMembers.members
 

@@ -24,7 +24,7 @@ from pyengine.storage.acknowledgements import (
     parse,
 )
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.durable_file import sealed_line
+from pyengine.storage.durable_file import lines_of, sealed_line
 from pyengine.storage.durable_writes import sweep_unfinished
 
 KEY = "orders@billing"
@@ -365,13 +365,31 @@ def test_saved_steps_and_states_give_one_table(rng):
             top = max(top, step["end"])
             line = sealed_line(step)
             content += line
-            (parsed,) = parse(line)
+            (parsed,) = parse(lines_of(line))
             queue.apply(parsed)
             assert queue.open == model and queue.end == top
             assert set(queue.free) == {offset for offset, (_, owner) in model.items() if not owner}
             (state,) = decode(content)[0]
             again = SharedQueue(state)
             assert (again.open, again.end, again.done) == (queue.open, queue.end, queue.done)
+
+
+def test_the_torn_line_of_a_killed_member_is_news_once_and_damages_no_other_line(file, tmp_path):
+    log, other = SharedLog(tmp_path, file.path.name), SharedLog(tmp_path, file.path.name)
+    log.follow()
+    log.add(SavedQueue(0, 5, 0, 0))
+    log.write()
+    with open(file.path, "ab") as torn:
+        torn.write(sealed_line(log.queues[0].step(9, {"took": [0]}, 1))[:-3])
+    assert log.has_news
+    log.follow()
+    assert not log.has_news and not log.queues[0].open
+    log.add(log.queues[0].step(7, {"took": [0, 1]}, 2))
+    assert log.write() and not log.has_news
+    other.follow()
+    assert other.queues[0].open == log.queues[0].open == {0: (1, 7), 1: (1, 7)}
+    other.close()
+    log.close()
 
 
 def test_what_a_member_appends_that_others_have_passed_over_does_not_count(file, tmp_path):
