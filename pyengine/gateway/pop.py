@@ -47,7 +47,7 @@ from pyengine.ipc.group_members import Claim
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import GetResult, GetStatus
-from pyengine.storage.acknowledgements import Identity, SavedQueue, flip
+from pyengine.storage.acknowledgements import Identity, InFlight, SavedQueue, flip
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 from pyengine.storage.consumer_offset import Table
 from pyengine.storage.durable_file import RunningClock
@@ -73,7 +73,7 @@ ORDERED_QUEUE = 999          # reviveQid of an ordered pop (KeyBuilder.POP_ORDER
 ACKS_MAX = 4096              # in one batch
 BITS_MAX = 8192              # of one of them
 ACKED_MAX = 10_000           # messages of one batch: all of them are one piece of the loop's time
-ASIDE_BOUNDS_MAX = 40_000    # of the runs of a queue that wait for pops of their topics
+ASIDE_BOUNDS_MAX = 200_000   # of the runs of a queue that wait for pops of their topics: a save of it has 2.5 MB
 EXPIRED = "receipt handle is expired"  # remark of an answer that changes nothing, of which RocketMQ's proxy makes an error
 
 
@@ -410,21 +410,17 @@ class Shares:
                     continue
             except (EngineError, OSError):  # what it writes next says why
                 pass
-            offsets: dict[Claim, int] = {}
-            states: dict[Claim, SavedQueue] = {}
+            flights = {}
             for queue in list(share.queues.values()):
-                if queue.done != queue.committed:
-                    offsets[queue.grant] = queue.done
-                if (state := queue.flight.saved(queue.queue_id, queue.done)) is not None:
-                    states[queue.grant] = state
+                flights[queue.grant] = queue.flight.copied(), queue.committed
                 if queue.flight.open:
                     rows.append(queue.row(share.group, share.topic, now_s))
                 await pieces.end()
-            if offsets or states:
-                saving.rows.append((share, offsets, states))
+            saving.flights.append((share, flights))
             is_used = any(queue.is_blocked for queue in share.queues.values())
             if not (is_used or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
                 saving.idle.append((share, share.used_s))
+        await self._executor.run(saving.prepare)
         await self._note(rows)
         saving.rows = [row for row in saving.rows if self.find(row[0].group, row[0].topic) is row[0]]
         return saving if saving.rows or saving.idle else None
@@ -447,10 +443,21 @@ class _Saving:
     """One save of all shares that changed."""
 
     def __init__(self, shares: Shares) -> None:
+        self.flights: list[tuple[Share, dict[Claim, tuple[InFlight, int]]]] = []  # as they were, and the committed offsets
         self.rows: list[tuple[Share, dict[Claim, int], dict[Claim, SavedQueue]]] = []
         self.idle: list[tuple[Share, float]] = []
         self._shares = shares
         self._kept: dict[Share, set[int]] = {}  # the ids of the queues that the group still has; not of one whose log was recovered
+
+    def prepare(self) -> None:
+        """Find what has changed, in a thread: a queue may have many runs."""
+        for share, flights in self.flights:
+            offsets = {claim: flight.done for claim, (flight, committed) in flights.items() if flight.done != committed}
+            states = {claim: state for claim, (flight, _) in flights.items()
+                      if (state := flight.saved(claim.queue_id, flight.done)) is not None}
+            if offsets or states:
+                self.rows.append((share, offsets, states))
+        self.flights.clear()
 
     def write(self, table: Table) -> None:
         for share, offsets, states in self.rows:

@@ -40,6 +40,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -708,6 +709,12 @@ class InFlight:
         for offset, message in found.items():
             self.open[offset] = replace(message, delivery_count=message.delivery_count - 1)
         self.again = dict.fromkeys(found) | self.again
+
+    def copied(self) -> InFlight:
+        """Return what saved() needs, as it is now, for another thread."""
+        found = copy(self)
+        found.open, found.aside, found.spared = self.open.copy(), self.aside[:], self.spared.copy()
+        return found
 
     def saved(self, queue: int, offset: int) -> SavedQueue | None:
         """Return the state to append before `offset`, which is self.done, is stored; None if the file needs no other one."""
