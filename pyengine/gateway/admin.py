@@ -549,7 +549,7 @@ class Admin:
                     await self._use_settings()
         except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
-        return Answer(remark="; ".join(f"{key} is kept without effect: {_why_unused(key)}" for key in kept) or None)
+        return Answer(remark="; ".join(f"{key} is kept without effect: {UNUSED_KEYS[key]}" for key in kept) or None)
 
     def _settings_of(self, given: Mapping[str, str]) -> tuple[dict[str, Value], dict[str, str]]:
         """Return the settings to change, typed, and what is kept without effect, of an update; ConfigError if a key of it is refused."""
@@ -561,7 +561,7 @@ class Admin:
                 continue
             if key in REFUSED_KEYS:
                 raise UsageError(f"{key}={text}: {REFUSED_KEYS[key][1]}")
-            if _why_unused(key):
+            if key in UNUSED_KEYS:
                 kept[key] = text
             else:
                 pairs.append(f"{key}={text}")
@@ -678,11 +678,6 @@ def _attributes(text: str) -> dict[str, str] | None:
         elif name != f"-{MESSAGE_TYPE}":
             raise UsageError(f"the attribute {change[:100]!r} does not exist here: give +{MESSAGE_TYPE}= with {', '.join(MESSAGE_TYPES)}")
     return found
-
-
-def _why_unused(key: str) -> str:
-    """Return why a key of RocketMQ's has no effect here, "" if it has one or is unknown."""
-    return UNUSED_KEYS.get(key, "")
 
 
 def _gib(size_bytes: int) -> str:
