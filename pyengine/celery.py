@@ -50,6 +50,7 @@ try:
     from amqp.protocol import queue_declare_ok_t
     from kombu.exceptions import ChannelError
     from kombu.transport import TRANSPORT_ALIASES, virtual
+    from kombu.utils.compat import detect_environment
     from kombu.utils.json import dumps, loads
     from kombu.utils.uuid import uuid
 except ImportError:
@@ -290,7 +291,10 @@ class _Queue:
         return self.is_own
 
     def acquire(self, timeout_s: float) -> None:
-        """Begin to read the queue, for one more channel."""
+        """Begin to read the queue, for one more channel. UsageError with gevent or eventlet, whose greenlets a wait would stop for ever."""
+        if (patched := detect_environment()) != "default":
+            raise UsageError(f"pyengine:// is not read beside {patched}, whose greenlets its waits would stop: use the pool prefork, "
+                             "threads or solo")
         with self._store.lock:
             self._users += 1
             if not self._members:

@@ -364,6 +364,19 @@ def test_an_exchange_routes_to_queues_that_other_connections_have_bound(connect,
         assert received(reading, queue, 1, 10.0 if wanted else 0.2) == ["hello"] * wanted
 
 
+def test_what_a_wait_would_stop_for_ever_is_refused_and_may_send(connect, monkeypatch):
+    """A worker with the pool gevent took no task, and did not end."""
+    connection, queue = connect(), kombu.Queue("tasks")
+    connection.Producer().publish("sent", routing_key="tasks", declare=[queue])
+    monkeypatch.setattr(pyengine.celery, "detect_environment", lambda: "gevent")
+    for read in (lambda: received(connection, queue, 1), lambda: connection.default_channel.basic_get("tasks")):
+        with pytest.raises(pyengine.UsageError, match="^pyengine:// is not read beside gevent, .*: use the pool prefork, threads or solo$"):
+            read()
+    connection.Producer().publish("sent too", routing_key="tasks")
+    monkeypatch.undo()
+    assert sorted(received(connection, queue, 2)) == ["sent", "sent too"]
+
+
 def test_two_own_queues_of_a_channel_each_have_their_message_to_settle(connect):
     connection, exchange, got = connect(), kombu.Exchange("news", type="fanout"), []
     queues = [kombu.Queue(f"own{n}", exchange, exclusive=True) for n in range(2)]
