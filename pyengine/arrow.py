@@ -136,9 +136,10 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         """Return the rows in this order, in memory."""
         return ds.InMemoryDataset(self.to_table()).sort_by(sorting, **options)
 
-    def join(self, *arguments: Any, **options: Any) -> ds.InMemoryDataset:
+    def join(self, right_dataset: ds.Dataset, *arguments: Any, **options: Any) -> ds.InMemoryDataset:
         """Join the rows, in memory, with another dataset."""
-        return ds.InMemoryDataset(self.to_table()).join(*arguments, **options)
+        right = ds.InMemoryDataset(right_dataset.to_table()) if isinstance(right_dataset, LogDataset) else right_dataset
+        return ds.InMemoryDataset(self.to_table()).join(right, *arguments, **options)
 
     def __reduce__(self) -> tuple[type[Self], tuple[_Read]]:
         return type(self), (self._read,)

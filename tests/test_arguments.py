@@ -386,6 +386,8 @@ def test_each_object_is_shown_in_one_line(producer, store):
     assert repr(reader).endswith(", closed)") and "closed" in repr(consumer)
     assert repr(pyengine.Engine(store.root)) == f"Engine({str(store.root)!r}, stopped)"
     assert repr(producer).startswith("Producer('/") and repr(producer).endswith(", open)")
+    future = producer.put_async("orders", b"x")
+    assert future.result(10) and repr(future) == "<PutFuture, done>"
     producer.close()
     assert repr(producer).endswith(", closed)")
     message = pyengine.Message("orders", b"x" * 5000, 1, 2, 3, 5100, "TAGS\x01paid\x02KEYS\x01" + "k" * 300)

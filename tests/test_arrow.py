@@ -177,6 +177,14 @@ def test_it_can_be_pickled_and_filtered_before(builder):
     assert repr(log).endswith("store, orders>") and isinstance(log, ds.Dataset)
 
 
+def test_two_logs_are_joined_and_one_with_another_dataset(builder):
+    columns = ["queueId", "queueOffset", "bodySize"]
+    log = pyengine.arrow.dataset(builder.root, ["orders"], columns=columns)
+    whole_log = ds.InMemoryDataset(log.to_table())
+    for left, right in ((log, log), (log, whole_log), (whole_log, whole_log)):
+        assert left.join(right, ["queueId", "queueOffset"], right_suffix="_b").count_rows() == log.count_rows() > 0
+
+
 def test_wrong_arguments_are_refused_at_once(builder):
     with pytest.raises(UsageError, match="did you mean orders"):
         pyengine.arrow.dataset(builder.root, ["order"])

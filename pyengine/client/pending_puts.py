@@ -63,6 +63,9 @@ class PutFuture(PendingPut, Future[Result]):
         """Whether the writer has answered; the put may still wait for the disk or for slaves."""
         return self._has_answer
 
+    def __repr__(self) -> str:
+        return f"<PutFuture, {'done' if self.done() else 'waiting'}>"
+
     if TYPE_CHECKING:
         def add_done_callback(self, fn: Callable[[PutFuture[Result]], object]) -> None:
             """Call `fn` with this future once the result is there, in the thread of answers."""
