@@ -406,8 +406,12 @@ class GrpcServer:
         found = self._names.group(group)
         settings.backoff_policy.Clear()
         settings.backoff_policy.max_attempts = (16 if found is None else found.retry_max_times) + 1
-        for pause_s in BACKOFF_S:
-            settings.backoff_policy.customized_backoff.next.add(seconds=pause_s)
+        if settings.user_agent.language == self._v2.NODE_JS:  # which knows no other kind, and makes a dead letter of the first failure
+            backoff = settings.backoff_policy.exponential_backoff
+            backoff.initial.seconds, backoff.max.seconds, backoff.multiplier = BACKOFF_S[0], BACKOFF_S[-1], 2
+        else:
+            for pause_s in BACKOFF_S:
+                settings.backoff_policy.customized_backoff.next.add(seconds=pause_s)
         settings.subscription.fifo = self._is_fifo(group)
         settings.subscription.receive_batch_size = BATCH_MAX
         settings.subscription.long_polling_timeout.seconds = int(POLL_S)

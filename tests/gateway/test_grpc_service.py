@@ -80,6 +80,14 @@ def test_a_consumer_s_settings_make_its_group_and_its_client_a_member(grpc_store
                "it is no member any more")
 
 
+def test_node_gets_the_kind_of_backoff_that_it_knows(grpc_store, topic):
+    told = grpc_store.caller().settings(client_type=V2.PUSH_CONSUMER, user_agent=V2.UA(language=V2.NODE_JS), subscription=V2.Subscription(
+        group=V2.Resource(name=f"G_{topic}")))
+    backoff = told.settings.backoff_policy
+    assert (backoff.max_attempts, backoff.WhichOneof("strategy")) == (17, "exponential_backoff")
+    assert (backoff.exponential_backoff.initial.seconds, backoff.exponential_backoff.max.seconds) == (1, 7200)
+
+
 def test_a_half_closed_stream_is_ended_and_its_client_left_out(grpc_store, topic):
     caller, group = grpc_store.caller(), f"G_{topic}"
     caller.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(group=V2.Resource(name=group)))
