@@ -151,6 +151,10 @@ def _no_go() -> str | None:
     return None if shutil.which("go") else "go not found on PATH"
 
 
+def _no_node() -> str | None:
+    return None if shutil.which("npm") else "npm not found on PATH"
+
+
 def _no_arm() -> str | None:
     missing = [name for name in ("aarch64-linux-gnu-gcc", "qemu-aarch64") if shutil.which(name) is None]
     packages = "packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user"
@@ -176,6 +180,7 @@ NEEDS = {
         Need("mypy", functools.cache(_no_mypy)),
         Need("pyright", functools.cache(_no_pyright)),
         Need("go", functools.cache(_no_go)),
+        Need("node", functools.cache(_no_node)),
         Need("btrfs", functools.cache(_no_btrfs)),
         Need("arm", functools.cache(_no_arm)),
         Need("promtool", functools.cache(_no_promtool)),
