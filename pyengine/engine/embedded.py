@@ -130,7 +130,7 @@ class Engine:
         self._process = process
         _engines.add(self)
         try:
-            ready = _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
+            ready = _wait_until_ready(self.path, process, reading, START_TIMEOUT_S, progress)
         except BaseException:
             self._process = None
             _request_stop(process)
@@ -338,7 +338,7 @@ class _SharedEngine:
                 return
             process, reading = _spawn_supervisor(self._root, self._settings, stdin=subprocess.DEVNULL, options=("--shared",))
             try:
-                _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
+                _wait_until_ready(self._root, process, reading, START_TIMEOUT_S, progress)
             except _StartEndedError:  # killed, like any process of the engine: start it again
                 self._ended_starts += 1
                 if self._ended_starts >= STARTS_MAX:
@@ -476,7 +476,7 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     try:
         with deferred(signal.SIGINT):  # a process of unknown pid could not be stopped
             process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
-        return _wait_until_ready(process, reading, timeout_s, progress, on_wait)
+        return _wait_until_ready(root, process, reading, timeout_s, progress, on_wait)
     except KeyboardInterrupt:
         if process is not None:
             process.terminate()
@@ -657,7 +657,7 @@ def deferred(*numbers: signal.Signals) -> Iterator[None]:
             signal.raise_signal(came[-1])
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s: float, progress: Progress | None,
+def _wait_until_ready(root: Path, process: subprocess.Popen[bytes], reading: int, timeout_s: float, progress: Progress | None,
                       on_wait: Callable[[str], None] | None = None) -> dict[str, object]:
     """Read the supervisor's report until it is ready; return that document, or raise the error that it reports."""
     deadline_s = time.monotonic() + timeout_s
@@ -670,7 +670,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s:
                 raise EngineError(f"the engine is not ready after {timeout_s:g} s (pid {process.pid} is still starting)")
             data = report.read(65536)
             if not data:
-                raise _StartEndedError(f"the supervisor ended while starting (exit code {process.wait()})")
+                raise _StartEndedError(f"the supervisor ended while starting (exit code {process.wait()}); {log_file.last_words(root)}")
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 document = json.loads(line)

@@ -29,6 +29,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES
 
 NAME = "engine.log"
 BYTES_MAX = 16 << 20
+LAST_BYTES = 4096
 CHECK_INTERVAL_S = 1.0  # interval at which a process checks its own stderr
 JOURNAL = "/run/systemd/journal/socket"
 _STDOUT, _STDERR = 1, 2
@@ -91,6 +92,16 @@ def open_log(root: Path) -> BinaryIO:
     with contextlib.suppress(OSError):
         _turn(path, path.stat().st_size)
     return open(_open(path), "ab")
+
+
+def last_words(root: Path) -> str:
+    """Return a clause with the last line of the store's log, where a process that could not start has left its reason."""
+    path, lines = root / NAME, [""]
+    with contextlib.suppress(OSError), open(path, "rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - LAST_BYTES))
+        lines = log.read(LAST_BYTES).decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"{path} ends with: {last}" if last else f"{path} says nothing"
 
 
 class LogFile:

@@ -174,6 +174,17 @@ def children_of(pid):
     return list(open(f"/proc/{pid}/task/{pid}/children").read().split())
 
 
+@pytest.mark.parametrize(("script", "says"), [("echo more >&2; echo ImportError: no module >&2", "ends with: ImportError: no module"),
+                                              ("true", "says nothing")])
+def test_a_supervisor_that_cannot_start_has_its_last_words_in_the_error(root, tmp_path, monkeypatch, script, says):
+    broken = tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\n{script}\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(EngineError, match=f"^the supervisor ended while starting [(]exit code 1[)]; {root}/engine.log {says}$"):
+        pyengine.Engine(root, **SMALL).start()
+
+
 def test_settings_are_typed_or_text(root):
     with pyengine.Engine(root, **SMALL, flushDiskType="SYNC_FLUSH", message_index_enable=False) as engine:
         with engine.connect() as producer:
