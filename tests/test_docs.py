@@ -94,6 +94,13 @@ def test_files_of_the_tree_that_a_page_names_exist(page):
             assert list(SOURCES.glob(name.rstrip("/"))), name
 
 
+def test_each_line_of_a_block_of_contributing_begins_with_a_program_of_the_tree():
+    """No test runs these blocks, so none else sees lines that were joined."""
+    for line in (line for block in blocks_of("CONTRIBUTING.md") for line in block.text.splitlines()):
+        words = line.split()
+        assert (SOURCES / words[words[0] == "python"]).is_file(), line
+
+
 def source_texts() -> list[tuple[str, str]]:
     folders = ("pyengine", "workers", "pyspark_pyengine", "csrc", "tests", "scripts", "bench",
                "examples")
