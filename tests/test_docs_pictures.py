@@ -35,7 +35,7 @@ def check(root: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def tree(tmp_path):
     """What the pictures are made from, and the pages that show them."""
-    for folder in ("docs", "bench/notes", "scripts"):
+    for folder in ("docs", "bench/notes", "monitoring", "scripts"):
         shutil.copytree(SOURCES / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(SOURCES / "bench" / "figures.json", tmp_path / "bench")
     for page in SOURCES.glob("*.md"):

@@ -6,10 +6,9 @@ from pyengine.engine_config import EngineConfig
 from shapes import Picture
 
 SIZE = (760, 400)
-ALT = """The folder of a store. commitlog has segments, named by the offset of their first byte, with whole records one after the other; a
-blank closes each but the last. consumequeue has a folder for each topic and queue, whose entries of 20 bytes have offset, size and
-tags code of a record. index leads from a key to the offset. Beside them are checkpoint, abort, lock, and config with
-topics, offsets of groups and the watermark."""
+ALT = """The folder of a store. commitlog has segments of whole records, each closed by a blank. consumequeue has a folder for
+each topic and queue, whose entries lead to records; index leads from a key to them. Beside them are checkpoint, abort, lock and
+config."""
 
 
 def draw(p: Picture) -> None:

@@ -7,8 +7,8 @@ from shapes import Picture
 
 SIZE = (760, 432)
 ALT = """Six panels with logarithmic axes. CPU of producer, writer and reputter for a message is flat from 1 to 1,000 segments
-and from 1 to 1,000 sessions, and grows by less than in proportion with the body. With queues it is flat up to the number of
-open files and then ten times as much. CPU of start and of recovery grows with the queues; private memory hardly does."""
+and sessions, and with queues flat up to the number of open files. CPU of start and recovery grows with the queues; memory
+hardly does."""
 WORKERS = {"producer": "blue_edge", "writer": "green_edge", "reputter": "purple_edge"}
 TOTALS = {"start": "yellow_edge", "recovery after kill -9": "red_edge"}
 

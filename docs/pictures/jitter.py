@@ -6,9 +6,8 @@ from charts import Scale, kept, short
 from shapes import Picture
 
 SIZE = (760, 356)
-ALT = """Above, points on a logarithmic scale of microseconds: median, 99th, 99.9th and 99.99th percentile of the single puts of one
-run, beside rolls, deletions and checkpoints. Below, over the seconds of that run, a point for each put that took 5 ms or more, on a
-logarithmic scale of milliseconds; its colour is the cause."""
+ALT = """Above: median, 99th, 99.9th and 99.99th percentile of the single puts of one run, in microseconds. Below: each put of 5
+ms or more over the seconds of that run, in milliseconds, coloured by its cause."""
 COLOURS = ("blue_edge", "green_edge", "yellow_edge", "red_edge", "purple_edge")
 
 

@@ -6,8 +6,8 @@ from charts import NAMES, legend, over, turns
 from shapes import Picture
 
 SIZE = (760, 424)
-ALT = """Points on a logarithmic scale of microseconds: for each log the median and the 99th percentile of a put in each round;
-single async puts of 128 bytes and of 1 KiB, and sync puts of 1 KiB by one producer and by four."""
+ALT = """Points for each log on a logarithmic scale of microseconds: median and 99th percentile of a put in each round, async
+and sync."""
 WORKS = ("put, 128 B", "put, 1 KiB", "put, sync, 1 KiB", "put, sync, 1 KiB, four producers")
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from shapes import Picture
 
 SIZE = (760, 376)
-ALT = """A decision tree. Does shared memory belong to these files and do they reach far enough? Then the log ends at the slot's
-position, and with the pool buffers are written into the files. Otherwise recovery reads record by record; the log ends at the
-first byte that is part of no whole record. Is that below the durable watermark? Then the store is degraded, nothing changes,
-exit code 3. Otherwise what is after the end decides: zeros are left, what was never published or a single torn record is
-cleared, anything else goes to quarantine, exit code 4."""
+ALT = """A decision tree. If shared memory belongs to these files, the log ends at the slot's position; otherwise at the first
+byte that is part of no whole record. Below the durable watermark that is degraded, exit code 3. What is after the end is left
+if zeros, cleared if never published or one torn record, and otherwise moved to quarantine, exit code 4."""
 
 
 def draw(p: Picture) -> None:

@@ -9,8 +9,7 @@ from shapes import Picture
 
 SIZE = (760, 260)
 ALT = """Points for three sizes of bodies on a logarithmic scale of ratios, with a line at 1, where the log is as fast as
-Parquet: a full read, a count by topic, statistics, one topic of sixteen, one tag of five. Larger bodies are better for the log
-in each. The table below has the figures."""
+Parquet. The table below has the figures."""
 COLOURS = ("purple_edge", "blue_edge", "green_edge")
 
 

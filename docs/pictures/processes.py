@@ -6,10 +6,9 @@ from pyengine.engine.kinds import KINDS
 from shapes import Picture
 
 SIZE = (760, 430)
-ALT = """Producers write into submission rings, one for each. The writer appends what is in them to the log; with the pool the committer
-moves the bytes into the files; the flusher syncs them; the reputter enters them into queues and index, which wakes consumers. Allocator,
-checkpointer, cleaner and scheduler work beside them, replicator, gateway and gRPC if they are configured. The supervisor recovers, starts,
-watches and restarts them all, the fork server forks them. Spark reads the files and shares nothing."""
+ALT = """Producers write into rings. The writer appends what is in them to the log, the flusher syncs it, the reputter enters it
+into queues and index, which wakes consumers. Committer, allocator, checkpointer, cleaner, scheduler, replicator, gateway and
+gRPC work beside them. The supervisor watches them all, the fork server forks them. Spark reads the files."""
 
 
 def draw(p: Picture) -> None:

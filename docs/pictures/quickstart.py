@@ -5,9 +5,8 @@ from __future__ import annotations
 from shapes import Picture
 from terminal import Lines, recorded, size_for, terminal
 
-ALT = """A terminal in which scripts/quickstart runs: an engine starts, four producers put lines of Python's library, the writer gets
-SIGKILL on the way and is back, the store is checked, and Spark counts in it what the producers counted: nothing was lost and
-nothing doubled. Long pauses are shortened, some lines are left out."""
+ALT = """A terminal in which scripts/quickstart runs: four producers put, the writer gets SIGKILL and is back, the store is
+checked, and Spark counts in it what the producers counted. Long pauses are shortened, some lines are left out."""
 TOPICS_SHOWN = 3
 DETAILS = ("grade ", "log ", "log: ", "messages  ", "queues ", "index ", "read  ")  # of `check`, after its first line
 

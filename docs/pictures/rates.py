@@ -6,9 +6,8 @@ from charts import bars, turns
 from shapes import Picture
 
 SIZE = (760, 568)
-ALT = """Bars of messages a second with the rounds as points. Async: single puts of 128 bytes and of 1 KiB, batches of 256
-messages by one and by two producers. Sync: single puts of 1 KiB by one and by four producers. The logs are pyengine, RocketMQ,
-Chronicle, Aeron, SQLite and LMDB, where they do that work. The table below has the same figures."""
+ALT = """Bars of messages a second with the rounds as points, for pyengine, RocketMQ, Chronicle, Aeron, SQLite and LMDB: single
+puts and batches in async mode, single puts in sync mode. The table below has the figures."""
 
 
 def draw(p: Picture) -> None:

@@ -12,9 +12,8 @@ from pyengine.cli.report import HOUR_MS, STYLE, Layer, bars, moment
 from shapes import Picture
 
 SIZE = (760, 478)
-ALT = """Two charts from the page that pyengine report writes, for two days of a store: stacked bars of the messages in each
-hour by topic, and the messages by the hour of the day. The page also has sizes, tables of topics and of the lags of consumer
-groups."""
+ALT = """Two charts from the page that pyengine report writes: the messages of each hour of two days by topic, and those by the
+hour of the day."""
 COUNTED = json.loads((Path(__file__).parent / "report.json").read_text(encoding="utf-8"))  # topic, begin, messages of each hour
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shapes import Picture
 from terminal import recorded, size_for, terminal
 
-ALT = """A terminal with pyengine top: puts a second, their times and the disk's, what waits to be durable and for its queues; the log's
-positions with their rates; each worker with pid, state, restarts, errors and heartbeat; each topic with its rates and sizes."""
+ALT = """A terminal with pyengine top: puts a second, their times and the disk's; the log's positions; each worker with its
+state; each topic with its rates."""
 LINES = recorded("top")
 SIZE = size_for(LINES)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from shapes import Picture
 
 SIZE = (760, 300)
-ALT = """The topic orders has three queues, numbered from 0, whose messages are numbered from 0 in each. The group billing has two members:
-one reads queues 0 and 1, the other queue 2. The group's offset in a queue is the number of the next message; lag is the
-number of messages from the offset to the end of the queue. The group audit has offsets of its own."""
+ALT = """The topic orders has three queues, whose messages are numbered from 0. The group billing has two members: one reads
+queues 0 and 1, the other queue 2. Its offset in a queue is the number of the next message; lag is the number of messages from
+there to the end. The group audit has offsets of its own."""
 CELL = 34
 QUEUES = ((9, 6, 2), (7, 7, 4), (10, 5, 0))  # messages in the queue, offset of billing, offset of audit
 
