@@ -57,7 +57,7 @@ MODES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of one store, checked when it is made; see `pyengine.load_config`.
+    """The settings of one store, from load_config.
 
     `origins` says where each value that is not the default came from: "files", "engine.toml", "environment" or "--set".
     """
@@ -97,7 +97,7 @@ class EngineConfig:
         5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=2, high=64,
         group="writing")
     flush_interval_commit_log_ms: int = setting(
-        500, "Longest time that written bytes stay unflushed with ASYNC_FLUSH.", key="flushIntervalCommitLog",
+        500, "Longest time that bytes stay unflushed with ASYNC_FLUSH.", key="flushIntervalCommitLog",
         unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="writing")
     commit_interval_commit_log_ms: int = setting(
         200, "Longest pause between two commits of buffered bytes.", key="commitIntervalCommitLog", unit="ms",
@@ -118,7 +118,7 @@ class EngineConfig:
         6000, "A producer is asked about its undecided transaction after this time.", key="transactionTimeOut", unit="ms",
         low=0, high=DAY_MS, group="writing")
     transaction_check_max: int = setting(
-        15, "How often a producer is asked about one transaction; then it goes to TRANS_CHECK_MAX_TIME_TOPIC.",
+        15, "How often it is asked; then the message goes to TRANS_CHECK_MAX_TIME_TOPIC.",
         key="transactionCheckMax", low=0, high=INT32_MAX, group="writing")
     transaction_check_interval_ms: int = setting(
         60_000, "Time between two rounds of questions.", key="transactionCheckInterval", unit="ms",
@@ -167,7 +167,7 @@ class EngineConfig:
     min_in_sync_replicas: int = setting(
         1, "Slaves that confirm a message.", low=1, high=16, group="replication")
     ha_slaves_share_hosts: bool = setting(
-        False, "Whether each link from one address counts as a slave where min_in_sync_replicas is 2 or more.", group="replication")
+        False, "With min_in_sync_replicas of 2 or more: each link from one address counts.", group="replication")
     ha_slave_fallbehind_max_bytes: int = setting(
         268_435_456, "With SYNC_MASTER: when slaves lag more, puts get SLAVE_NOT_AVAILABLE at once.",
         key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, live=AT_ONCE, group="replication")
@@ -222,7 +222,7 @@ class EngineConfig:
     slave_read_enable: bool = setting(
         False, "Groups far behind read from slaves.", key="slaveReadEnable", group="gateway")
     namesrv_addr: str = setting(
-        "", "Name servers of a cluster, `host:port;host:port`: it registers there, and has none itself. Empty: `$NAMESRV_ADDR`.",
+        "", "Name servers of a cluster, `host:port;host:port`. Empty: `$NAMESRV_ADDR`.",
         key="namesrvAddr", group="gateway")
     gateway_namesrv_cluster: bool = setting(
         False, "Its own name server runs too, and takes brokers: namesrv_addr names it.", group="gateway")
@@ -238,15 +238,15 @@ class EngineConfig:
         0, "Most connections from one address; 0: half of gateway_connections_max.",
         low=0, high=65_536, group="gateway")
     gateway_idle_timeout_ms: int = setting(
-        120_000, "A connection without a whole request or answer in this time is closed.",
+        120_000, "A connection without a request or answer for so long is closed.",
         unit="ms", low=1000, high=DAY_MS, group="gateway")
     gateway_frame_max_bytes: int = setting(
         16 << 20, "Longest request; a longer one closes its connection.", unit="bytes", low=65_536, high=1 << 30, group="gateway")
     gateway_connection_max_bytes: int = setting(
-        32 << 20, "Most bytes that wait for one connection; then it is not read, and closed if its client does not read.",
+        32 << 20, "Most bytes that wait for one connection; then it is not read, or closed.",
         unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
     gateway_memory_max_bytes: int = setting(
-        256 << 20, "Most bytes that wait for all; above it connections that hold much are closed.", unit="bytes",
+        256 << 20, "Most bytes that wait for all; then connections that hold much are closed.", unit="bytes",
         low=1 << 20, high=1 << 40, group="gateway")
 
     acl_enable: bool = setting(
@@ -297,7 +297,7 @@ class EngineConfig:
 
     # -- reading
     access_message_in_memory_max_ratio: int = setting(
-        40, "Messages within this share of memory before the log's end count as in memory.",
+        40, "This share of memory before the log's end counts as in memory.",
         key="accessMessageInMemoryMaxRatio", unit="percent", low=0, high=100, live=READERS, group="reading")
     max_transfer_bytes_on_message_in_memory_bytes: int = setting(
         262_144, "Most bytes of one get from memory.", key="maxTransferBytesOnMessageInMemory", unit="bytes", low=1,
@@ -317,7 +317,7 @@ class EngineConfig:
         72, "Age, by the file's modification time, from which a segment may be deleted.", key="fileReservedTime", unit="h",
         low=0, high=INT32_MAX, live=AT_ONCE, group="cleaning")
     log_retention_bytes: int = setting(
-        0, "Above this size of the log its oldest segments are deleted at any age, but none that a reader holds; 0: no limit.",
+        0, "Above this size of the log its oldest segments are deleted, but none that a reader holds; 0: no limit.",
         unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     delete_when: str = setting(
         "04", "Hours of the day, local time, in which old segments are deleted, as in 04;16.",
@@ -340,7 +340,7 @@ class EngineConfig:
         120_000, "Pause between two tries on a held segment.",
         key="redeleteHangedFileInterval", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="cleaning")
     disk_max_used_space_ratio: int = setting(
-        75, "Above this disk use segments that are old enough are deleted at any hour.", key="diskMaxUsedSpaceRatio",
+        75, "Above this disk use old segments are deleted at any hour.", key="diskMaxUsedSpaceRatio",
         unit="percent", low=10, high=95, live=AT_ONCE, group="cleaning")
     disk_space_clean_forcibly_ratio: int = setting(
         85, "Above this disk use the oldest segments are deleted whatever their age.", key="diskSpaceCleanForciblyRatio",
@@ -349,7 +349,7 @@ class EngineConfig:
         90, "Above this disk use puts are refused.", key="diskSpaceWarningLevelRatio", unit="percent", low=1, high=100,
         live=AT_ONCE, group="cleaning")
     disk_space_enough_bytes: int = setting(
-        16 << 30, "With this much room left no ratio counts; 0: only the ratios decide, as in RocketMQ.",
+        16 << 30, "With this much room left no ratio counts.",
         unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     clean_file_forcibly_enable: bool = setting(
         True, "Let disk use delete segments before their age.", key="cleanFileForciblyEnable", live=AT_ONCE, group="cleaning")
@@ -361,7 +361,7 @@ class EngineConfig:
         256, "Most producers at one time, 1,021 if it is higher.",
         low=1, high=1024, group="processes")
     session_ring_bytes: int = setting(
-        4 << 20, "Ring of one producer, unless it asks for another size; a power of two.", unit="bytes",
+        4 << 20, "Ring of one producer; a power of two.", unit="bytes",
         low=65_536, high=1 << 30, live=PRODUCERS, group="processes")
     spin: int = setting(
         -1, "How long writer and producers poll before they sleep. auto measures it at start.",

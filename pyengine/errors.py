@@ -77,7 +77,7 @@ class ExitCode(enum.IntEnum):
 
 
 class EngineError(Exception):
-    """Base of all errors that pyengine raises on purpose."""
+    """The base of all but InvariantError."""
 
     exit_code: ExitCode = ExitCode.FAILED
     may_pass = False  # whether the same call may succeed later by itself: see until_ready() in ipc/session_client.py
@@ -87,7 +87,7 @@ class EngineError(Exception):
 
 
 class UsageError(EngineError):
-    """The call or the settings are wrong; the text says what to change."""
+    """The call or settings are wrong."""
 
     exit_code = ExitCode.USAGE
 
@@ -107,11 +107,11 @@ class CorruptionError(EngineError):
 
 
 class FormatError(CorruptionError):
-    """Bytes are not a valid structure of the store, for example a text that is not a message id."""
+    """Bytes are not a valid structure, for example a text that is not a message id."""
 
 
 class StoreRefusedError(CorruptionError):
-    """The store cannot be opened as it is, for example for a segment of wrong length; RocketMQ would refuse it too."""
+    """The store cannot be opened as it is, for example for a segment of wrong length."""
 
 
 class StoreBusyError(EngineError):
@@ -135,11 +135,11 @@ class OtherLayoutError(EngineUnavailableError):
 
 
 class BadMessageError(EngineError):
-    """A message can never be handled: a handler that raises this makes it a dead letter at once, with the text as the reason."""
+    """A handler that raises this makes the message a dead letter at once, with the text as the reason."""
 
 
 class DiskError(EngineError):
-    """A system call on the store's files failed; `errno` and `path` say which."""
+    """A system call on the store's files failed; `errno`, `path`."""
 
     def __init__(self, message: str, *, errno: int = 0, path: str | None = None) -> None:
         super().__init__(message)
@@ -148,15 +148,15 @@ class DiskError(EngineError):
 
 
 class FlushError(DiskError):
-    """fdatasync or fsync failed. Final: the kernel has dropped the pages, so it is never retried."""
+    """A sync failed. Never retried: the kernel has dropped the pages."""
 
 
 class DiskFullError(DiskError):
-    """No room on the disk; the store resumes by itself once there is some."""
+    """No room on the disk; the store resumes by itself."""
 
 
 class InvariantError(Exception):
-    """pyengine found that it broke a promise of its own: a defect. The process must stop; the next start recovers."""
+    """pyengine broke a promise of its own: a defect. The process must stop; the next start recovers."""
 
 
 def passing(error: _Error) -> _Error:

@@ -21,77 +21,77 @@ class Event(Enum):
 
     # ---- the engine ----
     ENGINE_RECOVERED = (INFO, "The engine starts; the line says what recovery found.",
-                        "Nothing after `the normal path`. After `the abnormal path`: read what was cut, if anything was.")
-    RECOVERY_NOTE = (INFO, "Recovery did or left something; the engine continues with it.",
+                        "After `the abnormal path`: read what was cut.")
+    RECOVERY_NOTE = (INFO, "Recovery did or left something.",
                      "Read it. Removed bytes are in `STORE/quarantine`: `pyengine quarantine STORE`.")
-    ENGINE_ADOPTED = (INFO, "A new supervisor has adopted the workers that outlived the previous one.",
-                      "Find out what ended the previous supervisor: `dmesg`, `journalctl -k`.")
-    ENGINE_STOPPED = (INFO, "The engine has stopped in order: all is durable and dispatched, and the next start is clean.",
+    ENGINE_ADOPTED = (INFO, "A new supervisor has adopted living workers.",
+                      "Find out what ended the last one: `dmesg`.")
+    ENGINE_STOPPED = (INFO, "The engine has stopped in order: all is durable and dispatched.",
                       NOTHING)
-    ENGINE_UNUSED = (INFO, "The last process that shared the engine has left it or ended: the engine stops in order.", NOTHING)
+    ENGINE_UNUSED = (INFO, "The last process that shared the engine has left it: it stops in order.", NOTHING)
     ENGINE_WAITS = (WARNING, "The start waits for workers of an earlier one that cannot be adopted, or a new slave for its master.",
-                    "Nothing for a minute; then it fails, and says what to end or to start.")
-    STORE_READ_ONLY = (ERROR, "A sync or a write of the log failed: the store refuses puts from now on, and can be read.",
-                       "Look at the disk (`dmesg`), then stop and start: recovery finds out what is whole ([faults.md](faults.md)).")
-    STOP_UNCLEAN = (WARNING, "The engine has ended, but not in order; the line says what was left.",
-                    "Start it: recovery repairs the store. If the same line comes again, look at the disk.")
-    ENGINE_RESTARTS = (WARNING, "The engine cannot continue as it is: it stops in order and starts again by itself.",
-                       "Changed settings: nothing. Removed files: find out what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
-    STORE_LOST = (ERROR, "The store's folder was moved, removed or replaced while the engine ran: puts are refused, and the engine ends.",
-                  "Start the engine where the store is now; then connect the programs to that path.")
-    MEMORY_OVERWRITTEN = (ERROR, "Another program has overwritten the engine's shared memory: the workers are killed.",
-                          "Start the engine again. Look for a program that writes to files of /dev/shm.")
+                    "Wait a minute; then it fails, and says what to end or to start.")
+    STORE_READ_ONLY = (ERROR, "A sync or a write of the log failed: the store refuses puts, and can be read.",
+                       "Look at the disk (`dmesg`), then stop and start: recovery mends what it can ([recovery.md](recovery.md)).")
+    STOP_UNCLEAN = (WARNING, "The engine has not ended in order; the line says what was left.",
+                    "Start it: recovery repairs the store.")
+    ENGINE_RESTARTS = (WARNING, "The engine stops in order and starts again by itself.",
+                       "If files were removed, find what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
+    STORE_LOST = (ERROR, "The store's folder was moved, removed or replaced: puts are refused, and the engine ends.",
+                  "Start the engine where the store is now.")
+    MEMORY_OVERWRITTEN = (ERROR, "Another program has overwritten shared memory: the workers are killed.",
+                          "Start the engine. Find what writes to files of /dev/shm.")
     START_FAILED = (ERROR, "The engine or one worker could not start.",
                     "Do what the line says.")
     SETTINGS_READ = (INFO, "The settings were read again; some may need a restart.", NOTHING)
     SETTINGS_REFUSED = (WARNING, "The settings could not be read again: all stay as they are.",
                         "Correct engine.toml, then send SIGHUP again: `pyengine config explain STORE`.")
     # ---- its workers ----
-    WORKER_ENDED = (WARNING, "A worker has ended by itself or was killed; it is started again, unless the engine stops.",
+    WORKER_ENDED = (WARNING, "A worker has ended or was killed; it is started again.",
                     "`SIGKILL`: the OOM killer (`dmesg`) or an operator. `exit 1`: its trace is above this line; report it.")
-    WORKER_FAILED = (ERROR, "A worker ends with an error; the line is its own message. It is started again.",
+    WORKER_FAILED = (ERROR, "A worker ends with an error, and is started again.",
                      "Free disk space, descriptors or memory if it lacks them.")
-    WORKER_STUCK = (WARNING, "A worker has made no progress for too long: it is aborted and started again.",
+    WORKER_STUCK = (WARNING, "A worker makes no progress: it is aborted and started again.",
                     "`pyengine why STORE`; usually a disk that does not answer (`dmesg`, `iostat -x`).")
     WORKER_STOPPED = (WARNING, "A worker was stopped by a signal (SIGSTOP, a debugger); it is resumed.",
-                      "Find out which program stops it: puts wait until it is resumed.")
-    WORKER_NOT_STARTED = (WARNING, "The system could not create a process for a worker; the supervisor tries again.",
+                      "Find out which program stops it.")
+    WORKER_NOT_STARTED = (WARNING, "A worker's process could not be created; the supervisor tries again.",
                           "Raise the limit of processes (`TasksMax=`, `ulimit -u`), or free memory.")
-    WORKER_RENEWED = (INFO, "A worker of another build is restarted, as part of an upgrade.", NOTHING)
-    NAMES_REMOVED = (WARNING, "The engine's files in shared memory are gone, and no supervisor runs: the workers end.",
-                     "Start the engine. Find out what removes them, as for ENGINE_RESTARTS.")
-    MEMORY_NOT_LOCKED = (WARNING, "Memory could not be locked: a put may wait until a page is loaded.",
+    WORKER_RENEWED = (INFO, "A worker of another build is restarted.", NOTHING)
+    NAMES_REMOVED = (WARNING, "The files in shared memory are gone, and no supervisor runs: the workers end.",
+                     "Start the engine; see ENGINE_RESTARTS.")
+    MEMORY_NOT_LOCKED = (WARNING, "Memory could not be locked: puts may wait for pages.",
                          "Raise the memlock limit to what the line says (`LimitMEMLOCK=`, `ulimit -l`).")
     POOL_SMALLER = (WARNING, "The pool has fewer buffers than the setting asks for.",
                     "Make room in shared memory, or lower `transient_store_pool_size`.")
     # ---- their work ----
-    WORK_BLOCKED = (WARNING, "A worker cannot do its work, and tries again by itself.",
-                    "Remove the cause that the line names: room, rights, a port.")
+    WORK_BLOCKED = (WARNING, "A worker cannot do its work, and tries again.",
+                    "Remove the cause that the line names.")
     WORK_RESUMED = (INFO, "A worker that was blocked works again.", NOTHING)
-    PUTS_REFUSED = (WARNING, "The disk is too full: puts are refused until there is room.",
+    PUTS_REFUSED = (WARNING, "The disk is too full for puts.",
                     "Make room, or shorten `file_reserved_time_hours` ([cleaning.md](cleaning.md)).")
-    PUTS_TAKEN = (INFO, "There is room again: puts are taken.", NOTHING)
-    SEGMENT_HELD = (INFO, "A segment is due to be deleted, but a reader or a log hold keeps it.",
+    PUTS_TAKEN = (INFO, "There is room again.", NOTHING)
+    SEGMENT_HELD = (INFO, "A segment is due to be deleted, but a reader or log hold keeps it.",
                     "If the line repeats for hours, end the holder that it names.")
-    SEGMENT_FORCED = (WARNING, "A segment was deleted although a reader held it for too long.",
-                      "The line names the reader: restart it from the log's new start.")
-    OLD_LOG_READ = (INFO, "The log from before this engine is read and whole: it counts as durable.", NOTHING)
+    SEGMENT_FORCED = (WARNING, "A segment was deleted although a reader held it.",
+                      "Restart the reader that the line names.")
+    OLD_LOG_READ = (INFO, "The log from before this engine is whole: it counts as durable.", NOTHING)
     LOG_DAMAGED = (ERROR, "There is damage below the durable end.",
                    "Restore that segment from a backup or a replica, or `pyengine salvage STORE DEST` ([recovery.md](recovery.md)).")
     TABLE_UNUSABLE = (WARNING, "A table in `STORE/config` cannot be read.",
                       "Repair or restore the file, from its `.bak`.")
-    DELAY_OFFSET_MOVED = (WARNING, "A delay level's noted offset is outside its queue; delivery continues at the nearest offset inside.",
-                          "Messages between the two may come twice or not at all.")
-    DELAYED_NOT_DELIVERED = (WARNING, "A delayed message can never be delivered; those after it are delivered.",
-                             "The line says why; `pyengine get` reads it.")
+    DELAY_OFFSET_MOVED = (WARNING, "A delay level's noted offset is outside its queue; delivery continues at the nearest one.",
+                          "Messages between may come twice or never.")
+    DELAYED_NOT_DELIVERED = (WARNING, "A delayed message can never be delivered.",
+                             "The line says why.")
     # ---- replication ----
     SLAVE_FOLLOWS = (INFO, "A slave is connected and follows.", NOTHING)
     SLAVE_GONE = (WARNING, "A slave's connection has ended.",
-                  "Look at that host and the network if it does not come back.")
+                  "Look at that host and the network.")
     SLAVE_REFUSED = (WARNING, "A peer was refused as a slave, or the settings allow no slave.",
                      "Give both the same `ha_secret_file` ([replication.md](replication.md)), or close the port.")
     MASTER_FOLLOWED = (INFO, "This slave is connected to its master and follows.", NOTHING)
-    MASTER_LOST = (WARNING, "This slave cannot follow its master now, and tries again.",
+    MASTER_LOST = (WARNING, "This slave cannot follow its master, and tries again.",
                    "Look at that host and the network.")
     FENCED = (ERROR, "There is a master of a higher term: this one refuses puts from now on.",
               "Start this store as a slave of that master ([replication.md](replication.md)).")
@@ -103,7 +103,7 @@ class Event(Enum):
     GATEWAY_ACCESS = (INFO, "The gateway has read its access list or its certificate.", NOTHING)
     NAME_SERVER_JOINED = (INFO, "The gateway is registered with a name server.", NOTHING)
     NAME_SERVER_LOST = (WARNING, "The gateway is not registered with a name server; it tries again.", "Look at that host and the network.")
-    CLIENT_FAILED = (INFO, "A request or a connection of one client failed; the others are served.",
+    CLIENT_FAILED = (INFO, "A request or a connection of one client failed.",
                      "See the client's own log.")
 
     CLIENT_REFUSED = (INFO, "The access list of the gateway refuses a client's request.",

@@ -50,7 +50,7 @@ _LASTING = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEE
 
 
 class GetStatus(enum.IntEnum):
-    """GetMessageStatus of RocketMQ 4.9 (DefaultMessageStore.getMessage)."""
+    """GetMessageStatus of RocketMQ 4.9."""
 
     FOUND = 0
     """There are messages."""
@@ -59,15 +59,15 @@ class GetStatus(enum.IntEnum):
     MESSAGE_WAS_REMOVING = 2
     """They were deleted in this moment."""
     OFFSET_FOUND_NULL = 3
-    """The queue file is gone; continue at `next_begin_offset`."""
+    """The queue file is gone."""
     OFFSET_OVERFLOW_BADLY = 4
     """Beyond the end of the queue."""
     OFFSET_OVERFLOW_ONE = 5
     """At the end of the queue: nothing new yet."""
     OFFSET_TOO_SMALL = 6
-    """Deleted; `next_begin_offset` is the first that exists."""
+    """Deleted."""
     NO_MATCHED_LOGIC_QUEUE = 7
-    """Never given: an unknown queue is NO_MESSAGE_IN_QUEUE."""
+    """Never given."""
     NO_MESSAGE_IN_QUEUE = 8
     """An empty or unknown queue."""
 
@@ -115,14 +115,14 @@ class _PutAnswer:
         return self.ok
 
     def raise_for_status(self) -> Self:
-        """Return this result if it is PUT_OK, else raise its PutError."""
+        """Return itself, or raise its PutError."""
         if not self.ok:
             raise PutError._of(cast("PutResult | PutManyResult", self))
         return self
 
 
 class PutResult(Result, _PutAnswer):
-    """The answer to one put; in a condition true only if the status is PUT_OK. A batch has its first member's offsets."""
+    """The answer to one put, true only if PUT_OK; of a batch with its first member's offsets."""
 
     # The fields are those of a C struct (csrc/front/result.c), made into objects when they are asked for: a put makes
     # one of these for each message (docs/design/10-fast-path.md).
@@ -133,28 +133,27 @@ class PutResult(Result, _PutAnswer):
         ok: bool
         """Whether the status is PUT_OK."""
         stored: bool
-        """Whether the log has it, durable or not."""
+        """Whether the log has it."""
         physical_offset: int
-        """Where the record begins in the log; -1: nothing was stored."""
+        """-1: nothing was stored."""
         queue_offset: int
-        """Its number in its queue; -1: nothing was stored."""
+        """-1: nothing was stored."""
         store_timestamp_ms: int
-        """The writer's clock, ms since 1970."""
+        """The writer's clock."""
         count: int
         """Messages stored."""
         size_bytes: int
-        """Of the record, or of all of a batch."""
+        """Of all of a batch."""
         topic: str
         queue_id: int
-        """This and `topic`: of a delayed message the schedule's."""
+        """As `topic`, of a delayed message the schedule's."""
         reason: str
-        """Why it is not PUT_OK and what to change."""
+        """Why not PUT_OK, and what to change."""
         indeterminate: bool
-        """Whether it was submitted and its fate is not known (docs/promises.md, 9)."""
+        """Submitted, its fate not known (docs/promises.md, 9)."""
 
     @property
     def status(self) -> PutStatus:
-        """PUT_OK, or why not."""
         return PutStatus(self._status)
 
     def __new__(cls, status: PutStatus, msg_id: str = "", queue_offset: int = -1, physical_offset: int = -1,
@@ -174,7 +173,7 @@ class PutResult(Result, _PutAnswer):
 
     @property
     def msg_id(self) -> str:
-        """The offset message id (docs/formats.md section 5); of a batch all, joined by commas."""
+        """The offset id; of a batch all, joined by commas."""
         if not self._msg_id and self._store_host and self.physical_offset >= 0:
             return (self._store_host + self.physical_offset.to_bytes(8, "big")).hex().upper()
         return self._msg_id
@@ -208,13 +207,9 @@ class PutManyResult(_PutAnswer):
     count: int = 0
     """As PutResult.count."""
     first_queue_offset: int = -1
-    """The first message's number in the queue."""
     first_physical_offset: int = -1
-    """Where the first record begins in the log."""
     end_physical_offset: int = -1
-    """Where the last record ends."""
     store_timestamp_ms: int = 0
-    """Of the first message."""
     topic: str = ""
     queue_id: int = 0
     reason: str = ""
@@ -229,9 +224,7 @@ class PutManyResult(_PutAnswer):
 
 
 class PutError(EngineError):
-    """A put did not end with PUT_OK; `result` has the status and the reason.
-
-    Each one raised is of a subclass, which tells whether the log has the message. Can be pickled.
+    """A put did not end with PUT_OK; `result` has the status and the reason. Each one raised is of a subclass. Can be pickled.
     """
 
     _ADVICE = ""
@@ -251,17 +244,17 @@ class PutError(EngineError):
 
 
 class PutRefusedError(PutError):
-    """Nothing was stored; the text says what to change."""
+    """Nothing was stored."""
 
 
 class PutIndeterminateError(PutError):
-    """Submitted, and its fate is not known: a second put may store it twice (docs/promises.md, 9)."""
+    """Its fate is not known: a second put may store it twice (docs/promises.md, 9)."""
 
     _ADVICE = "; look for it before you put it again: a second put may store it twice"
 
 
 class PutNotDurableError(PutError):
-    """The log has it, but it is not as durable, or not on as many slaves, as asked: a second put would store it twice."""
+    """The log has it, less durable or on fewer slaves than asked: a second put would store it twice."""
 
     _ADVICE = "; it is in the log, so do not put it again: that would store it twice"
 
@@ -279,9 +272,9 @@ class GetRecords(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GetResult:
-    """The answer to get_message: RocketMQ's status, the messages, and where to ask next.
+    """The answer to get_message.
 
-    `queue_offsets` differ from the messages' own for light queues (docs/queues.md).
+    `queue_offsets` are those of the queue that was asked, which differ from the messages' own for light queues (docs/queues.md).
     """
 
     status: GetStatus
@@ -289,11 +282,9 @@ class GetResult:
     next_begin_offset: int = 0
     """Where to continue, whatever the status."""
     min_offset: int = 0
-    """The first offset that can be read."""
     max_offset: int = 0
     """The offset after the last message at this level."""
     queue_offsets: list[int] = field(default_factory=list)
-    """The messages' numbers in the queue that was asked."""
 
     def __repr__(self) -> str:
         return (f"GetResult({self.status.name}, {len(self.messages)} messages, next_begin_offset={self.next_begin_offset}, "

@@ -51,7 +51,7 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def ephemeral_store(**settings: Unpack[EngineSettings]) -> Iterator[Engine]:
-    """Run an engine on a new store in memory, with small files, inside the block, and remove both at its end.
+    """Run an engine on a new store in memory inside the block.
 
     `engine.path` is the store. The folder of a killed program goes with the next one.
     """
@@ -66,7 +66,7 @@ def make_message(
     properties: Mapping[str, str] | None = None, queue_id: int = 0, queue_offset: int = 0, physical_offset: int = 0,
     flag: int = 0, store_timestamp_ms: int | None = None, reconsume_times: int = 0,
 ) -> Message:
-    """Return a message as a consumer gets it; UsageError for one that no store could have."""
+    """Return a message as a consumer gets it, or raise UsageError."""
     try:
         topic_bytes(topic)
         text = properties_text(tags, keys, properties)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read_back: bool) -> int:
     """Back up a running or stopped store into DEST. DEST is a folder or a URI (s3://bucket/path).
 
-    It has every message that was flushed before it began. A second backup into the same DEST copies what is new;
-    after an interruption run it again.
+    It has every message that was flushed before it began. A second backup into DEST copies what is new.
 
     Exit code 3: complete, but the store's own log is damaged.
 
@@ -62,7 +61,7 @@ def _print_backup(report: BackupReport) -> None:
 def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> int:
     """Restore the backup in DEST to STORE. STORE is absent or empty, and gets a new identity.
 
-    It verifies each file, rebuilds queues and index, and checks the store. After an interruption run it again.
+    It verifies each file, rebuilds queues and index, and checks the store.
 
     Exit code 3: the backup is damaged (nothing is restored), or the log was when it was backed up.
 
@@ -121,7 +120,6 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
     \b
     Examples:
       pyengine tables STORE --to iceberg /lake/orders --follow --topic 'orders.*'
-      pyengine tables STORE --to delta /lake/orders --json-schema orders.json
     """
     from pyengine.client.tables import TopicsFailedError, write_tables
 

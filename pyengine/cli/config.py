@@ -64,7 +64,7 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
             changed: bool) -> None:
     """Show every setting, or those named, with value, default, source, and when a change takes effect.
 
-    Without STORE it shows a new store's settings. --broker-conf lists each key of that file, and what becomes of it.
+    Without STORE: a new store's. --broker-conf lists each key of that file, and what becomes of it.
 
     \b
     Examples:
@@ -135,8 +135,7 @@ def _check_store(store: Path) -> None:
 def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Sequence[str]) -> None:
     """Change settings of a store, durably in STORE/config/engine.toml, and of its running engine.
 
-    A wrong name or value changes nothing. The command waits until workers use live settings, and names those
-    that need a restart.
+    A wrong name or value changes nothing. It names the settings that need a restart.
 
     \b
     Example:

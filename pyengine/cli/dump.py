@@ -99,7 +99,6 @@ def dump(
     \b
     Examples:
       pyengine dump queue STORE --topic orders --queue-id 0 --offset 10 --max 5
-      pyengine dump index STORE --entries --json
     """
     existing_store(store)
     if what == "checkpoint":
@@ -318,8 +317,6 @@ def _with_kind(path: str) -> str:
 @store_command
 def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
     """Show positions, records, queues and queries. It reads them as they are, also beside an engine or broker.
-
-    Queues are read through the consume queues, queries through the index: damage there shows.
 
     \b
     Example:

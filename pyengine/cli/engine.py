@@ -38,8 +38,8 @@ def start(
 ) -> int:
     """Start the engine of a store, and return when it is ready.
 
-    It creates a STORE that does not exist (about 85 MB; file sizes are then fixed), and recovers one that was not
-    stopped in order. The log of the engine is STORE/engine.log.
+    It creates a STORE that does not exist (about 85 MB; file sizes are then fixed), and recovers one that was not stopped in
+    order. Its log is STORE/engine.log.
 
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
     5 already running, running with other settings, or open in a broker.
@@ -48,7 +48,6 @@ def start(
     Examples:
       pyengine start STORE --set flush_disk_type=SYNC_FLUSH
       pyengine start STORE --broker-conf conf/broker.conf
-      pyengine start STORE --take-over
       pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
     from pyengine.engine.embedded import end_supervisor, start_engine
@@ -148,13 +147,11 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
           timeout_s: float) -> None:
     """Delete old segments of the log. Queue and index files that only they needed go too.
 
-    The cleaner does it by itself (docs/cleaning.md). The last segment and messages that are not yet durable and in
-    their queues remain.
+    The cleaner does it by itself (docs/cleaning.md). The last segment, and what is not yet durable and in queues, remain.
 
     \b
     Examples:
       pyengine clean STORE --older-than 12
-      pyengine clean STORE --until-used 60 --json
     """
     from pyengine.services.clean_files import CleanRequest
 

@@ -71,15 +71,13 @@ def ingest(
 ) -> int:
     """Put each line of the files as a message. It prints count and rate.
 
-    A folder stands for the files under it, - for standard input. Lines are put in batches; those of one producer
-    in one queue keep their order.
+    A folder stands for the files under it, - for standard input. Lines of one producer in one queue keep their order.
 
     --format jsonl: objects with `body` (text) or `body_base64`, and optionally queue_id, tags, keys,
     properties, flag, delay_level; or messages as `tail --json` prints them.
 
     \b
     Examples:
-      pyengine ingest STORE --topic code --queues 4 --producers 2 --glob '*.py' /usr/lib/python3
       journalctl -o cat | pyengine ingest STORE --topic journal -
     """
     existing_store(store)

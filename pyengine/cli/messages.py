@@ -143,13 +143,11 @@ def query(
 def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, topic: str | None, raw: bool) -> int:
     """Show one message in full.
 
-    MSG_ID is the id in a put's answer, a RocketMQ client's id (UNIQ_KEY), or the position in the log. Exit code 1
-    if there is no message.
+    MSG_ID is the id in a put's answer, a RocketMQ client's id (UNIQ_KEY), or the position in the log. Exit code 1: none.
 
     \b
     Examples:
       pyengine message STORE 7F00000100002A9F0000000000000000
-      pyengine message STORE AC11000100002A9F5C7A2D3B00010000 --topic orders
     """
     with reading(store, settings) as reader:
         found, others = _find_message(reader, msg_id, topic)
@@ -256,7 +254,6 @@ def put(
     \b
     Examples:
       pyengine put STORE --topic orders --tags paid --keys "order-17 customer-4" "17 paid"
-      pyengine put STORE --topic photos - < photo.jpg
       pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
     """
     if queue_id is not None and sharding_key is not None:
@@ -380,7 +377,6 @@ def tail(
     \b
     Examples:
       pyengine tail STORE --topic orders --from first --no-follow --json
-      pyengine tail STORE --topic orders --group billing
     """
     if place is None:
         place = "last" if group is None else "first"

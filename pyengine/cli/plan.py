@@ -196,7 +196,6 @@ def plan(
 
     \b
     Examples:
-      pyengine plan --rate 5000 --size 1KiB --retention 72h
       pyengine plan --rate 200 --size 10KiB --keys 1 --properties 80 --queues 64
     """
     if retention is not None:

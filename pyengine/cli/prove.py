@@ -83,7 +83,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
           as_json: bool) -> int:
     """Test durability on your own disk. It kills under load, then looks for every acknowledged message.
 
-    The stores in STORE_PARENT are removed afterwards. A power cut is not tested.
+    The stores in STORE_PARENT are removed afterwards.
 
     \b
     Example:

@@ -47,14 +47,12 @@ if TYPE_CHECKING:
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
     """Check a whole store, and change nothing. It reads log, CRCs, queues, index, config and checkpoint.
 
-    Beside an engine it checks what is dispatched; beside a broker what its checkpoint calls flushed. Each finding
-    has a remedy. An error (exit code 3) breaks a promise of the store; a warning is repairable; an info
-    needs no action.
+    Beside an engine it checks what is dispatched; beside a broker what its checkpoint calls flushed. An error (exit code 3) breaks
+    a promise of the store; a warning is repairable.
 
     \b
     Examples:
       pyengine check STORE --acked acks.jsonl --json
-      pyengine check STORE --spark --master 'local[4]'
     """
     existing_store(store)
     config = load_config(store, settings)
@@ -163,7 +161,6 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
 
     \b
     Examples:
-      pyengine recover STORE --dry-run
       pyengine recover STORE --accept-loss
     """
     from pyengine.ipc.crashed_engine_memory import preview_offline, recover_offline
@@ -218,14 +215,13 @@ def rebuild(
 ) -> int:
     """Rebuild queues and index from the commit log. Options select some.
 
-    Old files go to STORE/quarantine. The store must be stopped. The next run or start finishes an interrupted one.
+    Old files go to STORE/quarantine. The store must be stopped.
 
     Exit codes: 3 refused (durable bytes are damaged), 4 part of the log went to quarantine.
 
     \b
     Examples:
       pyengine rebuild STORE --topic orders --queue-id 0
-      pyengine rebuild STORE --index
     """
     existing_store(store)
     from pyengine.ipc.crashed_engine_memory import rebuild_offline
@@ -259,13 +255,12 @@ def _print_rebuild(report: RebuildReport) -> None:
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
     """Make a new store of every whole record of a damaged one. The damaged one, also a broker's, stays as it is.
 
-    Records keep their order, those in STORE/quarantine last (docs/recovery.md). DEST must not exist or be empty.
+    Records keep their order, those in STORE/quarantine last (docs/recovery.md).
 
     Exit code 4: something was left out.
 
     \b
     Examples:
-      pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB
       pyengine salvage STORE/quarantine DEST
     """
     from pyengine.storage.commit_log import log_exists
@@ -312,7 +307,6 @@ def quarantine(
 ) -> int:
     """List or show what recovery cut. The pieces are in STORE/quarantine.
 
-    A piece NAME is a part of the log (commitlog-..., pool-...), or replaced files of queues and index.
     `pyengine salvage STORE/quarantine DEST` makes a store of all messages in them.
 
     \b

@@ -57,7 +57,6 @@ def serve(
     \b
     Examples:
       pyengine serve /data --metrics 0.0.0.0:9464 --set flush_disk_type=SYNC_FLUSH
-      pyengine serve /data --set gateway_listen_host=0.0.0.0 --set gateway_advertised_host=log.example.com
     """
     settings, notes = with_broker_conf(broker_conf, store, settings)
     config = load_config(store, settings)

@@ -109,7 +109,6 @@ def export(
 
     \b
     Examples:
-      pyengine export STORE all.parquet --columns "*" --compression zstd
       pyengine export STORE s3://bucket/lake --partitioned --incremental
     """
     source, sizes = spark_source(store, settings)

@@ -43,13 +43,11 @@ def topics(
 ) -> None:
     """List topics; create, update or delete one. They are in config/topics.json, or have messages.
 
-    It needs no engine, but refuses changes while a broker has the store open. `delete` removes the entry, not the
-    messages.
+    It needs no engine. `delete` removes the entry, not the messages.
 
     \b
     Examples:
       pyengine topics create STORE orders --queues 4
-      pyengine topics update STORE orders --write-queues 8 --perm r
     """
     found = Topics(store, **settings)
     changes: dict[str, Any] = {
@@ -135,12 +133,11 @@ def groups(
 ) -> None:
     """List consumer groups, show their lag, or move offsets. It needs no engine.
 
-    `lag` shows each queue, the process that owns it, and what clients have popped. `reset` moves the offset, also under living members.
-    `forget` removes a group's offsets of a topic, without living members. `update` also takes a group that is new.
+    `lag` shows each queue, the process that owns it, and what clients have popped. `reset` moves the offset, also under living
+    members; `forget` removes the offsets of a group without any. `update` also takes a group that is new.
 
     \b
     Examples:
-      pyengine groups lag STORE --group billing --json
       pyengine groups update STORE --group billing --order
       pyengine groups reset STORE --group billing --topic orders --to 2026-01-31T12:00:00Z
     """
@@ -241,12 +238,10 @@ def dlq(
 ) -> None:
     """List or show dead letters, or put them back. A group has returned each 16 times.
 
-    `waiting` counts those that were not put back yet. `requeue` puts back all, or those at the offsets, for this
-    group only; it needs an engine.
+    `waiting` counts those not put back yet. `requeue` puts back all, or those at the offsets; it needs an engine.
 
     \b
     Examples:
-      pyengine dlq show STORE --group billing
       pyengine dlq requeue STORE --group billing --offset 17 --offset 18
     """
     from pyengine.client.retries import DeadLetters

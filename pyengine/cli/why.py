@@ -308,12 +308,11 @@ def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[
 def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[float], float], shows_all: bool) -> None:
     """Explain why puts were slow. It shows each wait of 5 ms or more for the engine, with its cause.
 
-    The record survives kill -9; an orderly stop or a reboot ends it (docs/statistics.md).
+    The record survives kill -9 (docs/statistics.md).
 
     \b
     Examples:
       pyengine why STORE --since 10m --all
-      pyengine why STORE --since 2026-11-24T02:00 --json
     """
     load_config(existing_store(store), settings)  # a wrong setting is an error, as in every command
     rings = read_recorder(store)

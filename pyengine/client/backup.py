@@ -98,7 +98,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport(Findings):
-    """What the backup contains, and what this run has added. `damage`: where the store's own log is damaged."""
+    """What the backup has and what this run added; `damage`: where the store's log is damaged."""
 
     store: str
     dest: str
@@ -129,10 +129,10 @@ class BackupReport(Findings):
 
 def backup_store(store: str | os.PathLike[str], dest: str | os.PathLike[str] | Destination, *, read_back: bool = False,
                  progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> BackupReport:
-    """Back up a store, running or stopped, into the folder or URI `dest`, whose earlier backup is continued (docs/backup.md).
+    """Back up a running or stopped store into the folder or URI `dest`, continuing its backup (docs/backup.md).
 
-    `read_back` verifies all of `dest`. UsageError if `dest` has other files, StoreBusyError if it is in use, CorruptionError if the
-    store has lost what the backup has.
+    `read_back` verifies all of `dest`. UsageError if `dest` has other files, StoreBusyError, CorruptionError if the store has lost
+    what the backup has.
     """
     started_s = time.monotonic()
     check_keywords(backup_store, settings)
@@ -453,9 +453,9 @@ def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport(Findings):
-    """The outcome of a restore; `refused`: why queues and index could not be rebuilt.
+    """The outcome of a restore; `refused`: why queues and index were not rebuilt.
 
-    `rebuilt` and `check` are None if an earlier restore had completed the store: `found` is its result.
+    `rebuilt` and `check` are None if an earlier restore completed it: `found` is its result.
     """
 
     store: str
@@ -518,7 +518,7 @@ class _Ready:
 
 def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.PathLike[str], *,
                   progress: Progress = lambda done, total: None, **settings: Unpack[EngineSettings]) -> RestoreReport:
-    """Restore the backup in `dest` to `store`, absent or empty, with queues and index rebuilt.
+    """Restore the backup in `dest` to `store`, absent or empty.
 
     It becomes a store when all is checked; the same call continues an interrupted one. UsageError, CorruptionError.
     """

@@ -185,15 +185,15 @@ def consume(
     timeout_s: float = CONNECT_TIMEOUT_S,
     **settings: Unpack[EngineSettings],
 ) -> Consumer:
-    """Consume `topic` (or several: docs/consumers.md), with or without an engine; waits `timeout_s` for a store that is made or recovered.
+    """Consume `topic`, or several (docs/consumers.md), with or without an engine; waits `timeout_s` for a store.
 
-    Members of a `group`, in any processes, share the queues; without one all queues are read, and no offset is stored. `tags` (`a || b`)
-    and `sql` are the same for all members. `from_` is where a new group, or none, starts. `queues` are the only ones read.
+    Members of a `group`, in any processes, share the queues; without one all queues are read, and no offset is stored. `tags`
+    (`a || b`) and `sql` are the same for all members. `from_` is where a new group, or none, starts.
 
-    With `auto_commit` a message is done when the next one is asked for, otherwise after ack(), retry() or commit(). A member without a
-    heartbeat for `session_timeout_s` loses its queues. A message given back `max_reconsume_times` times, or delivered `max_deliveries`
-    times without an end (None: no limit), becomes a dead letter. A queue pauses while more than `max_span` messages lie between its
-    oldest open and its newest delivered one and some of them are done.
+    With `auto_commit` a message is done when the next one is asked for, otherwise after ack(), retry() or commit(). A member
+    without a heartbeat for `session_timeout_s` loses its queues. A message given back `max_reconsume_times` times, or delivered
+    `max_deliveries` times without an end, becomes a dead letter. A queue pauses while more than `max_span` messages lie between
+    its oldest open and its newest delivered one and some of them are done.
 
     NotAStoreError, UsageError; with a group, StoreBusyError while another program has the store open.
     """
@@ -293,8 +293,8 @@ class _Options:
 class Consumer:
     """Reads topics: a context manager, an iterator and an async iterator of messages.
 
-    One thread or task at a time asks for messages; all other methods may be called from any. Not for a forked child. To settle
-    messages needs a group: UsageError.
+    One thread or task at a time asks for messages; other methods may be called from any. Not for a forked child. To settle
+    messages without a group is UsageError.
     """
 
     def __init__(self, path: str | os.PathLike[str], choice: _Choice, group: str | None, options: _Options, settings: EngineSettings, *,
@@ -386,7 +386,6 @@ class Consumer:
 
     @property
     def topics(self) -> list[str]:
-        """What it reads."""
         return [self.topic, *self._parts]
 
     @property
@@ -441,7 +440,7 @@ class Consumer:
     # -- ask for messages ---------------------------------------------------------
 
     def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
-        """Return up to `max_messages`, as soon as there is one; an empty list after `timeout_s` (None: no timeout) or close().
+        """Return up to `max_messages`, as soon as there is one; none after `timeout_s` (None: no timeout) or close().
 
         Raises errors of the background thread.
         """
@@ -498,7 +497,7 @@ class Consumer:
         return []
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when pull(timeout_s=0) may return something, or after close(); only pull() reads it."""
+        """Return a descriptor that is readable when pull(timeout_s=0) may return something, or after close()."""
         return self._ready().descriptor
 
     def _ready(self) -> Readiness:
@@ -534,8 +533,7 @@ class Consumer:
                    decompress: bool = False) -> pyarrow.Table:
         """Like pull(), but return rows of an Arrow table; needs pyarrow.
 
-        `columns` and `decompress` as in scan. commit() without messages says that all rows are done. After an error the next call
-        delivers the same messages again.
+        `columns` and `decompress` as in scan. commit() settles all rows. After an error the next call delivers the same again.
         """
         from pyengine.formats.consume_queue import ENTRY
 
@@ -612,7 +610,7 @@ class Consumer:
 
     def retry(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
               at: datetime | timedelta | int | None = None, reason: str = "", timeout_s: float | None = None) -> PutResult:
-        """Give a message back: the group gets it again after a delay, and this consumer counts it as done.
+        """Give a message back: the group gets it again after a delay.
 
         By default the delay is level 3 (10 s) the first time and one level more each time; `at` is as `deliver_at` of a put. After
         max_reconsume_times, or with a negative level, it becomes a dead letter, whose property __PYENGINE_REASON is `reason`
@@ -633,7 +631,7 @@ class Consumer:
         return result
 
     def requeue(self, messages: Message | Iterable[Message]) -> None:
-        """Give messages back without a delay: the group gets them next."""
+        """Give messages back without a delay."""
         self._require_group()
         for consumer, given in self._split(messages):
             with consumer._state:
@@ -652,7 +650,7 @@ class Consumer:
             None, lambda: self.retry(message, delay_level, delay_s=delay_s, at=at, reason=reason, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
-        """Continue at an offset, the first or last message, or a time, durable from the next commit on; None: all its queues.
+        """Continue at an offset, the first or last message, or a time; durable from the next commit on; None: all queues.
 
         Messages delivered before count as done. UsageError for another member's queue.
         """
@@ -685,7 +683,7 @@ class Consumer:
         self._stir()
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
-        """Deliver nothing of these queues (None: all, and retries) until resume(); this member keeps them."""
+        """Deliver nothing of these queues (None: all, and retries) until resume(), and keep them."""
         self._require_open()
         chosen = self._reader.queue_ids(self.topic) if queues is None else arguments.queue_ids(queues)
         with self._state:
@@ -710,23 +708,21 @@ class Consumer:
 
     @property
     def paused(self) -> list[int]:
-        """Paused queues."""
         with self._state:
             return sorted(self._paused)
 
     def total_lag(self) -> int:
-        """Return how many messages of its topics and retry topic the group has not committed."""
+        """Return how many messages of its topics and retry topic are not committed."""
         return sum(queue.lag for one in self._consumers for queue in one.lag().values())
 
     def lag(self) -> dict[int, QueueLag]:
-        """Return queue id -> lag of the group, or of this consumer without one."""
+        """Return the lag by queue id."""
         self._require_open()
         offsets = self._session.stored() if self._session else self.positions
         return queue_lags(self._reader, self.topic, offsets, self._options.level)
 
     @property
     def assignment(self) -> list[int]:
-        """Queues that it reads now."""
         with self._state:
             return sorted(queue_id for queue_id, held in self._held.items() if held.releasing_since_s is None)
 

@@ -36,7 +36,7 @@ LIKELY_TIME = 10 ** 9  # seconds since 1970 in 2001: no queue has as many messag
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupState:
-    """One group on one topic: pids of its living members; by queue id the lag and the holder's pid."""
+    """One group on one topic; `members` and `holders` are pids."""
 
     topic: str
     group: str
@@ -44,7 +44,7 @@ class GroupState:
     queues: dict[int, QueueLag]
     holders: dict[int, int]
     note: str = ""
-    """Says if it has more members than the topic has queues."""
+    """If it has more members than queues."""
 
     def __repr__(self) -> str:
         return (f"GroupState(topic={self.topic!r}, group={self.group!r}, lag={self.lag}, lost={self.lost}, members={len(self.members)}, "
@@ -57,22 +57,22 @@ class GroupState:
 
     @property
     def lag(self) -> int:
-        """How many messages the group has not committed."""
+        """Messages not committed."""
         return sum(queue.lag for queue in self.queues.values())
 
     @property
     def in_flight(self) -> int:
-        """How many of them are popped."""
+        """Of them popped."""
         return sum(queue.in_flight for queue in self.queues.values())
 
     @property
     def lost(self) -> int:
-        """How many were deleted before the group read them."""
+        """Deleted before the group read them."""
         return sum(queue.lost for queue in self.queues.values())
 
 
 class ConsumerGroups:
-    """The groups of the store at `path`, with or without an engine."""
+    """The groups of a store, with or without an engine."""
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         check_keywords(ConsumerGroups, settings)
@@ -90,7 +90,7 @@ class ConsumerGroups:
         return html_table(repr(self), ("topic", "group", "lag", "lost", "members", "queues", "note"), rows)
 
     def groups(self, *, topic: str | None = None, group: str | None = None) -> list[GroupState]:
-        """Return the state of each group on each topic."""
+        """Return each group on each topic."""
         popped: dict[tuple[str, str, int], dict[str, Any]] = {}
         with suppress(EngineUnavailableError):  # no engine ever ran
             popped = {(row["topic"], row["group"], row["queue_id"]): row for row in read_pops(find_folder(self._root))}
@@ -100,16 +100,16 @@ class ConsumerGroups:
                     if topic in (None, each_topic) and group in (None, each_group)]
 
     def notes(self) -> list[str]:
-        """Return what is damaged in config/consumerOffset.json."""
+        """Return the damage in config/consumerOffset.json."""
         return self._offsets.table().notes
 
     def reset(
         self, topic: str, group: str, to: Literal["first", "last"] | int | datetime, queues: Sequence[int] | None = None,
     ) -> dict[int, int]:
-        """Set the group's offsets, in all queues or in these; return the next offsets.
+        """Set the group's offsets; return the next ones.
 
-        Living members follow within a second. An offset outside a queue becomes its nearest end. UsageError for a topic without queues,
-        and for a group without offsets of it.
+        Living members follow within a second. An offset outside a queue becomes its nearest end. UsageError for an unknown topic
+        or group.
         """
         key = group_key(topic, group)
         groups = [each_group for each_topic, each_group in self._offsets.groups() if each_topic == topic]
@@ -133,7 +133,7 @@ class ConsumerGroups:
         return offsets
 
     def forget(self, topic: str, group: str) -> bool:
-        """Remove the group's offsets of a topic; return whether there were any. UsageError while it has living members."""
+        """Remove the group's offsets of a topic; whether there were any. UsageError while it has members."""
         members, _, _ = self._members(topic, group, ())
         if members:
             raise UsageError(f"{group} has living members on {topic} (pids {', '.join(map(str, members))}): stop them first")
@@ -212,9 +212,9 @@ def lack_of_queues(root: Path, topic: str, group: str, members: int, queues: int
 class QueueLag:
     """The lag of a group in one queue.
 
-    `committed` is the next offset, None for a new queue; `lag` counts the messages from there to `max_offset`, of any tags;
-    `waiting_since_ms` is the store time of the first of them; `lost` counts those deleted before the group read them. Clients have
-    popped `in_flight`: the first comes back at `invisible_until_ms`, the most delivered one came `attempts` times.
+    `committed` is the next offset, None for a new queue; `lag` counts from there to `max_offset`, of any tags; `waiting_since_ms`
+    is the store time of the first; `lost` were deleted before the group read them. Clients have popped `in_flight`: the first
+    comes back at `invisible_until_ms`, the most delivered one came `attempts` times.
     """
 
     queue_id: int
@@ -259,7 +259,7 @@ class AtOffset:
 
 
 Start = Literal["first", "last"] | int | datetime | AtOffset
-"""Where a new group starts: its first message, after its last, at a time (a datetime with a zone, or ms since 1970)."""
+"""Where a new group starts: first message, after the last, or a time (a datetime with a zone, or ms since 1970)."""
 
 
 PLACE = "'first', 'last', an offset, or a datetime with a time zone"

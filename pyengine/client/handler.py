@@ -98,11 +98,10 @@ def run_consumer(
 ) -> None:
     """Call `handler` with each message of `topic` for `group` until SIGTERM, SIGINT, or `stop` is set.
 
-    A message is done when the handler returns; one that raises is delivered again by `delay_level` (Consumer.retry), or after
-    `backoff` seconds: a number, a sequence for the first, second ... retry, or a function of `message.reconsume_times`. Up to
-    `concurrency` messages are handled at once, each in a thread; with 1, in this thread and in order. The end waits for running
-    handlers; a second signal does not. Outside the main thread no signal is caught. An error of the store, or a BaseException of a
-    handler, ends the call.
+    A message is done when the handler returns; if it raises, it comes again by `delay_level` (Consumer.retry), or after `backoff`
+    seconds: a number, a sequence for the first, second ... retry, or a function of `message.reconsume_times`. Up to `concurrency`
+    are handled at once, each in a thread; with 1, in this thread and in order. The end waits for running handlers; a second signal
+    does not. Outside the main thread no signal is caught. An error of the store, or a handler's BaseException, ends the call.
     """
     given: dict[str, Any] = {**options}
     _check(handler, concurrency, given, is_async=False)

@@ -74,9 +74,9 @@ PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, and with it an emp
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """One message of put_batch(): the arguments of put() without topic and queue.
+    """One message of put_batch().
 
-    `delay_level` and `deliver_at` replace those of put_batch().
+    Its `delay_level` and `deliver_at` replace those of the call.
     """
 
     body: bytes
@@ -119,8 +119,8 @@ class OutgoingMessage:
 class RawMessage:
     """One message for put_raw(). RocketMQ: MessageExtBrokerInner.
 
-    `store_host` None is the store's own; `deliver_at_ms` counts before `delay_level`; `clock_ms` is the store time, only in an engine
-    with replay_clock.
+    `store_host` None is the store's own; `deliver_at_ms` counts before `delay_level`; `clock_ms` is the store time with
+    replay_clock.
     """
 
     topic: str

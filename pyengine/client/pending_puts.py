@@ -51,7 +51,7 @@ Result = TypeVar("Result", bound=PutOutcome)
 
 
 class PutFuture(PendingPut, Future[Result]):
-    """A concurrent.futures.Future that can also be awaited: `result(timeout)`, `add_done_callback(f)`, `await`."""
+    """A concurrent.futures.Future that can also be awaited."""
 
     # Its code is csrc/front/pending.c. With a callback or wait() for several it has a Future's fields too, which the thread ends.
 
@@ -60,7 +60,7 @@ class PutFuture(PendingPut, Future[Result]):
 
     @property
     def is_answered(self) -> bool:
-        """Whether the writer has answered; the put may still wait for the disk or for slaves."""
+        """Whether the writer has answered, though a disk or slave may not."""
         return self._has_answer
 
     def __repr__(self) -> str:

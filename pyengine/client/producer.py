@@ -101,8 +101,8 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
             refusals: Refusals = "raise", **settings: Unpack[EngineSettings]) -> Producer:
     """Return a producer that is connected to the engine on the store at `path`.
 
-    It waits up to `timeout_s` for an engine or a store that is not there yet, then EngineUnavailableError; at once where waiting cannot
-    help. With `refusals="return"` a put returns its result where it would raise PutError. `ring_bytes` is a power of two.
+    It waits up to `timeout_s` for an engine, then EngineUnavailableError. With `refusals="return"` a put returns its result
+    instead of raising PutError. `ring_bytes` is a power of two.
     """
     from pyengine.ipc.session_client import require_engine, until_ready
     from pyengine.native.session import check_ring_bytes
@@ -187,8 +187,8 @@ def _named(name: str, keywords: Sequence[str] = ()) -> Callable[[Callable[_Given
 class Producer(ProducerFront):
     """Puts messages into a running engine; for `with` and `async with`. Threads may share it.
 
-    A put returns only with PUT_OK, else it raises PutError, whose subclass says whether the log has the message. A wrong argument is
-    TypeError or UsageError. After an engine was replaced the next put opens a new session, and so does the first put of a forked child.
+    A put returns only with PUT_OK, else it raises PutError, whose subclass says whether the log has the message; a wrong argument
+    is TypeError or UsageError. The next put after an engine was replaced opens a new session, and so does a forked child's first.
     """
 
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
@@ -226,7 +226,7 @@ class Producer(ProducerFront):
         self._puts.forked()
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then close the session, in a forked child its own."""
+        """Wait for the answers of all puts, then close the session."""
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()
@@ -260,12 +260,12 @@ class Producer(ProducerFront):
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                 timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
                 sharding_key: str | None = None, once: bool = False) -> PutResult:
-            """Store one message and return where it is, once it is as durable as the flush mode promises.
+            """Store one message, as durable as the flush mode promises.
 
             The queue is the topic's next in turn, `queue_id`, or that of `sharding_key` (docs/topics.md). `keys` are words for
-            query_message, `unique_key` is UNIQ_KEY, by which a consumer knows duplicates; with `once` a key's later puts, of any process,
-            return the first result (docs/promises.md, 9). `delay_level` or `deliver_at` delivers it later (docs/delayed.md).
-            `wait=False` does not wait for the disk or for slaves. `timeout_s` bounds the wait for the writer (default put_timeout_ms).
+            query_message, `unique_key` is UNIQ_KEY; with `once` a key's later puts, of any process, return the first result
+            (docs/promises.md, 9). `delay_level` or `deliver_at` delivers it later (docs/delayed.md). `wait=False` waits for no
+            disk and no slave. `timeout_s` bounds the wait for the writer (default put_timeout_ms).
             """
 
         def put_async(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
@@ -273,17 +273,17 @@ class Producer(ProducerFront):
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                       timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
                       sharding_key: str | None = None) -> PutFuture[PutResult]:
-            """Like put(), but return a Future at once; await it, or ask for its result: only so is a PutError seen.
+            """Like put(), but return a Future, whose result or await raises the PutError.
 
-            With a full ring a plain thread waits up to `timeout_s` for room; in an event loop the put is submitted later, in order, so
-            bound the pending ones by awaiting. Keep callbacks short: they run in the thread that takes the answers.
+            With a full ring a plain thread waits up to `timeout_s` for room; in an event loop the put is submitted later, in
+            order, so bound the pending ones by awaiting. Callbacks run in the thread that takes the answers: keep them short.
             """
 
         def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                      delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
                      deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutManyResult:
-            """Store many messages in one queue, all or none, with contiguous queue offsets and one answer; up to 256 MiB."""
+            """Store up to 256 MiB of messages in one queue, all or none, with contiguous queue offsets."""
 
     @_named("put")
     def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, once: bool = False,
@@ -352,8 +352,8 @@ class Producer(ProducerFront):
                   sharding_key: str | None = None) -> PutResult:
         """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
 
-        `properties` are appended to those of each. Together they obey max_message_size_bytes. The result has the first one's offsets and
-        all ids. All have the same delay level, or each has a time.
+        `properties` are appended to those of each. Together they obey max_message_size_bytes. All have the same delay level, or
+        each has a time.
         """
         message = OutgoingMessage(topic, b"", queue_id, properties=properties, delay_level=delay_level, deliver_at=deliver_at,
                                   sharding_key=sharding_key)
@@ -364,11 +364,11 @@ class Producer(ProducerFront):
                   properties: Sequence[str] = (), queue_id: int | None = None, delay_level: int = 0, wait: bool = True,
                   timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
                   sharding_key: str | None = None) -> list[PutManyResult]:
-        """Store each row of a table as a message, in order, in one queue; needs pyarrow.
+        """Store each row as a message, in order, in one queue; needs pyarrow.
 
-        `table` is one of pyarrow, Polars, DuckDB or pandas, or an Arrow stream. `body`, `keys`, `tags` and `properties` name columns.
-        Each piece (64 MiB; 256 KiB with keys, tags or properties) is stored as by put_many(). The first that is not PUT_OK ends the call:
-        a note of its PutError says what is stored.
+        `table` is of pyarrow, Polars, DuckDB or pandas, or an Arrow stream. `body`, `keys`, `tags` and `properties` name columns.
+        Each piece (64 MiB; 256 KiB with keys, tags or properties) is stored as by put_many(); a note of the PutError says what is
+        stored.
         """
         columns = outgoing.RowColumns(body, keys, tags, tuple(arguments.several(properties, "properties", "a sequence of str")))
         most_bytes = outgoing.PIECE_BYTES if columns.are_plain else outgoing.BATCH_PIECE_BYTES
@@ -388,7 +388,7 @@ class Producer(ProducerFront):
         return results
 
     def cancel_delayed(self, msg_id: str) -> bool:
-        """Cancel a delayed message by the id that its put returned. True: it is never delivered. False: it is due, or was delivered.
+        """Cancel a delayed message by its put's id. True: it is never delivered. False: it is due, or was delivered.
 
         UsageError for another id (docs/delayed.md).
         """
@@ -407,7 +407,7 @@ class Producer(ProducerFront):
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
     def put_raw(self, message: RawMessage, *, timeout_s: float | None = None) -> PutResult:
-        """Store one message with every field set by the caller."""
+        """Store one message, every field set by the caller."""
         return cast(PutResult, self._puts.give(self._put_raw(message, timeout_s)))
 
     def _put_raw(self, message: RawMessage, timeout_s: float | None) -> PutResult:
@@ -441,10 +441,10 @@ class Producer(ProducerFront):
     def transaction(
         self, *, checker: Checker | None = None, group: str = "pyengine", check_after_s: int | None = None,
     ) -> TransactionBlock:
-        """Return a `with` (or `async with`) block whose `put()`s consumers see when it ends, and never if it ends by an exception.
+        """Return a block for `with` and `async with` whose `put()`s consumers see at its end, and never if it raises.
 
-        `checker` decides, in a thread, until close(), about the messages of `group` that a kill left undecided for
-        transaction_timeout_ms, or `check_after_s` (docs/transactions.md).
+        `checker` decides, in a thread, about messages of `group` that a kill left undecided for transaction_timeout_ms, or
+        `check_after_s` (docs/transactions.md).
         """
         arguments.text(group, "group")
         if checker is not None and not callable(checker):
@@ -454,7 +454,7 @@ class Producer(ProducerFront):
         return self._in_groups().transaction(group, checker, check_after_s)
 
     def check_transactions(self) -> int:
-        """Call the checkers now, as each transaction_check_interval_ms; return the number of messages, 0 while another process does."""
+        """Call the checkers now; return the number of messages, 0 while another process does."""
         return self._in_groups().check_now()
 
     def _in_groups(self) -> GroupTransactions:

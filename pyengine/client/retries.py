@@ -216,28 +216,25 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
-    """The dead letters of one group: those from `first` to `end` can be read, those from `next` on wait."""
+    """One group's: those from `first` to `end` can be read, those from `next` on wait to be put back."""
 
     group: str
     first: int
     end: int
     next: int
     oldest_ms: int | None
-    """Store time of the oldest that waits."""
 
     @property
     def messages(self) -> int:
-        """How many can be read."""
         return self.end - self.first
 
     @property
     def waiting(self) -> int:
-        """How many wait to be put back."""
         return self.end - self.next
 
 
 class DeadLetters:
-    """The dead letters of the store at `path`. Only requeue() needs an engine."""
+    """The dead letters of a store. Only requeue() needs an engine."""
 
     def __init__(self, path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> None:
         check_keywords(DeadLetters, settings)
@@ -260,16 +257,16 @@ class DeadLetters:
                     if topic.startswith(DLQ_PREFIX) and 0 in reader.queue_ids(topic)]
 
     def messages(self, group: str, offset: int | None = None, max_messages: int = 32) -> list[Message]:
-        """Return those from this offset on (None: the first), with their original topics."""
+        """Return those from `offset` on (None: the first), with their original topics."""
         with self._open() as reader:
             queue = self._queue(reader, group)
             return list(_read(reader, group, queue.first if offset is None else offset, queue.end, max_messages))
 
     def requeue(self, group: str, offsets: Iterable[int] | None = None) -> int:
-        """Put dead letters back, all that wait or those at `offsets`, for this group only; return their number.
+        """Put dead letters back for this group, all that wait or those at `offsets`; return their number.
 
-        A kill may put up to 32 back twice. One that can never be stored stays, and the others are put back before its PutError is raised.
-        UsageError for an offset without a message; EngineUnavailableError.
+        A kill may put up to 32 back twice. PutError for one that can never be stored, after the others; UsageError for an offset
+        without a message; EngineUnavailableError.
         """
         retries = Retries(self._root, group, max_reconsume_times=MAX_RECONSUME_TIMES, **self._settings)
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)

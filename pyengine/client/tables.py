@@ -77,7 +77,7 @@ class MissedMessagesError(EngineError):
 
 
 class TopicsFailedError(EngineError):
-    """Tables of some topics could not be written; `report` says which. The others are complete."""
+    """Some topics' tables could not be written; `report` says which."""
 
     def __init__(self, report: TablesReport) -> None:
         super().__init__(report.sentence)
@@ -124,7 +124,7 @@ class TablesState:
 
 @dataclass(frozen=True, slots=True)
 class TablesReport(Findings):
-    """What a run added; `failed`: topics whose tables lack messages, and why."""
+    """What a run added; `failed`: why a topic's table lacks messages."""
 
     store: str
     dest: str
@@ -157,10 +157,10 @@ def write_tables(
     over: threading.Event | None = None, progress: Callable[[int, int | None], None] = lambda done, total: None,
     piece_bytes: int = PIECE_BYTES, json: Mapping[str, str] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> TablesReport:
-    """Add the new messages of a store to tables of Delta Lake or Iceberg in the folder `dest`, each exactly once (docs/tables.md).
+    """Add a store's new messages to Delta Lake or Iceberg tables in `dest`, each exactly once (docs/tables.md).
 
-    `topics` is a regular expression. With `follow` it continues until `over` is set. TopicsFailedError, with the report; UsageError for a
-    folder of another origin; MissedMessagesError without `allow_loss`; CorruptionError.
+    `topics` is a regular expression. With `follow` it continues until `over` is set. TopicsFailedError; UsageError for a folder of
+    another origin; MissedMessagesError without `allow_loss`; CorruptionError.
     """
     started_s = time.monotonic()
     pattern = _checked(to, topics, hold_hours, interval_s, piece_bytes)

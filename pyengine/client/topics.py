@@ -68,7 +68,7 @@ class TopicState:
 
 
 class Topics:
-    """Lists and changes the topics of the store at `path`, with or without an engine; a change is durable when a method returns.
+    """The topics of a store, with or without an engine; a change is durable when a method returns.
 
     StoreBusyError while a RocketMQ broker has the store open; DiskError.
     """
@@ -84,7 +84,7 @@ class Topics:
         return f"Topics({str(self._root)!r})"
 
     def list(self, *, sizes: bool = False) -> Sequence[TopicState]:
-        """Return the topics that have messages or an entry; with `sizes` also the bytes of their messages in the log."""
+        """Return the topics with messages or an entry; with `sizes` also their bytes in the log."""
         return self._list(sizes)[0]
 
     def _list(self, sizes: bool) -> tuple[Sequence[TopicState], NamedRows[TopicConfig]]:
@@ -101,14 +101,14 @@ class Topics:
 
     def create(self, topic: str, *, queues: int | None = None, read_queue_nums: int | None = None, write_queue_nums: int | None = None,
                perm: str | int | None = None, order: bool | None = None, exist_ok: bool = False) -> TopicConfig:
-        """Enter a topic with `queues` (8), for clients to "rw", "r", "w" or "none"; UsageError if it exists, unless `exist_ok`."""
+        """Enter a topic with `queues` (8), `perm` "rw", "r", "w" or "none"; UsageError if it exists, unless `exist_ok`."""
         _check_name(topic)
         config = TopicConfig(topic, **_changes(queues, read_queue_nums, write_queue_nums, perm, order))
         return self._configs.ensure(config) if exist_ok else self._configs.create(config)
 
     def update(self, topic: str, *, queues: int | None = None, read_queue_nums: int | None = None, write_queue_nums: int | None = None,
                perm: str | int | None = None, order: bool | None = None) -> TopicConfig:
-        """Change a topic's entry and return it; producers follow within 5 seconds. UsageError without one."""
+        """Change a topic's entry; producers follow within 5 seconds. UsageError without one."""
         changes = _changes(queues, read_queue_nums, write_queue_nums, perm, order)
         if not changes:
             raise UsageError("update changes nothing: give queues, read_queue_nums, write_queue_nums, perm or order")
@@ -153,7 +153,7 @@ CONTENT_TYPE = "content-type"  # the property that names the codec's type
 
 
 class Codec(Protocol):
-    """Makes bodies of values, and values of bodies; decode() may raise any exception."""
+    """Bodies of values, and values of bodies; decode() may raise any exception."""
 
     content_type: str
 
@@ -234,17 +234,17 @@ CODECS: Mapping[str, Callable[[Any], Codec]] = {"json": _json, "msgspec": _msgsp
 
 @dataclass(frozen=True, slots=True)
 class Typed(Generic[_Value]):
-    """A message of a Topic, and its value."""
+    """A Topic's message and its value."""
 
     value: _Value
     message: Message
 
 
 class Topic(Generic[_Value]):
-    """A topic whose messages are values of `type`, as JSON by `codec`: "json", "msgspec", "pydantic", or a Codec of your own.
+    """A topic of values of `type`, as JSON by `codec`: "json", "msgspec", "pydantic", or a Codec of your own.
 
     Bodies have the property `content-type`. One of another type, or that does not decode, becomes a dead letter at once; without a
-    group it is skipped, and named in the log. A value of another type is TypeError.
+    group it is skipped and logged. TypeError for another value.
     """
 
     def __init__(self, name: str, type: type[_Value], *, codec: str | Codec = "json") -> None:
@@ -286,7 +286,7 @@ class Topic(Generic[_Value]):
         return options | {"properties": {**own, CONTENT_TYPE: self.codec.content_type}}
 
     def decode(self, message: Message) -> Typed[_Value]:
-        """Return a message with its value; BadMessageError."""
+        """Return the message with its value; BadMessageError."""
         given = message.properties.get(CONTENT_TYPE, self.codec.content_type)
         if given.partition(";")[0].strip().lower() != self.codec.content_type:
             raise BadMessageError(f"the content type is {given}, not {self.codec.content_type}")
@@ -296,7 +296,7 @@ class Topic(Generic[_Value]):
             raise BadMessageError(f"the body is no {getattr(self.type, '__name__', self.type)}: {type(error).__name__}: {error}") from error
 
     def handler(self, function: Callable[[Typed[_Value]], Any]) -> Callable[[Message], Any]:
-        """Return a handler for run_consumer(), or for run_consumer_async() of a coroutine function, that calls `function` with Typed."""
+        """Return a handler for run_consumer(), or of a coroutine function for run_consumer_async()."""
         if inspect.iscoroutinefunction(function):
             async def handle_async(message: Message) -> None:
                 await typing.cast(Awaitable[object], function(self.decode(message)))
@@ -311,7 +311,7 @@ class Topic(Generic[_Value]):
 
 
 class TypedConsumer(Generic[_Value]):
-    """Methods of Consumer that take or return messages, with values; `consumer` has the others."""
+    """A Consumer of values; `consumer` has its other methods."""
 
     def __init__(self, topic: Topic[_Value], consumer: Consumer) -> None:
         self.topic = topic

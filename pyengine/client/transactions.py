@@ -32,7 +32,7 @@ from pyengine.formats.record import Message
 from pyengine.results import PutResult
 
 Checker = Callable[[Message], Outcome | None]
-"""Decides about a transaction that a kill left open: its outcome, or None to be asked again later."""
+"""Decides about an undecided transaction; None: ask again later."""
 _OF_PARENT = "this transaction was begun before a fork: the parent ends it; begin one of its own in the child"
 _LOG = logging.getLogger("pyengine.client.transactions")
 
@@ -73,7 +73,7 @@ class TransactionBlock:
 
 
 class Transaction:
-    """The messages of one transaction: after its block consumers see all of them, or none."""
+    """The messages of one transaction."""
 
     def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
         self._owner = owner
@@ -83,13 +83,13 @@ class Transaction:
         self._is_ended = False
         self.keys: set[str] = set()
         self.results: list[PutResult] = []
-        """What the commits answered; after the block."""
+        """After the block."""
 
     def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
             delay_level: int = 0, unique_key: str | None = None, timeout_s: float | None = None,
             deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutResult:
-        """Store one message that consumers do not see before the commit. The result has the offsets of the half message.
+        """Store one message that consumers do not see before the commit; the result is the half message's.
 
         A `delay_level` begins with the commit.
         """

@@ -93,14 +93,14 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Engine:
-    """An engine that runs inside a `with` block, or between start() and stop(), as child processes.
+    """An engine of child processes, inside a `with` block or between start() and stop().
 
-    It creates the store at `path` if it does not exist, and stops in order when its process ends, even if that is killed.
+    It creates a store if there is none, and stops in order when its process ends, even if killed.
 
-    With `shared=True` several processes share it (docs/processes.md). One that another program has started is used and not stopped.
+    `shared=True`: several processes share it (docs/processes.md). One that another program has started is used and not stopped.
 
-    start() raises StoreBusyError when another engine, a broker, or processes with other settings have the store, CorruptionError for
-    damage, DiskFullError when the first messages of a new store have no space.
+    start(): StoreBusyError if another engine, a broker, or processes with other settings have the store; CorruptionError;
+    DiskFullError without space for the first messages.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, **settings: Unpack[EngineSettings]) -> None:
@@ -113,7 +113,7 @@ class Engine:
         self._state, self._reason = "stopped", ""
 
     def start(self, progress: Progress | None = None) -> Engine:
-        """Create or recover the store and start its workers; returns when it takes puts."""
+        """Create or recover the store; returns when it takes puts."""
         if self._process is not None or self._shared and self._shared.is_joined:
             raise UsageError(f"the engine on {self.path} is started already")
         if self._shared:
@@ -147,13 +147,13 @@ class Engine:
 
     @property
     def reason(self) -> str:
-        """Why it is degraded, or cannot be started again; else ""."""
+        """Why it is degraded or cannot be started again."""
         return self._shared.look()[1] if self._shared else self._reason
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop in order; a shared engine only if no other process uses it.
 
-        EngineError if it does not stop in time (call again), or if its store was moved, removed or replaced.
+        EngineError if it does not stop in time, or its store was moved, removed or replaced.
         """
         if self._shared:
             self._shared.leave(timeout_s)
@@ -177,13 +177,13 @@ class Engine:
                 store.close()
 
     def connect(self, **options: Unpack[ConnectOptions]) -> Producer:
-        """Return a producer of this engine; options as for pyengine.connect."""
+        """Return as pyengine.connect."""
         if self._shared:
             self._shared.keep()
         return connect(self.path, **options)
 
     def open_store(self) -> LiveStoreReader:
-        """Return a reader of this engine's store."""
+        """Return as pyengine.open_store."""
         from pyengine.ipc.live_reader import open_store
 
         return open_store(self.path)

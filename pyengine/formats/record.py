@@ -247,20 +247,19 @@ class Message:
 
     topic: str
     body: bytes
-    """As stored, compressed if sys_flag says so; `content` is the producer's."""
+    """As stored; `content` is the producer's."""
     queue_id: int
     queue_offset: int
-    """Its number in the queue."""
     physical_offset: int
-    """Where the record begins in the log."""
+    """Of its record."""
     size_bytes: int
-    """Of the whole record."""
+    """Of its record."""
     raw_properties: str = ""
     """As stored; `properties` has them parsed."""
     flag: int = 0
     """The producer's own number."""
     sys_flag: int = 0
-    """RocketMQ's: compression, transaction type, kinds of hosts."""
+    """docs/formats.md, 4."""
     born_timestamp_ms: int = 0
     """The producer's clock."""
     born_host: str = "127.0.0.1:0"
@@ -268,13 +267,12 @@ class Message:
     """The writer's clock, never decreasing."""
     store_host: str = "127.0.0.1:10911"
     reconsume_times: int = 0
-    """How often it was delivered again."""
     prepared_transaction_offset: int = 0
     """Of the prepared record, in a commit or rollback."""
     body_crc: int = 0
     """Of the body as stored."""
     delivery_count: int = field(default=1, compare=False)
-    """How often the group got it, this time included."""
+    """This time included."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -298,12 +296,11 @@ class Message:
 
     @property
     def content(self) -> bytes:
-        """The body as the producer had it. FormatError above 256 MiB, and for another compression than zlib."""
+        """The body, decompressed; FormatError above 256 MiB, or if not zlib."""
         return decompress_body(self.body, self.sys_flag)
 
     @property
     def properties(self) -> dict[str, str]:
-        """Value by name."""
         found = self._properties
         if found is None:
             found = decode_properties(self.raw_properties)
@@ -322,17 +319,16 @@ class Message:
 
     @property
     def uniq_key(self) -> str | None:
-        """The client's unique key."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
     def transaction_type(self) -> int:
-        """A SYS_FLAG_TRANSACTION_ value."""
+        """The bits 0xC of sys_flag."""
         return self.sys_flag & SYS_FLAG_TRANSACTION_MASK
 
     @property
     def msg_id(self) -> str:
-        """The offset message id: store host and physical offset."""
+        """The offset id (docs/formats.md, 5)."""
         return encode_message_id(self.store_host, self.physical_offset)
 
 

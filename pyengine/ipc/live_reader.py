@@ -183,7 +183,7 @@ def dead_engine(root: str | os.PathLike[str]) -> DeadEngine | None:
 
 
 def open_store(path: str | os.PathLike[str], **settings: Unpack[EngineSettings]) -> LiveStoreReader:
-    """Open the store at `path` for reading, with or without a running engine.
+    """Open a store for reading, with or without an engine.
 
     NotAStoreError; StoreRefusedError at the first use of a damaged folder.
     """
@@ -305,9 +305,9 @@ def _refused(error: OSError) -> EngineError:
 
 
 class LiveStoreReader(StoreReader):
-    """The StoreReader that open_store returns: it follows the engine while one runs.
+    """A StoreReader that follows the engine while one runs.
 
-    It never reads another store at the same path: once the folder is moved, removed or replaced, calls raise EngineUnavailableError.
+    Once the folder is moved, removed or replaced, calls raise EngineUnavailableError.
     """
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: Unpack[EngineSettings]) -> None:
@@ -358,7 +358,7 @@ class LiveStoreReader(StoreReader):
         return self.is_live or super()._is_dispatched()
 
     def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
-        """Return the offset below which each message is in its queue."""
+        """Return the offset below which each is in its queue."""
         return self._queue_limit(level)
 
     def wait_for_message(
@@ -441,7 +441,7 @@ class LiveStoreReader(StoreReader):
 
     @contextlib.contextmanager
     def hold(self, physical_offset: int) -> Iterator[bool]:
-        """Keep the segment with this physical offset from being deleted inside the block, if True (docs/cleaning.md)."""
+        """Inside the block the cleaner keeps the segment with this offset, if True."""
         with self._hold(physical_offset - physical_offset % self.commit_log.size_bytes) as held:
             yield held
 

@@ -64,7 +64,7 @@ _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What `dest` has now: files, messages, and bytes of the files."""
+    """What `dest` has now."""
 
     dest: str
     files: int
@@ -101,10 +101,10 @@ def export_parquet(
     progress: Callable[[int, int], None] | None = None,
     **options: object,
 ) -> ExportResult:
-    """Write the log, or some topics of it, as Parquet files into the folder `dest`; the workers write them.
+    """Write the log, or some topics, as Parquet files into `dest`, from the workers.
 
-    Arguments: docs/spark.md. UsageError for a folder with other content unless `overwrite`, and for another selection than an
-    incremental run before.
+    Arguments: docs/spark.md. UsageError for a folder with other content unless `overwrite`, or another selection than the last
+    incremental run's.
     """
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")

@@ -49,7 +49,7 @@ _INTERRUPT = "spark.job.interruptOnCancel"  # after a failure the other tasks en
 
 def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
                    **options: object) -> DataFrame:
-    """Return what a read with `onCorrupt=skip` and these options leaves out: physicalOffset, bytes, reason."""
+    """Return what a read with `onCorrupt=skip` leaves out: physicalOffset, bytes, reason."""
     given = given_options(store, topics, options) | {"columns": "physicalOffset", "onCorrupt": "skip"}
     read = read_options(given)
     found = collect_from_workers(spark, functools.partial(_skipped, read, chosen_columns(read)), plan(read))
@@ -230,7 +230,7 @@ _GROUPS_HELD = 20_000
 
 @dataclass(frozen=True, slots=True)
 class StatsRow:
-    """One row of `collect_stats`. Times are ms; `time_ms` is the start of an hour or day in UTC."""
+    """One row of `collect_stats`; `time_ms`: where the hour or day begins."""
 
     topic: str
     queue_id: int | None        # by queue
@@ -251,16 +251,16 @@ class StatsRow:
 
 def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *, by: By = "queue",
           **options: object) -> DataFrame:
-    """Return one row for each queue, topic, or topic and hour or day (UTC, of the store time): the columns in docs/spark.md.
+    """Return one row for each queue, topic, or topic and hour or day (UTC store time), as in docs/spark.md.
 
-    It counts at once, in the workers; `verifyCRC=True` checks every body.
+    It counts at once; `verifyCRC=True` checks every body.
     """
     return spark.createDataFrame(count_messages(spark, store, topics, by, options))
 
 
 def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *,
                   by: By = "queue", progress: Callable[[int, int], None] | None = None, **options: object) -> list[StatsRow]:
-    """Return the rows of `stats` as a sorted list."""
+    """As stats(), but a sorted list."""
     table = with_milliseconds(count_messages(spark, store, topics, by, options, progress))
     second = _SECOND_KEY[by]
     found = [StatsRow(

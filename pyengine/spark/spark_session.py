@@ -34,7 +34,7 @@ _PASSING_ON = frozenset(("Project", "Filter", "Aggregate", "Join", "Window", "Wi
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format `pyengine` known to this session, and return it."""
+    """Make the format `pyengine` known to this session."""
     from pyengine.spark.source import OldQueueSource, PyEngineSource
     from pyengine.spark.versions import register_source
 
@@ -44,7 +44,7 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Return the running session, or a new one on this host: loopback only, no web page, UTC.
+    """Return the running session, or a local one: loopback only, no web page, UTC.
 
     PYENGINE_SPARK_MASTER names another master. UsageError without Java 17 or later.
     """
@@ -131,9 +131,9 @@ def _environment_of_user() -> dict[str, str]:
 
 
 def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view: str = "log", **options: object) -> DataFrame:
-    """Run a query over the temporary view `log` (or `view`), reading only the columns that it uses; rows as of `spark.sql(query)`.
+    """Run a query over the temporary view `log` (or `view`), reading only the columns that it uses.
 
-    UsageError with Spark Connect, which shows no plan.
+    UsageError with Spark Connect.
     """
     if not hasattr(spark, "_jsparkSession"):
         raise UsageError("a session of Spark Connect does not show the plan of a query: name the columns by the option columns, and "

@@ -59,9 +59,9 @@ def verify(
     acked: str | os.PathLike[str] | None = None, task_bytes: int = TASK_BYTES,
     progress: Callable[[int, int], None] | None = None, **sizes: object,
 ) -> CheckReport:
-    """Check a whole store, with the report of `pyengine check`; workers need the files under the same path.
+    """Check a whole store, with the report of `pyengine check`.
 
-    `sizes` (or `config`) are settings that the files do not show. NotAStoreError, StoreBusyError, DiskError.
+    `sizes` (or `config`): settings that the files do not show. NotAStoreError, StoreBusyError, DiskError.
     """
     from pyengine.ipc.live_reader import check_now
 

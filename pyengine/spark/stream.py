@@ -208,17 +208,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True, slots=True)
 class SourceMetrics:
-    """What one micro-batch has read of a store, and its lag when it was planned; None is unknown.
+    """What one micro-batch has read, and its lag when planned; None: unknown, as with Spark 4.0 and 4.1, or while an engine
+    restarts.
 
-    Lags are unknown with Spark 4.0 and 4.1, or while an engine restarts; `lag_messages` of a whole log.
+    `lag_messages` is also unknown of a whole log.
     """
 
     batch_id: int
     timestamp: str
-    """When the batch began, ISO 8601, UTC."""
+    """Its begin, ISO 8601, UTC."""
     rows: int
     bytes: int | None
-    """Of all records in its range, chosen or not."""
+    """Of its range, chosen or not."""
     lag_messages: int | None
     lag_bytes: int | None
 
@@ -227,7 +228,7 @@ def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, sour
                    ) -> list[SourceMetrics]:
     """Return rows, bytes and lag of the query's recent micro-batches, oldest first.
 
-    `source` is the number of the query's source that reads `store`.
+    `source`: which of the query's sources.
     """
     found = []
     with open_for_reading(read_options({"path": os.fspath(store), "fileSystem": file_system})) as reader:

@@ -159,7 +159,7 @@ BROKERS_TOPICS = frozenset((SCHEDULE_TOPIC, DEFAULT_TOPIC, "BenchmarkTest", "SEL
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic: its queues for readers and producers, and its permissions (perm: 4 read, 2 write)."""
+    """A topic's entry; `perm`: 4 read, 2 write."""
 
     topic: str
     read_queue_nums: int = QUEUE_NUMS_NEW
@@ -177,7 +177,7 @@ class TopicConfig:
                        for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE), ("X", PERM_INHERIT)))
 
     def check(self) -> TopicConfig:
-        """Return self, or raise UsageError with what is allowed."""
+        """Return itself, or raise UsageError."""
         for name in ("read_queue_nums", "write_queue_nums"):
             if not 1 <= getattr(self, name) <= QUEUE_NUMS_MAX:
                 raise UsageError(f"{name} is {getattr(self, name)}: give 1 to {QUEUE_NUMS_MAX}")

@@ -55,18 +55,17 @@ FETCH_BYTES_MAX = 4 << 20
 
 
 class ScanChoice(TypedDict, total=False):
-    """Which rows `scan` and `to_arrow` give: those that meet all of these."""
+    """Rows that meet all of these."""
 
     queues: Sequence[int] | None
-    """Queue ids of the chosen topics."""
     tags: str | None
     """`a || b`."""
     sql: str | None
     """A condition (docs/consumers.md)."""
     since: datetime | int | None
-    """Stored at this time or later: a datetime with a zone, or ms since 1970."""
+    """Stored then or later: a datetime with a zone, or ms since 1970."""
     until: datetime | int | None
-    """Stored before this time."""
+    """Stored before."""
     from_offsets: Mapping[str, Mapping[int, int]] | None
     """Where queues start: `{"orders": {0: 23}}`."""
     decompress: bool
@@ -154,10 +153,7 @@ def open_store(
 
 
 class StoreReader:
-    """Reads one store by queue, offset, message id, key and time. A context manager; threads may share it.
-
-    Deleted messages are left out.
-    """
+    """Reads a store by queue, offset, message id, key and time. A context manager; threads may share it."""
 
     def __init__(
         self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None,
@@ -206,23 +202,23 @@ class StoreReader:
 
     @property
     def min_physical_offset(self) -> int:
-        """Where the log starts, -1 if it is empty."""
+        """-1 for an empty log."""
         self._require_open()
         return self.commit_log.min_offset
 
     def max_physical_offset(self, level: ReadLevel | str | None = None) -> int:
-        """Return the end of the log for this level."""
+        """Return the log's end at this level."""
         self._require_open()
         return self._watermark.limit(self._level(level))
 
     def topics(self) -> dict[str, list[int]]:
-        """Return topic -> ids of the queues that have a file."""
+        """Return topic -> ids of its queues."""
         self._require_open()
         found = ((topic, self._queue_ids(topic)) for topic in folder_names(self._consume_queue))
         return {topic: ids for topic, ids in found if ids}
 
     def queue_ids(self, topic: str) -> list[int]:
-        """Return the ids of the topic's queues that have a file."""
+        """Return the ids of the topic's queues."""
         self._require_open()
         is_topic = arguments.is_folder_name(arguments.text(topic, "topic")) and _is_folder(os.path.join(self._consume_queue, topic))
         return self._queue_ids(topic) if is_topic else []
@@ -233,7 +229,7 @@ class StoreReader:
         return (0, 0) if entries is None else (entries.min_offset, entries.max_offset)
 
     def queue_end(self, topic: str, queue_id: int) -> int:
-        """Return the offset after the queue's last entry, whatever the level."""
+        """Return the offset after the queue's last entry, at any level."""
         queue = self._queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset(self.max_physical_offset(ReadLevel.WRITTEN))
 
@@ -249,8 +245,8 @@ class StoreReader:
     ) -> GetResult:
         """Return messages of one queue from `offset` on. RocketMQ: getMessage.
 
-        A call returns up to `max_messages` of one queue file, within the transfer limits (32, or 256 KiB). Continue at
-        `next_begin_offset`, whatever the status.
+        Up to `max_messages` of one queue file, within the transfer limits (32, or 256 KiB). Continue at `next_begin_offset`,
+        whatever the status.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -287,7 +283,7 @@ class StoreReader:
 
     @property
     def gets(self) -> GetFigures:
-        """The counters of this reader's get_message calls."""
+        """Of get_message()."""
         return self._gets.figures
 
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
@@ -296,7 +292,7 @@ class StoreReader:
         return self._message_below(arguments.integer(physical_offset, "physical_offset"), self._watermark.limit(self._level(level)))
 
     def message(self, msg_id: str, level: ReadLevel | str | None = None) -> Message | None:
-        """Return the message with this offset id. FormatError."""
+        """Return the message with this id. FormatError."""
         _, physical_offset = decode_message_id(arguments.text(msg_id, "msg_id"))
         message = self.message_at(physical_offset, level)
         return message if message is not None and message.msg_id == msg_id.upper() else None
@@ -312,9 +308,9 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         bytes_max: int | None = None,
     ) -> list[Message]:
-        """Return messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
+        """Return messages with `key` (a word of KEYS, or the UNIQ_KEY) by the index, oldest first.
 
-        At most the newest `max_messages`, up to the one that reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time.
+        At most the newest `max_messages`, up to the one that reaches `bytes_max`, with store times from `begin_ms` to `end_ms`.
         `verify_key=False` gives RocketMQ's hits: at most 64, also of other keys, doubled.
         """
         if arguments.integer(max_messages, "max_messages") < 1:
@@ -334,7 +330,7 @@ class StoreReader:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None
     ) -> int:
-        """Return the offset of the message with the nearest store time, the older on a tie. RocketMQ: getOffsetInQueueByTime."""
+        """Return the offset with the nearest store time, the older on a tie. RocketMQ: getOffsetInQueueByTime."""
         arguments.integer(timestamp_ms, "timestamp_ms")
         entries = self._entries(topic, queue_id, level)
         return 0 if entries is None else offset_by_time(entries, self.commit_log, timestamp_ms)
@@ -346,7 +342,7 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         **choice: Unpack[ScanChoice],
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Return the log as Arrow record batches in the order of its bytes; needs pyarrow.
+        """Return the log as Arrow record batches, in order; needs pyarrow.
 
         Without `topics` all records; with them what consumers see (docs/arrow.md). UsageError for unknown columns and topics;
         CorruptionError.
@@ -365,7 +361,7 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         **choice: Unpack[ScanChoice],
     ) -> pyarrow.RecordBatchReader:
-        """Return the batches of `scan` as one Arrow stream, read once while the reader is open."""
+        """Return the batches of `scan` as one Arrow stream, read once."""
         names = _names(columns, "columns")
         batches = self._rows("to_arrow", _names(topics, "topics"), names, level, choice)
         from pyengine.storage.arrow import stream
