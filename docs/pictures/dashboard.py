@@ -43,8 +43,8 @@ def series(p: Picture, place: Box, lines: Lines, unit: str) -> None:
     if len(lines) > len(COLOURS) // 2:
         lines = sorted(lines, key=lambda line: -max((value for value in line[1] if value is not None), default=0))
     highest = max((value for _, values in lines for value in values if value is not None), default=0)
-    left, right, top, bottom = place.x + 8, place.x + place.width - 8, place.y + 28, place.y + place.height - 22
-    p.text(right, place.y + 14, said(highest, unit) if highest else "0", 10, anchor="end", colour="muted")
+    left, right, top, bottom = place.x + 8, place.x + place.width - 8, place.y + 33, place.y + place.height - 22
+    p.text(right, place.y + 29, said(highest, unit) if highest else "0", 10, anchor="end", colour="muted")
     for y in (top, (top + bottom) / 2, bottom):
         p.line((left, y), (right, y), colour="grey_edge", width=0.3)
     for number, (_, values) in reversed(list(enumerate(lines))):
