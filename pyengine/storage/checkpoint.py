@@ -162,23 +162,19 @@ def _fields(watermark: DurableWatermark) -> dict[str, Any]:
     return {name: value for name, value in asdict(watermark).items() if name != "verified_from" or value}
 
 
-_WATERMARK: DurableRecord[DurableWatermark] = DurableRecord("watermark", _fields, _watermark)
-
-
-def watermark_path(root: Root) -> Path:
-    return _WATERMARK.path(root)
+WATERMARK: DurableRecord[DurableWatermark] = DurableRecord("watermark", _fields, _watermark)
 
 
 def write_watermark(root: Root, watermark: DurableWatermark) -> None:
     """Replace the file atomically, durable before this returns. The log below `flushed` must be durable already."""
-    _WATERMARK.write(root, watermark)
+    WATERMARK.write(root, watermark)
 
 
 def read_watermark(root: Root) -> WatermarkReading:
     """Return the watermark, or none; a damaged file raises no error, one that cannot be read raises DiskError."""
-    watermark, damage = _WATERMARK.read(root)
+    watermark, damage = WATERMARK.read(root)
     if watermark is None:
-        return WatermarkReading(None, f"{watermark_path(root)} {damage}; it counts as absent" if damage else "")
+        return WatermarkReading(None, f"{WATERMARK.path(root)} {damage}; it counts as absent" if damage else "")
     identity = read_engine_id(root)
     return WatermarkReading(watermark, is_copied=identity is not None and (
         identity.is_copy or watermark.uuid in identity.copied_from), identity=identity)
@@ -205,10 +201,6 @@ SYNC_FAILURE: DurableRecord[SyncFailure] = DurableRecord(
     lambda fields: SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"])))
 
 
-def sync_failure_path(root: Root) -> Path:
-    return SYNC_FAILURE.path(root)
-
-
 def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
     """Note that a sync failed, durably if the disk still can; False when it could not be noted at all.
 
@@ -224,7 +216,7 @@ def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
         SYNC_FAILURE.write(root, failure)
     except DiskError:
         try:
-            descriptor = os.open(sync_failure_path(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+            descriptor = os.open(SYNC_FAILURE.path(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         except OSError:
             return False
         with open(descriptor, "wb", buffering=0) as note, contextlib.suppress(OSError):  # an empty file means the same

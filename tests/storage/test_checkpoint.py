@@ -15,6 +15,7 @@ from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.storage import checkpoint as store_checkpoint
 from pyengine.storage.checkpoint import (
     SYNC_FAILURE,
+    WATERMARK,
     DurableWatermark,
     abort_file_exists,
     create_abort_file,
@@ -23,8 +24,6 @@ from pyengine.storage.checkpoint import (
     read_sync_failure,
     read_watermark,
     remove_abort_file,
-    sync_failure_path,
-    watermark_path,
     write_checkpoint,
     write_watermark,
 )
@@ -62,7 +61,7 @@ def test_a_store_without_one_is_not_called_damaged(tmp_path):
 
 def test_any_changed_byte_and_any_cut_make_it_absent_and_are_reported(tmp_path):
     write_watermark(tmp_path, MARK)
-    path = watermark_path(tmp_path)
+    path = WATERMARK.path(tmp_path)
     whole = path.read_bytes()
     damaged = [whole[:length] for length in range(len(whole))]
     damaged += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1:] for at in range(len(whole)) for bit in (1, 0x20, 0x80)]
@@ -80,7 +79,7 @@ def test_a_negative_watermark_is_no_watermark(tmp_path):
 
 def test_the_watermark_is_readable_by_people(tmp_path):
     write_watermark(tmp_path, MARK)
-    fields = json.loads(watermark_path(tmp_path).read_text())
+    fields = json.loads(WATERMARK.path(tmp_path).read_text())
     assert (fields["uuid"], fields["epoch"], fields["flushed"]) == (MARK.uuid, 7, 1_234_567)
 
 
@@ -155,7 +154,7 @@ def test_a_failed_sync_of_another_boot_leaves_no_doubt_and_is_replaced(tmp_path)
 @pytest.mark.parametrize("damage", [b"", b"{}", b"garbage", b'{"boot_id": "x", "flushed": 5, "file": "", "cause": "", "crc": "0"}'])
 def test_a_damaged_note_of_a_failed_sync_counts_as_one_of_this_boot(tmp_path, damage):
     note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
-    sync_failure_path(tmp_path).write_bytes(damage)
+    SYNC_FAILURE.path(tmp_path).write_bytes(damage)
     failure = read_sync_failure(tmp_path)
     assert failure.is_of_this_boot and failure.flushed == 0
 
@@ -174,7 +173,7 @@ def test_noting_a_failed_sync_returns_false_if_it_cannot_be_noted(tmp_path):
 
 def test_the_part_that_is_vouched_for_goes_into_the_file_only_where_it_is_not_all(tmp_path):
     write_watermark(tmp_path, MARK)
-    assert b"verified_from" not in watermark_path(tmp_path).read_bytes()
+    assert b"verified_from" not in WATERMARK.path(tmp_path).read_bytes()
     part = DurableWatermark(MARK.uuid, 7, 1_000_000, 65_536)
     write_watermark(tmp_path, part)
     assert read_watermark(tmp_path).watermark == part

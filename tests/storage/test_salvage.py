@@ -20,7 +20,7 @@ from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
 from pyengine.storage import salvage as salvage_module
 from pyengine.storage.check.check import check
-from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_recovered_from, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, write_recovered_from, write_watermark
 from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
@@ -283,11 +283,11 @@ def test_after_a_failure_an_empty_destination_is_as_it_was(stopped, tmp_path, mo
 
 @pytest.mark.parametrize("watermark", ["absent", "damaged", "whole"])
 def test_the_loss_after_the_last_record_is_known_only_with_a_whole_watermark(stopped, tmp_path, watermark):
-    watermark_path(stopped.root).unlink(missing_ok=True)
+    WATERMARK.path(stopped.root).unlink(missing_ok=True)
     if watermark != "absent":
         write_watermark(stopped.root, DurableWatermark("u", 1, stopped.end))
     if watermark == "damaged":
-        flip(watermark_path(stopped.root), 10)
+        flip(WATERMARK.path(stopped.root), 10)
     last = stopped.records[-1]
     stopped.poke(last.start, bytes(len(last.data)))
     report = salvage(stopped.root, tmp_path / "new", stopped.geometry)

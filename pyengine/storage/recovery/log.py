@@ -346,24 +346,20 @@ class Cut:
     kept: bool = False
 
 
-_CUT: DurableRecord[Cut] = DurableRecord(
+CUT: DurableRecord[Cut] = DurableRecord(
     "cut", asdict, lambda fields: Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"])), indent=1)
-
-
-def cut_path(root: Root) -> Path:
-    return _CUT.path(root)
 
 
 def intend_cut(root: Root, cut: Cut) -> None:
     """Note a cut, durable before this returns. The caller owns the store; `cut.at` is a record boundary above the log's start."""
-    _CUT.write(root, cut)
+    CUT.write(root, cut)
 
 
 def read_cut(root: Root) -> Cut | None:
     """Return the unfinished cut, None if there is none. CorruptionError for a damaged note."""
-    cut, damage = _CUT.read(root)
+    cut, damage = CUT.read(root)
     if damage:
-        raise CorruptionError(f"{cut_path(root)} is damaged: a cut of the log was in progress. Remove the file to keep what the log "
+        raise CorruptionError(f"{CUT.path(root)} is damaged: a cut of the log was in progress. Remove the file to keep what the log "
                               "holds now; a slave finds out again from its master what has to go")
     return cut
 
@@ -394,7 +390,7 @@ def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine) -> str:
     if holder is not None:
         clear_file_from(holder.path, cut.at - holder.start_offset)
         failpoint("cut_cleared")
-    path = cut_path(store)
+    path = CUT.path(store)
     path.unlink()
     failpoint("cut_note_unlinked")
     sync_folder(path.parent)

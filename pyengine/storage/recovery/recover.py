@@ -48,7 +48,6 @@ from pyengine.storage.checkpoint import (
     read_sync_failure,
     read_watermark,
     remove_abort_file,
-    sync_failure_path,
     write_checkpoint,
     write_marker,
     write_recovered_from,
@@ -142,7 +141,7 @@ def recover(
     except FlushError as error:
         if note_sync_failure(store, known.durable_end, str(error.path), os.strerror(error.errno)):
             raise
-        raise FlushError(f"{error}. That cannot be noted in {sync_failure_path(store)}: restart the machine before you "
+        raise FlushError(f"{error}. That cannot be noted in {SYNC_FAILURE.path(store)}: restart the machine before you "
                          "recover, since the page cache may differ from the disk", errno=error.errno, path=error.path) from error
     return replace(report, is_dry_run=False, notes=(*report.notes, *work.notes), quarantined=tuple(work.quarantine.pieces),
                    seconds=time.monotonic() - started_s)

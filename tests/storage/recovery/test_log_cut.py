@@ -13,7 +13,7 @@ from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import log
-from pyengine.storage.recovery.log import Cut, cut_path, intend_cut, read_cut
+from pyengine.storage.recovery.log import CUT, Cut, intend_cut, read_cut
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
@@ -82,13 +82,13 @@ def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_st
     done = []
     add_file, sync_folder = Quarantine.add_file, log.sync_folder
     monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more: (done.append(path.name), add_file(self, path, *more)))
-    monkeypatch.setattr(log, "sync_folder", lambda path: (done.append((path, cut_path(store.root).exists())), sync_folder(path)))
+    monkeypatch.setattr(log, "sync_folder", lambda path: (done.append((path, CUT.path(store.root).exists())), sync_folder(path)))
     clear = log.clear_file_from
     monkeypatch.setattr(log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
     recovered(store)
     names = [name for name in done if isinstance(name, str)]
     assert len(names) > 1 and names == sorted(names, reverse=True)
-    assert done[-2:] == [True, (cut_path(store.root).parent, False)]  # half cleared it is never copied again
+    assert done[-2:] == [True, (CUT.path(store.root).parent, False)]  # half cleared it is never copied again
 
 
 def pieces(store, at):
@@ -162,7 +162,7 @@ def test_a_cut_that_is_not_finished_is_found_by_check(build_store):
 
 def test_a_folder_in_the_notes_place_is_found_by_check(build_store):
     store = whole_store(build_store, "folder", 12)
-    cut_path(store.root).mkdir()
+    CUT.path(store.root).mkdir()
     (finding,) = check(MessageStore(store.root, store.geometry)).findings
     assert finding.severity is Severity.ERROR and "cannot read config/cut: Is a directory" in finding.text
 
@@ -170,8 +170,8 @@ def test_a_folder_in_the_notes_place_is_found_by_check(build_store):
 def test_a_damaged_note_of_a_cut_is_refused_and_changes_nothing(build_store):
     store = whole_store(build_store, "damaged")
     intend_cut(store.root, Cut(store.records[5].start, store.end, WHY))
-    content = cut_path(store.root).read_bytes()
-    cut_path(store.root).write_bytes(content.replace(b'"at": ', b'"at": 1'))
+    content = CUT.path(store.root).read_bytes()
+    CUT.path(store.root).write_bytes(content.replace(b'"at": ', b'"at": 1'))
     before = store.tree()
     with pytest.raises(CorruptionError, match="cut of the log was in progress"):
         recovered(store)
