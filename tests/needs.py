@@ -66,6 +66,16 @@ def _no_root() -> str | None:
     return None if os.geteuid() == 0 else "not root"
 
 
+def _no_network() -> str | None:
+    if _no_root():
+        return "not root"
+    missing = [name for name in ("ip", "unshare") if shutil.which(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not found on PATH (packages iproute2, util-linux)"
+    made = subprocess.run(["unshare", "--net", "ip", "link", "add", "type", "veth"], capture_output=True, text=True, timeout=60)
+    return f"no network namespace with cables: {made.stderr.strip()}" if made.returncode else None
+
+
 def _no_block() -> str | None:
     if _no_root():
         return "not root"
@@ -171,6 +181,7 @@ NEEDS = {
         Need("java", functools.cache(_no_java)),
         Need("maven", functools.cache(_no_maven)),
         Need("root", functools.cache(_no_root)),
+        Need("network", functools.cache(_no_network)),
         Need("block", functools.cache(_no_block)),
         Need("systemd", functools.cache(_no_systemd)),
         Need("spark", functools.cache(_no_spark)),

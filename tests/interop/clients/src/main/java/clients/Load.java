@@ -71,7 +71,7 @@ class Load {
     static JSONArray stream(DefaultMQProducer producer, JSONObject told) throws Exception {
         JSONArray stored = new JSONArray();
         long until = System.nanoTime() + told.getLongValue("ms") * 1_000_000;
-        for (int number = 0; System.nanoTime() < until; number++) {
+        for (int number = told.getIntValue("first"); System.nanoTime() < until; number++) {
             String body = String.format("%07d", number);
             try {
                 if (producer.send(new Message(told.getString("topic"), body.getBytes())).getSendStatus() == SendStatus.SEND_OK) {
