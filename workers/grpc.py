@@ -24,7 +24,7 @@ def serve(attached: worker.Worker) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else its C code writes lines that clients can cause without limit
     try:
         from pyengine.gateway.grpc_service import GrpcServer  # here, since the fork server loads all workers and need not have it
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise worker.BootFailedError(f"gRPC needs packages that are not installed ({error}): pip install 'pyengine-store[grpc]', "
                                      "or set grpc_enable=false") from error
     kinds.raise_descriptors(2 * attached.config.gateway_connections_max + OWN_DESCRIPTORS)

@@ -303,10 +303,12 @@ def test_connections_that_say_nothing_or_no_http2_harm_nobody(small):
         each.close()
 
 
-def test_without_the_packages_the_worker_says_what_to_install(tmp_path):
+@pytest.mark.parametrize("module, told", [
+    ("grpc", "BootFailedError gRPC needs packages that are not installed"), ("pyengine.gateway.grpc_messages", "ImportError ")])
+def test_only_without_its_packages_the_worker_says_what_to_install(module, told):
     program = """
-import sys
-sys.modules["grpc"] = None
+import sys, types
+sys.modules[sys.argv[1]] = None if sys.argv[1] == "grpc" else types.ModuleType(sys.argv[1])
 from types import SimpleNamespace
 from pyengine.workers import grpc
 try:
@@ -314,5 +316,5 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert told.startswith("BootFailedError gRPC needs packages") and "pip install 'pyengine-store[grpc]'" in told
+    done = subprocess.run([sys.executable, "-c", program, module], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(told) and ("pip install 'pyengine-store[grpc]'" in done.stdout) == (module == "grpc")
