@@ -731,7 +731,7 @@ class SharedSession(GroupSession):
                 clock_s, seen = RunningClock(LOCK_STEP_S), {}
             return False
 
-        wait_until_held(try_lock, self._members.path, self._members.path.name)
+        wait_until_held(try_lock, self._members.path, self._members.path.name, self.log.path)
         return fence
 
     def _passed_over(self, fence: int) -> int:

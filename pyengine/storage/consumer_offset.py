@@ -57,7 +57,7 @@ from pyengine.formats.small_file import (
 )
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.acknowledgements import AckFile, cut_all, remove_all
-from pyengine.storage.durable_file import AppendedLines, ConfigFile, exclusive, lines_of, sealed_line
+from pyengine.storage.durable_file import AppendedLines, ConfigFile, Stamp, exclusive, lines_of, sealed_line, stamp_of
 from pyengine.storage.durable_writes import write_config
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
@@ -67,7 +67,6 @@ FILE_NAME = "consumerOffset.json"
 GROUP_BYTES_MAX = 127
 _NOT_THE_FILES_FAULT = (*TRANSIENT_ERRNOS, errno.EIO, errno.EACCES)
 
-Stamp = tuple[int, int, int]       # inode, time of the last change in ns, bytes
 Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the group's next offset
 QueueEnds = Mapping[tuple[str, int], int]  # (topic, queue id) -> the queue's next offset
 
@@ -92,7 +91,7 @@ class ConsumerOffsets:
 
     def stamp(self) -> Stamp:
         """Return numbers that differ once the file has changed; zeros without a file."""
-        return _stamp(self.path)
+        return stamp_of(self.path)
 
     def table(self) -> OffsetTable:
         """Return all groups' current offsets, with notes about damage. It takes no lock, since files are replaced atomically.
@@ -213,14 +212,6 @@ def _beyond(table: Table, queue_ends: QueueEnds) -> list[tuple[str, int, int]]:
     ends = [(key, queue_id, offset, queue_ends.get((split_key(key)[0], queue_id), 0))
             for key, queues in table.items() for queue_id, offset in queues.items()]
     return [(key, queue_id, end) for key, queue_id, offset, end in ends if offset > end]
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def group_key(topic: str, group: str) -> str:

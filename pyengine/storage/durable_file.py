@@ -29,6 +29,7 @@ from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, sync_de
 from pyengine.storage.ofd_lock import SHARED, is_at, try_lock, unlock
 
 Value = TypeVar("Value")
+Stamp = tuple[int, int, int]  # inode, time of the last change in ns, bytes
 
 
 class Reading(NamedTuple, Generic[Value]):
@@ -298,7 +299,7 @@ class AppendedLines:
         self.renew()
         try:
             while is_new:
-                wait_until_held(lambda: try_lock(self._descriptor, 0, self.path, SHARED), self.path, self.path.name)
+                wait_until_held(lambda: try_lock(self._descriptor, 0, self.path, SHARED), self.path, self.path.name, self.path)
                 is_new = self.renew()  # it was shortened before the lock
             yield
         finally:
@@ -359,7 +360,7 @@ def exclusive(path: Path) -> Iterator[None]:
     descriptor, pid = open_shared_file(lock), os.getpid()
     _locked.add(descriptor)
     try:
-        wait_until_held(lambda: try_lock(descriptor, 0, lock), lock, path.name)
+        wait_until_held(lambda: try_lock(descriptor, 0, lock), lock, path.name, path)
         yield
     finally:
         if pid == os.getpid():  # a child that was forked by a change has no descriptor
@@ -381,11 +382,25 @@ class RunningClock:
         return self._passed_s
 
 
-def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str) -> None:
-    """Call `try_lock` until it is true; StoreBusyError after LOCK_WAIT_S, because a stopped process must not block the others for ever."""
-    waited_s, interval_s = RunningClock(LOCK_STEP_S), _POLL_INTERVAL_FIRST_S
+def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str, guarded: Path) -> None:
+    """Call `try_lock` until it is true; StoreBusyError after LOCK_WAIT_S in which `guarded`, which holders change, stays as it is.
+
+    For a stopped process must not block the others for ever, while many that take turns only make each of them wait longer.
+    """
+    waited_s, interval_s, seen = RunningClock(LOCK_STEP_S), _POLL_INTERVAL_FIRST_S, stamp_of(guarded)
     while not try_lock():
         if waited_s() >= LOCK_WAIT_S:
-            raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
+            if (now := stamp_of(guarded)) == seen:
+                raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
+            waited_s, seen = RunningClock(LOCK_STEP_S), now
         time.sleep(interval_s)
         interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return numbers that differ once the file was replaced or written; zeros without a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size

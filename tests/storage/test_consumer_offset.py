@@ -213,6 +213,22 @@ def test_while_a_writer_is_stopped_commits_are_refused_and_none_is_lost(tmp_path
     assert offsets.read("orders", "audit") == {0: 5} and offsets.table().notes == []
 
 
+def test_a_commit_waits_as_long_as_others_commit(tmp_path, monkeypatch):
+    offsets, lock, others = ConsumerOffsets(tmp_path), durable_file.try_lock, iter(range(40))
+    offsets.commit("orders", "billing", {0: 1})
+    monkeypatch.setattr(durable_file, "LOCK_WAIT_S", 0.02)
+
+    def of_others(*given):
+        for number in others:
+            os.utime(offsets.path, ns=(0, number))
+            return False
+        return lock(*given)
+
+    monkeypatch.setattr(durable_file, "try_lock", of_others)
+    offsets.commit("orders", "audit", {0: 5})
+    assert not list(others) and offsets.read("orders", "audit") == {0: 5}
+
+
 def test_a_pause_of_this_process_is_no_wait_for_the_lock(tmp_path, monkeypatch):
     offsets = ConsumerOffsets(tmp_path)
     offsets.commit("orders", "billing", {0: 1})
