@@ -692,8 +692,11 @@ def test_members_that_were_stopped_together_take_nothing_from_each_other(engine,
                 stdin=subprocess.PIPE)
 
     def send(name, number):
-        for kind in kinds:
-            os.kill(processes[name, kind].pid, number)
+        with durable_file.exclusive(ConsumerOffsets(engine.path).path):  # so that no process is stopped with this lock
+            for kind in kinds:
+                os.kill(processes[name, kind].pid, number)
+            if number == signal.SIGSTOP:
+                eventually(lambda: all(is_stopped(processes[name, kind].pid) for kind in kinds), "they are stopped")
 
     numbers = itertools.count(1)
 
