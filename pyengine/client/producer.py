@@ -283,7 +283,7 @@ class Producer(ProducerFront):
                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                      delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
                      deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutManyResult:
-            """Store up to 256 MiB of messages in one queue, all or none, with contiguous queue offsets."""
+            """Store up to 256 MiB of messages, each with all of `keys`, in one queue, all or none, with contiguous queue offsets."""
 
     @_named("put")
     def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, once: bool = False,
