@@ -124,9 +124,9 @@ def query(
     if end_ms is not None and begin_ms > end_ms:
         raise click.UsageError("--begin is after --end")
     with reading(store, settings) as reader:
+        found = reader.query_message(topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_messages)
         if not reader.queue_ids(topic):
             click.echo(f"note: {reader.name} has no topic {output.printable(topic)}: {command('topics', reader.name)} lists them", err=True)
-        found = reader.query_message(topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_messages)
     if as_json:
         output.write_json({"topic": topic, "key": key, "messages": [output.message_document(one, raw) for one in found]})
         return
