@@ -346,7 +346,7 @@ _TABLE = (
     *_steps("pyengine/storage/durable_writes.py", "allocator",
         _("new_file_unnamed", "an empty file without a name"),
         _("new_file_sized", "a file without a name has its length, no blocks"),
-        _("new_file_allocated", "it has its blocks, not durable"),
+        _("new_file_allocated", "it has its blocks, not durable", scene=OWN),  # the allocator's segments have none yet
         _("new_file_synced", "it is durable, and has no name"),
         _("new_files_unnamed", "many complete files without names, none durable", scene=OWN),
         _("new_files_synced", "they are durable, none has its name", scene=OWN),
