@@ -43,7 +43,16 @@ POLL_S = 0.01
 RESTART = "at the next start: pyengine stop, then start"
 
 
-@click.group()
+class _Actions(click.Group):
+    """For one version an action after STORE is taken too, as by StoreArgument."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if len(args) > 1 and args[0] not in self.commands and args[1] in self.commands:
+            args = [args[1], args[0], *args[2:]]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Actions)
 def config() -> None:
     """Show settings, and change them.
 

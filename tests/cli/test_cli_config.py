@@ -57,6 +57,12 @@ def test_a_wrong_setting_is_a_usage_error_with_a_sentence(tmp_path):
         assert ran.code == 2 and ran.stdout == "" and sentence in ran.stderr
 
 
+def test_the_store_may_stand_before_the_action(stopped):
+    assert run("config", stopped, "explain", "--json").document == run("config", "explain", stopped, "--json").document
+    ran = run("config", stopped, "explane")
+    assert ran.code == 2 and "No such command" in ran.stderr
+
+
 def test_explain_takes_names_of_settings_with_and_without_a_store(stopped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = run("config", "explain", "ha_peers", "flushDiskType")
