@@ -41,7 +41,7 @@ from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import new_segment_folder, reserve_ahead_bytes, reserve_step_bytes
 from pyengine.storage.durable_writes import create_file, make_folders, sync_folder
 from pyengine.storage.file_system import copies_on_write, reserve_dispatch_space
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, NewStoreSpace
 
 RETRY_NS = 500_000_000
 IDLE_PAUSE_S = 1.0      # the reputter wakes it each 16 MiB of log (csrc/reput.cdef.h), a quarter of the window
@@ -71,6 +71,7 @@ class AllocateMappedFileService(Service):
         if self._memory.identity.mode == native.MODE_MAPPED:
             self._warmer = PageWarmer(context.store, whole=self._reserves_all,
                                       populated_end=native.load(self._allocator, "populated_end"))
+        self._index_bytes = NewStoreSpace.of(context.config).index_bytes  # 0 once the reputter has made the first index file
         self._retry_ns: dict[str, int] = {}  # when to try again what has failed
         native.store(self._allocator, "error_number", 0)  # a dead allocator's, which this one may never have to try again
         self._wrote = -1
@@ -160,7 +161,10 @@ class AllocateMappedFileService(Service):
                 raise DiskError(f"{path} has {status.st_size} bytes, not {self._segment_bytes}", path=str(path))
             missing_bytes = min(stop - base - status.st_blocks * 512, stop - start)
             if missing_bytes > 0:  # a dead engine may have allocated them
-                reserve_dispatch_space(path.parent, missing_bytes, stop - native.load_position(self._control.reput_from))
+                if self._index_bytes and self._store.index.is_dir() and any(self._store.index.iterdir()):
+                    self._index_bytes = 0
+                undispatched_bytes = stop - native.load_position(self._control.reput_from)
+                reserve_dispatch_space(path.parent, missing_bytes, undispatched_bytes, self._index_bytes)
             first = start - base - (start - base) % mmap.PAGESIZE
             allocate(file.fileno(), first, stop - base - first, str(path))
 

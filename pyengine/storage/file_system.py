@@ -444,9 +444,12 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def reserve_dispatch_space(folder: Path, wanted_bytes: int, undispatched_bytes: int) -> None:
-    """Raise DiskFullError if `wanted_bytes` more on `folder`'s file system leave too little space for dispatch."""
-    free, kept = free_bytes(folder), derived_room_bytes(undispatched_bytes)
+def reserve_dispatch_space(folder: Path, wanted_bytes: int, undispatched_bytes: int, index_bytes: int) -> None:
+    """Raise DiskFullError if `wanted_bytes` more on `folder`'s file system leave too little space for dispatch.
+
+    `index_bytes`: what the first index file will take.
+    """
+    free, kept = free_bytes(folder), derived_room_bytes(undispatched_bytes) + index_bytes
     if wanted_bytes + kept > free:
         raise DiskFullError(
             f"a segment of {wanted_bytes:,} bytes and {kept:,} more for its queues and index have no room in {folder}: "

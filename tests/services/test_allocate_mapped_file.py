@@ -21,7 +21,9 @@ from pyengine.services import allocate_mapped_file
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService, PageWarmer
 from pyengine.storage.commit_log import reserve_ahead_bytes, reserve_step_bytes
 from pyengine.storage.config import EngineConfig
+from pyengine.storage.durable_writes import create_file
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
+from pyengine.storage.index_file import first_bytes
 from pyengine.storage.message_store import MessageStore
 from reported import Reported
 from waiting import eventually
@@ -129,7 +131,7 @@ def test_a_step_for_which_the_disk_has_no_room_is_made_smaller(make_small_disk):
     try:
         owner.position(0)
         owner.publish()
-        service = AllocateMappedFileService(owner.context(EngineConfig()))
+        service = AllocateMappedFileService(owner.context(EngineConfig(message_index_enable=False)))
         settle(service)
         assert reserved_end(owner) == 32 << 20 and not service.blocked_reason
         native.store_position(owner.control.wrote, 30 << 20)
@@ -365,7 +367,7 @@ def test_a_really_full_disk_and_room_again(make_small_disk, monkeypatch):
         owner.position(0)
         owner.publish()
         monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 100_000_000)
-        service = AllocateMappedFileService(owner.context(EngineConfig()))
+        service = AllocateMappedFileService(owner.context(EngineConfig(message_index_enable=False)))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk is full")
         assert 0 < reserved_end(owner) < 50 * SEGMENT
@@ -411,6 +413,30 @@ def test_a_failure_of_a_dead_allocator_is_not_its_successors(allocator):
 
 
 @pytest.mark.root
+def test_room_is_left_for_the_first_index_file(make_small_disk):
+    """What is acknowledged could not be dispatched else, and no stop would be in order."""
+    disk = make_small_disk("64m")
+    owner = Owner(disk / "store", mode=native.MODE_SYNC, segment_bytes=64 << 20)
+    try:
+        owner.position(0)
+        owner.publish()
+        config = EngineConfig()
+        service = AllocateMappedFileService(owner.context(config))
+        native.store(owner.control.writer, "wanted_end", 64 << 20)
+        settle(service)
+        assert service.blocked_reason and reserved_end(owner) > 0
+        folder = owner.context(config).store.index
+        os.close(create_file(folder, "20260101000000000", config.geometry.index_layout.size_bytes,
+                             allocate=first_bytes(config.geometry.index_layout)))
+        before = reserved_end(owner)
+        native.store_position(owner.control.reput_from, before)
+        eventually(lambda: (service.work(), reserved_end(owner) > before)[1], "the rest is the log's")
+        service.close()
+    finally:
+        owner.close()
+
+
+@pytest.mark.root
 def test_room_is_left_for_queues_and_index(make_small_disk):
     disk = make_small_disk("1m")
     owner = Owner(disk / "store", mode=native.MODE_SYNC)
@@ -418,7 +444,7 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
         owner.position(0)
         owner.publish()
         reported = Reported()
-        service = AllocateMappedFileService(owner.context(EngineConfig(), report=reported))
+        service = AllocateMappedFileService(owner.context(EngineConfig(message_index_enable=False), report=reported))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk counts as full")
         reached = reserved_end(owner)
