@@ -357,7 +357,7 @@ def runs_of(segment: SegmentBytes, start: int, end: int, limit: int, on_damage: 
     while at < end:
         run = LogRun(segment, at, min(end, at + size_bytes), limit)
         yield run
-        if run.reason == CaseLabel.BLANK or run.reason == CaseLabel.RANGE_END and run.reached >= end:
+        if run.reason == CaseLabel.BLANK or run.reason == CaseLabel.RANGE_END and run.end == end:
             return
         if run.end < end and run.reached > at:
             at, size_bytes = run.reached, slice_bytes or end - start

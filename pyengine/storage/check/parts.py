@@ -381,11 +381,14 @@ def _check_segment(store: StoreUnderCheck, segment: MappedFile, stop: int, last_
             used = found.base + used_end(segment.path, damage.start - found.base)
         return _whole_record_after(found, damage.start, min(damage.end, used), found.base + log.size_bytes)
 
+    def lost(damage: LogDamage) -> None:
+        _report_damage(store, segment, damage, stop)
+        log.lost.append(damage)
+
     with log.open(segment) as found:
         for piece in runs_of(found, found.base, stop, stop, next_whole):
             if isinstance(piece, LogDamage):
-                _report_damage(store, segment, piece, stop)
-                log.lost.append(piece)
+                lost(piece)
                 continue
             with contextlib.closing(store.work.walk(log, segment, piece.start, stop)) as results:  # the walk ends when `progress` raises
                 for result in results:
@@ -394,6 +397,8 @@ def _check_segment(store: StoreUnderCheck, segment: MappedFile, stop: int, last_
                     report.messages += result.messages
                     last_ms = result.last_store_timestamp_ms if result.messages else last_ms
                     progress(result.end_offset - max(log.min_offset, 0), len(log.segments) * log.size_bytes)
+            if piece.reason == CaseLabel.RANGE_END and piece.reached < stop:  # too few bytes to be read as a record's
+                lost(LogDamage(piece.reached, stop, piece.reason))
     return last_ms
 
 
