@@ -18,7 +18,8 @@ from pathlib import Path
 
 from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import CrashRun
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch
+from crash.watch import CrashWatch
+from pyengine.cli.torture import COMMAND_TIMEOUT_S
 from pyengine.engine.embedded import start_engine
 from pyengine.errors import EngineError
 from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START, VARIABLE, Board, is_built
@@ -61,7 +62,7 @@ class RecoveryRun(CrashRun):
         self.start_engine()
 
     def kill_everything_at_once(self) -> None:
-        with EngineWatch(self.store) as watch:
+        with CrashWatch(self.store) as watch:
             self.aimed_kill(watch, "writer", watch.pids()["writer"])
             self.kill_all(watch)
 
