@@ -19,7 +19,16 @@ from interop.judge import build
 
 SOURCES = Path(__file__).parent / "clients"
 ANSWER_TIMEOUT_S = 120
+SOURCES_5 = Path(__file__).parent / "clients5"
 FLAGS = ("-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # quick to start
+
+
+def class_path_5() -> str:
+    """Return the class path of clients5/, built if it is new. JudgeUnavailableError."""
+    target = build(SOURCES_5) / "target"
+    # The client for gRPC first: it has classes that its tools bring too, for another copy of gRPC.
+    first = [target / "gateway-clients5.jar", *(target / "lib").glob("rocketmq-client-java-*.jar")]
+    return os.pathsep.join(map(str, (*first, target / "lib" / "*")))
 
 
 class ClientError(AssertionError):

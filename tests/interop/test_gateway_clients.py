@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +12,7 @@ import pyengine
 from crash.replicas import free_port
 from fix_gateway import start_served
 from fix_judge import available
-from interop.clients import FLAGS, Clients
-from interop.judge import build
+from interop.clients import FLAGS, Clients, class_path_5
 from pyengine.gateway import codes
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.check.report import Severity
@@ -74,9 +71,9 @@ def test_messages_sent_in_every_way_are_consumed_once_each(served, clients):
 def told_by(program, served, folder) -> list[str]:
     """The lines of a program of clients5."""
     with available():
-        built = build(Path(__file__).parent / "clients5") / "target"
+        class_path = class_path_5()
     told = subprocess.run([needs.java_command(), *FLAGS, f"-Duser.home={folder}", "-cp",
-                           f"{built / 'gateway-clients5.jar'}{os.pathsep}{built / 'lib' / '*'}", f"clients5.{program}",
+                           class_path, f"clients5.{program}",
                            f"127.0.0.1:{served.ports[0]}"], capture_output=True, text=True, timeout=scaled_timeout_s(150), cwd=folder)
     assert told.returncode == 0, told.stdout + told.stderr
     return told.stdout.splitlines()

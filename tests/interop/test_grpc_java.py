@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import needs
 from fix_judge import available
-from interop.clients import FLAGS
-from interop.judge import build
+from interop.clients import FLAGS, class_path_5
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from waiting import scaled_timeout_s
 
@@ -32,9 +29,9 @@ def test_all_types_of_messages_come_as_they_were_sent(grpc_store, tmp_path):
     topic, ordered = grpc_store.make_topic("java5"), "ordered_java5"
     SubscriptionGroups(grpc_store.root).put(SubscriptionGroup(ordered, more={"consumeMessageOrderly": True}))
     with available():
-        built = build(Path(__file__).parent / "clients5") / "target"
+        class_path = class_path_5()
     told = subprocess.run([needs.java_command(), *FLAGS, f"-Duser.home={tmp_path}", "-cp",
-                           f"{built / 'gateway-clients5.jar'}{os.pathsep}{built / 'lib' / '*'}", "clients5.Grpc",
+                           class_path, "clients5.Grpc",
                            str(grpc_store.grpc_port), topic, ordered], capture_output=True, text=True, timeout=scaled_timeout_s(250),
                           cwd=tmp_path)
     assert told.returncode == 0, told.stdout + told.stderr

@@ -14,7 +14,7 @@ import needs
 from crash.replicas import free_port
 from fix_gateway import start_served
 from fix_judge import available
-from interop.clients import FLAGS
+from interop.clients import FLAGS, class_path_5
 from interop.judge import build
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -56,10 +56,10 @@ def test_all_types_of_messages_come_through_the_proxy_as_they_were_sent(tmp_path
         for name in ("push_java5", "simple_java5", "ordered_java5"):  # the proxy makes none
             SubscriptionGroups(store.root).put(SubscriptionGroup(name, more={"consumeMessageOrderly": name.startswith("ordered")}))
         with available():
-            built = build(Path(__file__).parent / "clients5") / "target"
+            class_path = class_path_5()
         with proxy(f"127.0.0.1:{store.ports[0]}", tmp_path) as port:
             told = subprocess.run([needs.java_command(), *FLAGS, f"-Duser.home={tmp_path}", "-cp",
-                                   f"{built / 'gateway-clients5.jar'}{os.pathsep}{built / 'lib' / '*'}", "clients5.Grpc",
+                                   class_path, "clients5.Grpc",
                                    str(port), "java5", "ordered_java5", "halves"], capture_output=True, text=True,
                                   timeout=scaled_timeout_s(200), cwd=tmp_path)
         assert told.returncode == 0, told.stdout + told.stderr

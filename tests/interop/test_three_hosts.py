@@ -24,8 +24,7 @@ from fix_engine import RunningEngine
 from fix_gateway import Client, ServedStore, send_fields, start_served
 from fix_judge import available
 from fix_slave import secret_file
-from interop.clients import FLAGS, Clients
-from interop.judge import build
+from interop.clients import FLAGS, Clients, class_path_5
 from interop.network import network
 from interop.real_broker import RealBroker, RealNameServer
 from interop.test_go_client import build as build_go
@@ -128,9 +127,8 @@ class Cluster:
         return self.java5("org.apache.rocketmq.tools.command.MQAdminStartup", *words, environ={"NAMESRV_ADDR": self.names})
 
     def java5(self, main: str, *words: str, environ: dict[str, str] | None = None) -> str:
-        built = build(Path(__file__).parent / "clients5") / "target"
-        command = [self.java, *FLAGS, f"-Duser.home={self.folder}", f"-Drocketmq.home.dir={self.folder}", "-cp",
-                   f"{built / 'gateway-clients5.jar'}{os.pathsep}{built / 'lib' / '*'}", main, *words]
+        command = [self.java, *FLAGS, f"-Duser.home={self.folder}", f"-Drocketmq.home.dir={self.folder}", "-cp", class_path_5(), main,
+                   *words]
         for _ in range(4):
             with self.hosts["k"].inside():
                 done = subprocess.run(command, capture_output=True, text=True, timeout=scaled_timeout_s(200), cwd=self.folder,
