@@ -789,8 +789,10 @@ class SharedSession(GroupSession):
         if self.log.size_bytes == self._stored_size and not self.log.has_news and not any(flight.has_notes for flight in flights):
             return self.stored()
         found: dict[int, int] = {}
+        size_bytes = -1
 
         def change(table: Table) -> None:
+            nonlocal size_bytes
             if read_epoch(self._root) != self.epoch:
                 raise HistoryChangedError
             row = table.get(self._key, {})
@@ -800,18 +802,18 @@ class SharedSession(GroupSession):
                     moved = {queue_id: queue.done for queue_id, queue in self.log.queues.items() if row.get(queue_id) != queue.done}
                     for queue_id, done in moved.items():
                         self.log.add(self.log.queues[queue_id].saved(done))
-                sync = self.log.syncing()
+                sync, size_bytes = self.log.syncing(), self.log.size_bytes  # another thread's turn may make it longer from here on
             sync()
             found.update(row | moved)
             if moved:
                 table[self._key] = found.copy()
             if self.log.is_long:
                 self._compact(row)
-            self._stored_size = self.log.size_bytes
 
         while True:
             with contextlib.suppress(PassedOverError):
                 self._offsets.update(change)
+                self._stored_size = size_bytes  # not before the offsets are written
                 return found
 
     def _compact(self, row: Mapping[int, int]) -> None:

@@ -21,7 +21,7 @@ from pyengine.client.retries import retry_topic
 from pyengine.errors import DiskFullError, UsageError
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.heartbeat import is_stopped
-from pyengine.storage import acknowledgements, durable_file
+from pyengine.storage import acknowledgements, consumer_offset, durable_file
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -406,6 +406,42 @@ def test_messages_of_a_turn_that_failed_come_with_the_next_one(engine, names, me
     assert one.commit([]) == {0: 1}
 
 
+def test_a_commit_whose_offsets_could_not_be_written_stores_them_next_time(engine, names, member, monkeypatch):
+    put(engine, names[0], 3)
+    one = member(commit_interval_s=3600)
+    one.ack(pull(one, 3))
+
+    def full(*arguments, **options):
+        raise DiskFullError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(consumer_offset, "write_config", full)
+        with pytest.raises(DiskFullError):
+            one.commit([])
+    assert one.commit([]) == stored(engine, names) == {0: 3}
+
+
+def test_a_commit_stores_what_another_threads_turn_has_told_during_the_one_before(engine, names, member, monkeypatch):
+    put(engine, names[0], 4)
+    one = member(commit_interval_s=3600)
+    one.ack(pull(one))
+    second = pull(one)
+    as_before = group_session.SharedLog.syncing
+
+    def syncing(log):
+        sync = as_before(log)
+        return lambda: (sync(), turn())
+
+    def turn():
+        monkeypatch.setattr(group_session.SharedLog, "syncing", as_before)
+        one.ack(second)
+        assert offsets(pull(one)) == [2]  # its turn tells the acknowledgement
+
+    monkeypatch.setattr(group_session.SharedLog, "syncing", syncing)
+    one.commit([])
+    assert one.commit([]) == stored(engine, names) == {0: 2}
+
+
 def test_a_sync_is_of_the_file_that_was_written_though_another_one_is_opened_meanwhile(engine, names, member, monkeypatch):
     put(engine, names[0], 4)
     one = member(commit_interval_s=60)
@@ -566,7 +602,7 @@ def test_a_stopped_member_loses_its_messages_and_its_late_acknowledgement_does_n
 STOPS_IN_A_TURN = """
 import os, signal, sys
 import pyengine
-from pyengine.storage import acknowledgements, durable_file
+from pyengine.storage import acknowledgements, consumer_offset, durable_file
 store, topic, group, log, where = sys.argv[1:6]
 stops = [1]
 def stopping(name, when):
