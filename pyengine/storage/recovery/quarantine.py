@@ -112,7 +112,13 @@ class Quarantine:
         make_folders(self._folder)
         write_note(target, path.name, reason, physical_offset, size_bytes)
         failpoint("quarantine_noted")
-        _move(path, target)
+        try:
+            _move(path, target)
+        except BaseException:
+            if not target.exists():
+                with contextlib.suppress(OSError):
+                    _note_path(target).unlink()
+            raise
         failpoint("quarantine_moved")
         sync_folder(self._folder)
         sync_folder(path.parent)
@@ -167,7 +173,8 @@ def _move_piece(store: StorePaths, marker: RebuildMarker, piece: str) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move a file or folder; to another file system it is copied, and the copy is complete and durable before it gets its name."""
+    """Move a file or folder. To another file system it is copied: the copy is complete and durable before it gets its name, and the name
+    before the source is removed."""
     with disk_errors("move", source, f" (to {target})"):
         try:
             os.rename(source, target)
@@ -180,6 +187,7 @@ def _move(source: Path, target: Path) -> None:
                 shutil.copytree(source, part) if source.is_dir() else shutil.copy2(source, part)
                 sync_tree(part)
                 os.rename(part, target)
+                sync_folder(target.parent)
             finally:
                 with contextlib.suppress(OSError):
                     _remove(part)

@@ -89,21 +89,44 @@ def test_a_folder_can_be_moved_too(tmp_path):
     assert (quarantine.pieces[0].path / "T" / "0" / SEGMENT).read_bytes() == b"x" * 20
 
 
-def test_across_file_systems_a_file_is_copied_before_it_is_removed(tmp_path, monkeypatch):
-    segment = make_segment(tmp_path)
-    content = segment.read_bytes()
+def across(monkeypatch, path):
+    """Let a rename of this path fail as one to another file system."""
     real = os.rename
 
     def rename(source, target):
-        if Path(source) == segment:
+        if Path(source) == path:
             raise OSError(errno.EXDEV, "another device")
         real(source, target)
 
     monkeypatch.setattr(module.os, "rename", rename)
+
+
+def test_across_file_systems_a_file_is_copied_before_it_is_removed(tmp_path, monkeypatch):
+    segment = make_segment(tmp_path)
+    content = segment.read_bytes()
+    across(monkeypatch, segment)
+    synced, sync = [], module.sync_folder
+    monkeypatch.setattr(module, "sync_folder", lambda folder: (synced.append((folder, segment.exists())), sync(folder)))
     quarantine = Quarantine(StorePaths(tmp_path))
     quarantine.add_file(segment, 16384, "a test")
     assert not segment.exists()
     assert quarantine.pieces[0].path.read_bytes() == content
+    assert (tmp_path / "quarantine", True) in synced, "a power cut leaves one of the two"
+
+
+def test_a_failed_move_across_file_systems_leaves_no_note_and_an_unchanged_log(tmp_path, monkeypatch):
+    segment = make_segment(tmp_path)
+    before = segment.read_bytes()
+    across(monkeypatch, segment)
+
+    def fail(_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "sync_tree", fail)
+    with pytest.raises(DiskFullError):
+        Quarantine(StorePaths(tmp_path)).add_file(segment, 16384, "a test")
+    assert not list((tmp_path / "quarantine").glob("*"))
+    assert segment.read_bytes() == before
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
