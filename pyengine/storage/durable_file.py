@@ -231,8 +231,10 @@ class AppendedLines:
 
     @property
     def has_news(self) -> bool:
-        """Whether others have changed the file since it was read."""
-        return self._descriptor < 0 or not is_at(self._descriptor, self.path) or self.length() != self._seen_bytes
+        """Whether others have changed the file since it was read. Another thread may use the file meanwhile."""
+        with contextlib.suppress(OSError):
+            return self._descriptor < 0 or not is_at(self._descriptor, self.path) or self.length() != self._seen_bytes
+        return True  # the other thread has just closed it, for the next one
 
     def append(self, *lines: Mapping[str, object], are_known: bool = False) -> bool:
         """Append lines; they outlive this process, not a power cut. Raises DiskFullError or DiskError; a part of them may be there then.

@@ -465,6 +465,22 @@ def test_a_sync_is_of_the_file_that_was_written_though_another_one_is_opened_mea
     assert os.path.samestat(synced[0], written) and len(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_look_for_news_while_another_thread_opens_the_next_file_finds_some(tmp_path, monkeypatch):
+    log = durable_file.AppendedLines(tmp_path / "log")
+    log.renew()
+    log.append({})
+    log.news()
+    assert not log.has_news
+    is_at = durable_file.is_at
+
+    def closed_before(descriptor, path):
+        log.close()  # the first half of another thread's renew()
+        return is_at(descriptor, path)
+
+    monkeypatch.setattr(durable_file, "is_at", closed_before)
+    assert log.has_news
+
+
 def test_what_a_turn_ends_gives_back_and_takes_of_a_queue_is_one_line(engine, names, member):
     put(engine, names[0], 6)
     one = member(commit_interval_s=60)
