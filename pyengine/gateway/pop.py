@@ -161,7 +161,12 @@ class PopQueue(AssignedQueue):
     @property
     def room(self) -> int:
         """How many more messages may be in flight."""
-        return IN_FLIGHT_MAX - len(self.flight.open) if len(self.flight.aside) < ASIDE_BOUNDS_MAX else 0
+        return IN_FLIGHT_MAX - len(self.flight.open)
+
+    @property
+    def room_for_next(self) -> int:
+        """The same of those that were never read: some of them may have to wait for pops of their topics."""
+        return self.room if len(self.flight.aside) < ASIDE_BOUNDS_MAX else 0
 
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered. Its leases have ended."""
@@ -173,7 +178,7 @@ class PopQueue(AssignedQueue):
         """Whether a pop of a topic may find something; `end`: of the queue."""
         if is_ordered and self.flight.open:
             return not self.is_blocked
-        return bool(self.flight.again) or self.room > 0 and (topic in self.aside or end > self.position)
+        return bool(self.flight.again) or self.room > 0 and topic in self.aside or self.room_for_next > 0 and end > self.position
 
     def set_aside(self, message: Message, topic: str) -> None:
         """Let an open message wait for pops of this topic."""
@@ -813,7 +818,7 @@ class Pops:
 
     async def _take_next(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> bool:
         """Take the next messages of a queue; return whether there may be more."""
-        most = min(asked.most - len(taken), queue.room)
+        most = min(asked.most - len(taken), queue.room_for_next)
         if most <= 0:
             return False
         topic, position = share.topic, queue.position

@@ -774,6 +774,23 @@ def test_a_queue_that_is_shorter_after_a_recovery_keeps_nothing_of_before(pops):
     assert not (pops.queue.aside or pops.queue.leases or pops.put) and pops.queue.done == 2
 
 
+def test_retries_that_wait_for_their_topic_come_to_its_pops_if_no_more_may_wait(pops, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.ASIDE_BOUNDS_MAX", 2)
+    messages = list(pops.queue.flight.open.values())
+    for message in messages:
+        pops.queue.set_aside(message, "T" if message.queue_offset < 2 else "other")
+
+    def read(topic, queue_id, offset, most, wanted):
+        found = messages[offset:offset + most]
+        return SimpleNamespace(next_begin_offset=offset + len(found), _placed=lambda queue_id: found), [b"record"] * len(found)
+
+    monkeypatch.setattr(pops.pops, "_read", read)
+    assert pops.queue.may_have("T", 4, is_ordered=False) and not pops.queue.may_have("none", 5, is_ordered=False)
+    taken = []
+    assert asyncio.run(pops.pops._take_aside(pops.share, pops.queue, asked(pops, "T", "g"), taken))
+    assert [each.message.queue_offset for each in taken] == [0, 1] and list(pops.queue.aside) == ["other"]
+
+
 @pytest.mark.parametrize("name", ["ack", "change_invisible", "make_dead_letter", "ack_batch"])
 def test_a_right_for_one_topic_ends_no_retry_of_another(pops, name):
     retry = Share(pops.share.session, "%RETRY%g", "g")
