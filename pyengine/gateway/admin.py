@@ -409,6 +409,8 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, fault)
         if target.startswith(OWN_GROUP_PREFIXES):
             return Answer(codes.NO_PERMISSION, f"the offsets of the group {target} are not a client's")
+        if self._names.is_fenced:  # what is committed there is not written
+            return Answer(codes.NO_PERMISSION, f"no offset is committed here: {self._names.why_no_commit}")
         if why := self._offsets.why_not(target):
             return Answer(codes.NO_PERMISSION, why)
         members = self._members.consumers.get(source)

@@ -555,8 +555,9 @@ def test_a_master_that_was_replaced_writes_neither_offsets_nor_acknowledgements(
         ReplicationStateFile(served.root).write(ReplicationState("ASYNC_MASTER", 0, term=1, fenced_by=2))
         refused = client.ask(codes.UPDATE_CONSUMER_OFFSET, kept | {"commitOffset": 2})
         assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
-        refused = client.ask(codes.POP_MESSAGE, pop_fields("T", "g"))
-        assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
+        copied = {"srcGroup": "pulling", "destGroup": "copy", "topic": "T", "offline": "true"}
+        for refused in client.ask(codes.POP_MESSAGE, pop_fields("T", "g")), client.ask(codes.CLONE_GROUP_OFFSET, copied):
+            assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
         assert "a master of a higher term" in other.wait(held).remark
         assert ack(client, found[2]) == codes.NO_MESSAGE
         served.engine.stop()
