@@ -938,6 +938,8 @@ class Pops:
         acks = read_object(request.frame.body).get("acks")
         if not isinstance(acks, list) or not 0 < len(acks) <= ACKS_MAX:
             return Answer(codes.NO_MESSAGE, f"a batch of 1 to {ACKS_MAX} acknowledgements was expected")
+        if why := self._names.why_no_commit:
+            return Answer(codes.NO_MESSAGE, why)
         number = 0
         for each in map(as_object, acks):
             group, topic = _named(each, "c", "consumerGroup", str), _named(each, "t", "topic", str)
@@ -996,6 +998,8 @@ class Pops:
         words = request.text("extraInfo").split(" ")
         if len(words) < 7 or not all(map(is_number, words[1:3])):
             raise WireError("a handle that is not POP_CK's text")
+        if why := self._names.why_no_commit:  # the next tick forgets the leases
+            return Answer(codes.NO_MESSAGE, why)
         source = topic if words[4] == "0" else RETRY_PREFIX + group
         found = self._find(group, source, queue_id, offset, int(words[1]))
         if isinstance(found, Lease):

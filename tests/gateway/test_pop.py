@@ -814,6 +814,17 @@ def test_a_right_for_one_topic_ends_no_retry_of_another(pops, name):
     assert asyncio.run(ask()).remark == "no right" and queue.leases == {0: lease} and lease.pop_time_ms == 7
 
 
+@pytest.mark.parametrize("name", ["ack", "change_invisible", "ack_batch"])
+def test_nothing_is_acknowledged_from_the_moment_in_which_a_master_is_replaced(pops, name):
+    pops.pops._names.why_no_commit = "another master has replaced this one"
+    body = {"acks": [{"c": "g", "t": "T", "r": "0", "so": 0, "q": 0, "pt": 1, "b": "AQ=="}]}
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "offset": "0", "extraInfo": "0 1 1000 0 0 broker-a 0 0",
+              "invisibleTime": "1"}
+    rights = SimpleNamespace(rights=lambda request, topic, right: None)
+    answer = getattr(pops.pops, name)(Request(rights, Frame(0, fields, json.dumps(body).encode()), 0))
+    assert answer == Answer(codes.NO_MESSAGE, "another master has replaced this one") and pops.queue.leases[0].pop_time_ms == 1
+
+
 @pytest.mark.parametrize("work", ["collect", "left", "tick"])
 def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.pop.SLICE_S", 0.0)
