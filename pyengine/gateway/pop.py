@@ -217,15 +217,19 @@ class Share:
         self.opened_ms = time.time_ns() // 1_000_000
         self.used_s = time.monotonic()
         self.claim_due_s = 0.0
+        self.is_claiming = False  # a thread uses the session's file
+        self.is_closed = False
 
     @property
     def in_flight(self) -> int:
         return sum(len(queue.flight.open) for queue in self.queues.values())
 
     def close(self) -> None:
-        """Release the queues."""
+        """Release the queues, at once or when no thread claims any."""
+        self.is_closed = True
         self.queues.clear()
-        self.session.close()
+        if not self.is_claiming:
+            self.session.close()
 
     def claimed(self, queue_ids: Iterable[int]) -> list[PopQueue]:
         """Claim those of these queues that are free; in a thread."""
@@ -321,6 +325,8 @@ class Shares:
             share.claim_due_s = now_s + CLAIM_AGAIN_S
             # It completes even if the client ends meanwhile: otherwise nobody would know what was claimed.
             await asyncio.shield(asyncio.get_running_loop().create_task(self._claim(share, number)))
+            if share.is_closed:  # the group was reset, say
+                return await self.get(asked, topic)
         if len(share.queues) < number:
             raise UsageError(f"programs of this host consume {topic} for the group {asked.group}, so its messages cannot be popped: stop "
                              "those, or give this consumer a group of its own")
@@ -329,7 +335,17 @@ class Shares:
 
     async def _claim(self, share: Share, number: int) -> None:
         async with share.lock:
-            share.add(await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues]))
+            if share.is_closed:
+                return
+            share.is_claiming = True
+            try:
+                queues = await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues])
+            finally:
+                share.is_claiming = False
+                if share.is_closed:
+                    share.session.close()
+            if not share.is_closed:
+                share.add(queues)
 
     async def _open(self, asked: Asked, topic: str) -> Share:
         if sum(map(len, self._by_group.values())) + len(self._opening) > SHARES_MAX:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import random
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -812,6 +813,29 @@ def test_a_right_for_one_topic_ends_no_retry_of_another(pops, name):
         return await answer if name == "make_dead_letter" else answer
 
     assert asyncio.run(ask()).remark == "no right" and queue.leases == {0: lease} and lease.pop_time_ms == 7
+
+
+def test_a_group_that_is_forgotten_closes_its_file_after_a_thread_has_claimed_queues_in_it(pops):
+    begun, may_end, done = threading.Event(), threading.Event(), []
+
+    def take(queue_ids):
+        begun.set()
+        assert may_end.wait(scaled_timeout_s(30))
+        done.append("taken")
+        return {1: (Claim(1, 1), 0, InFlight(0))}
+
+    pops.share.session.take, pops.share.session.close = take, lambda: done.append("closed")
+    pops.pops._names.recent_topic = lambda topic: SimpleNamespace(read_queue_nums=2)
+
+    async def run():
+        claiming = asyncio.create_task(pops.pops.shares._claim(pops.share, 2))
+        await asyncio.to_thread(begun.wait)
+        pops.pops.shares.forget("g")
+        may_end.set()
+        await claiming
+
+    asyncio.run(run())
+    assert done == ["taken", "closed"] and not pops.share.queues
 
 
 @pytest.mark.parametrize("name", ["ack", "change_invisible", "ack_batch"])
