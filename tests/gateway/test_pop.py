@@ -552,7 +552,7 @@ def test_a_master_that_was_replaced_writes_neither_offsets_nor_acknowledgements(
         files = [served.root / "config" / name for name in ("consumerOffset.json", "consumers/acks/T@g")]
         before = [path.read_bytes() for path in files]
         held = other.send(codes.POP_MESSAGE, pop_fields("T", "g", pollTime=60_000))
-        assert ack(client, found[1]) == codes.SUCCESS
+        assert ack(client, found[1]) == codes.SUCCESS and other.is_silent()
         ReplicationStateFile(served.root).write(ReplicationState("ASYNC_MASTER", 0, term=1, fenced_by=2))
         refused = client.ask(codes.UPDATE_CONSUMER_OFFSET, kept | {"commitOffset": 2})
         assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
@@ -847,6 +847,8 @@ def test_nothing_is_acknowledged_from_the_moment_in_which_a_master_is_replaced(p
     rights = SimpleNamespace(rights=lambda request, topic, right: None)
     answer = getattr(pops.pops, name)(Request(rights, Frame(0, fields, json.dumps(body).encode()), 0))
     assert answer == Answer(codes.NO_MESSAGE, "another master has replaced this one") and pops.queue.leases[0].pop_time_ms == 1
+    asyncio.run(pops.pops.tick())
+    assert not any(pops.pops.shares) and not pops.put
 
 
 @pytest.mark.parametrize("work", ["collect", "left", "tick"])
