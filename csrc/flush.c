@@ -26,11 +26,6 @@ int ms_flush_fdatasync(int fd)
     return fdatasync(fd) == 0 ? 0 : -errno;
 }
 
-int ms_flush_fsync(int fd)
-{
-    return fsync(fd) == 0 ? 0 : -errno;
-}
-
 int ms_flush_file_system(int fd)
 {
     return syncfs(fd) == 0 ? 0 : -errno;

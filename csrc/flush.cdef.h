@@ -10,7 +10,6 @@
 #include <stdint.h>
 
 int ms_flush_fdatasync(int fd);
-int ms_flush_fsync(int fd);
 /* Sync the whole file system of `fd`, with names. It may miss errors (Linux before 5.8), or report those of other files:
  * call ms_flush_check for each file. */
 int ms_flush_file_system(int fd);
