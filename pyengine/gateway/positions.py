@@ -61,7 +61,7 @@ class GroupOffsets:
         self.is_fenced: Callable[[], bool] = lambda: False  # whether offsets are not this store's any more
         self.why_not: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
         self.when_rewritten: list[Callable[[str, str | None], None]] = []  # called with group and topic, None for all topics
-        self._stamp: tuple[int, int, int] | None = None  # of the file with `_table`
+        self._stamp: int | None = None  # of the file with `_table`
         self._table: Table = {}
         self._count = 0  # offsets in it
 
@@ -190,7 +190,7 @@ class GroupOffsets:
                 self._know(self._offsets.table().offsets, stamp)  # DiskError fails the request: an empty table would reset groups
         return self._table
 
-    def _know(self, table: Table, stamp: tuple[int, int, int]) -> None:
+    def _know(self, table: Table, stamp: int) -> None:
         self._table, self._stamp = table, stamp
         self._count = sum(map(len, table.values()))
         self._fresh = {(key, queue_id) for key, queue_id in self._fresh if queue_id not in table.get(key, {})}

@@ -52,12 +52,13 @@ from pyengine.formats.small_file import (
     check_seal,
     decode_config,
     encode_config,
+    path_stamp,
     read_small_file,
     seal,
 )
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.acknowledgements import AckFile, cut_all, remove_all
-from pyengine.storage.durable_file import AppendedLines, ConfigFile, Stamp, exclusive, lines_of, sealed_line, stamp_of
+from pyengine.storage.durable_file import AppendedLines, ConfigFile, exclusive, lines_of, sealed_line
 from pyengine.storage.durable_writes import write_config
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
@@ -79,7 +80,7 @@ class OffsetTable:
     notes: list[str] = field(default_factory=list)
     is_damaged: bool = False  # the file is damaged: the table comes from `.bak`, or is empty
     is_own: bool = False      # pyengine wrote the content
-    stamp: Stamp = (0, 0, 0)  # from an update: the stamp() of the file with this table
+    stamp: int = 0  # from an update: the stamp() of the file with this table
 
 
 class ConsumerOffsets:
@@ -89,9 +90,9 @@ class ConsumerOffsets:
         self._root = Path(root)
         self._path = self.path = StorePaths(root).config / FILE_NAME
 
-    def stamp(self) -> Stamp:
-        """Return numbers that differ once the file has changed; zeros without a file."""
-        return stamp_of(self.path)
+    def stamp(self) -> int:
+        """Return a number that differs once the file has changed; 0 without a file."""
+        return path_stamp(self.path)
 
     def table(self) -> OffsetTable:
         """Return all groups' current offsets, with notes about damage. It takes no lock, since files are replaced atomically.

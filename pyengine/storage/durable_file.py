@@ -24,12 +24,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreBusyError, disk_error, disk_errors
 from pyengine.formats.paths import Root, StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, path_stamp, read_small_file
 from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, sync_descriptor, sync_folder, write_config
 from pyengine.storage.ofd_lock import SHARED, is_at, try_lock, unlock
 
 Value = TypeVar("Value")
-Stamp = tuple[int, int, int]  # inode, time of the last change in ns, bytes
 
 
 class Reading(NamedTuple, Generic[Value]):
@@ -389,20 +388,11 @@ def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str, guarded
 
     For a stopped process must not block the others for ever, while many that take turns only make each of them wait longer.
     """
-    waited_s, interval_s, seen = RunningClock(LOCK_STEP_S), _POLL_INTERVAL_FIRST_S, stamp_of(guarded)
+    waited_s, interval_s, seen = RunningClock(LOCK_STEP_S), _POLL_INTERVAL_FIRST_S, path_stamp(guarded)
     while not try_lock():
         if waited_s() >= LOCK_WAIT_S:
-            if (now := stamp_of(guarded)) == seen:
+            if (now := path_stamp(guarded)) == seen:
                 raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
             waited_s, seen = RunningClock(LOCK_STEP_S), now
         time.sleep(interval_s)
         interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
-
-
-def stamp_of(path: Path) -> Stamp:
-    """Return numbers that differ once the file was replaced or written; zeros without a file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
