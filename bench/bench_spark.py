@@ -39,7 +39,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 from measure import Row, figure, keep, show, write_into  # noqa: E402
 from pyengine.ipc.crashed_engine_memory import rebuild_offline  # noqa: E402
 from pyengine.ipc.live_reader import open_store  # noqa: E402
-from pyengine.settings import BYTE_UNITS  # noqa: E402
+from pyengine.settings import UNITS  # noqa: E402
 from pyengine.spark import export_parquet, session, stats  # noqa: E402
 from pyengine.spark.options import read_options  # noqa: E402
 from pyengine.spark.plan import plan  # noqa: E402
@@ -59,7 +59,7 @@ COLUMNS = "topic,partition,offset,physicalOffset,timestamp,bornTimestamp,tags,ke
 
 def size(text: str) -> int:
     unit = text[-1].lower() if text[-1].isalpha() else ""
-    return int(text[: len(text) - len(unit)]) * BYTE_UNITS[unit]
+    return int(text[: len(text) - len(unit)]) * UNITS["bytes"][unit]
 
 
 def main() -> None:

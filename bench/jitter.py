@@ -35,10 +35,11 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import pyengine  # noqa: E402
 from measure import figure  # noqa: E402
 from pyengine._native import ffi, lib  # noqa: E402
+from pyengine.cli import why  # noqa: E402
 from pyengine.cli.why import Waits, write_stalls  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
 from pyengine.native import control as native  # noqa: E402
-from pyengine.native import store_stats  # noqa: E402
+from pyengine.native import recorder, store_stats  # noqa: E402
 
 SEGMENT_BYTES = 64 << 20
 SETTINGS = {"mapped_file_size_commit_log_bytes": SEGMENT_BYTES, "mapped_file_size_consume_queue_bytes": 6_000_000,
@@ -75,7 +76,7 @@ class Counters(NamedTuple):
 
 
 def cause_of(stall: Stall, counters: list[Counters], recorded: tuple[str, int]) -> tuple[str, dict[str, float]]:
-    """The cause of a stall, and the milliseconds of evidence for each; `recorded`: what Waits.during() says of that time."""
+    """The cause of a stall, and the milliseconds of evidence for each; `recorded`: what main_stall() says of that time."""
     length_ns = stall.ended_ns - stall.began_ns
     before, after = _around(stall, counters)
     cause, recorded_ns = recorded
@@ -85,6 +86,15 @@ def cause_of(stall: Stall, counters: list[Counters], recorded: tuple[str, int]) 
     if sum(evidence_ns.values()) * 2 < length_ns:
         return NOT_KNOWN, evidence
     return max(evidence_ns, key=lambda name: evidence_ns[name]), evidence
+
+
+def main_stall(waits: Waits, began_ns: int, ended_ns: int) -> tuple[str, int]:
+    """Return the writer's main stall in that time, in one clause, and its duration there; ("", 0) without one."""
+    stalls = [*waits._stalls[native.WRITER].values(), *waits._stalls[recorder.PUTS_RING].values()]
+    found = max(stalls, key=lambda one: why._shared_ns(one, began_ns, ended_ns), default=None)
+    if found is None or (shared_ns := why._shared_ns(found, began_ns, ended_ns)) <= 0:
+        return "", 0
+    return why._means(found.cause, [found]), shared_ns
 
 
 def _around(stall: Stall, counters: list[Counters]) -> tuple[Counters, Counters]:
@@ -192,7 +202,7 @@ def measure(folder: Path, seconds: float, arguments: argparse.Namespace) -> dict
         recorded = waits.why().summary
     found = []
     for stall in stalls:
-        cause, evidence = cause_of(stall, counters, waits.during(stall.began_ns, stall.ended_ns))
+        cause, evidence = cause_of(stall, counters, main_stall(waits, stall.began_ns, stall.ended_ns))
         found.append({"ms": round((stall.ended_ns - stall.began_ns) / 1e6, 2), "cause": cause, "evidence_ms": evidence,
                       "at_s": round((stall.began_ns - counters[0].at_ns) / 1e9, 3)})
     pairs = list(itertools.pairwise(counters))

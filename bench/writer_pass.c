@@ -105,11 +105,11 @@ int main(int count, char **arguments)
     ms_producer_attach(producer);
 
     uint64_t lengths_bytes = many ? ms_align8((uint64_t)many * 4) : 0;
-    uint32_t *lengths = zeroed((int64_t)lengths_bytes + 8);
-    uint8_t *bodies = zeroed((int64_t)body_bytes * messages + 8);
-    memset(bodies, 'x', (size_t)body_bytes * messages);
+    const uint64_t payload_bytes = lengths_bytes + (uint64_t)body_bytes * messages;
+    uint8_t *payload = zeroed((int64_t)payload_bytes + 8);
+    memset(payload + lengths_bytes, 'x', (size_t)body_bytes * messages);
     for (uint32_t i = 0; i < many; i++)
-        lengths[i] = body_bytes;
+        ((uint32_t *)(void *)payload)[i] = body_bytes;
     int64_t submit_ns = 0, pass_ns = 0, cpu_from_ns = cpu_ns();
     for (uint32_t slice = 0; slice < slices; slice++) {
         if (writer->position > SEGMENT_BYTES - ROUND_BYTES_MAX)
@@ -120,11 +120,11 @@ int main(int count, char **arguments)
                 .kind = many ? MS_ENTRY_MANY : MS_ENTRY_PUT,
                 .count = messages,
                 .topic_bytes = 5,
-                .payload_bytes = (uint32_t)(lengths_bytes + (uint64_t)body_bytes * messages),
+                .payload_bytes = (uint32_t)payload_bytes,
                 .born_timestamp_ms = ms_wall_ms(),
             };
-            if (ms_producer_submit(producer, &header, (const uint8_t *)"bench", NULL, (const uint8_t *)lengths, lengths_bytes,
-                                   bodies, (uint64_t)body_bytes * messages, ms_monotonic_ns() + SECOND_NS) != 0)
+            if (ms_producer_submit(producer, &header, (const uint8_t *)"bench", NULL, payload, payload_bytes,
+                                   ms_monotonic_ns() + SECOND_NS) != 0)
                 return 1;
         }
         int64_t submitted = ms_monotonic_ns();

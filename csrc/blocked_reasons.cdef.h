@@ -8,7 +8,7 @@
 #define MS_BLOCKED_REASON_BYTES 504
 
 struct ms_blocked_reason {
-    uint32_t changes;            /* odd while the text is being written */
+    uint32_t changes;            /* of the text (shared_text.cdef.h) */
     uint32_t reserved;
     int8_t text[MS_BLOCKED_REASON_BYTES]; /* UTF-8, NUL-terminated; empty: nothing */
 };
@@ -20,12 +20,3 @@ struct ms_blocked_reasons {
     int8_t pad[112];
     struct ms_blocked_reason worker[MS_WORKER_KINDS];
 };
-
-/* The supervisor: initialize zeros. */
-void ms_blocked_reasons_format(struct ms_blocked_reasons *blocked_reasons);
-/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
-int ms_blocked_reasons_check(const struct ms_blocked_reasons *blocked_reasons, int64_t mapped_bytes);
-/* Write the worker's own line; truncate a long text. */
-void ms_blocked_reason_write(struct ms_blocked_reasons *blocked_reasons, uint32_t kind, const char *text);
-/* Copy one consistent text with its NUL to `into`; or the text as it is, if its worker died while it wrote it. */
-void ms_blocked_reason_read(const struct ms_blocked_reasons *blocked_reasons, uint32_t kind, char *into);

@@ -1,7 +1,7 @@
 """Builds pyengine._native from the C concepts in this folder.
 
 Each concept X is X.cdef.h (what Python sees: plain declarations, no directives
-but #define NAME INTEGER and includes) and X.c, and X.h if C sees more, such as
+but #define NAME INTEGER and includes), X.c unless it is only a layout, and X.h if C sees more, such as
 static asserts. cdef() and the compiler read the same X.cdef.h, so they cannot disagree.
 
 Set PYENGINE_SANITIZE=address to build with ASan and UBSan (tests/test_sanitizers.py does), and
@@ -20,6 +20,7 @@ SOURCE_FOLDER = os.path.relpath(HERE, os.getcwd())
 
 # Concepts in order of dependence: a struct must be declared before it is used.
 CONCEPTS = (
+    "layout",
     "failpoint",
     "control",
     "arrivals",
@@ -30,6 +31,7 @@ CONCEPTS = (
     "queue_table",
     "store_stats",
     "recorder",
+    "shared_text",
     "blocked_reasons",
     "record",
     "session",
@@ -82,7 +84,7 @@ def make_builder() -> FFI:
     builder.set_source(
         "pyengine._native",
         "\n".join(f'#include "{concept}{".h" if (HERE / f"{concept}.h").exists() else ".cdef.h"}"' for concept in CONCEPTS),
-        sources=[os.path.join(SOURCE_FOLDER, f"{concept}.c") for concept in CONCEPTS],
+        sources=[os.path.join(SOURCE_FOLDER, f"{concept}.c") for concept in CONCEPTS if (HERE / f"{concept}.c").exists()],
         include_dirs=[str(HERE)],
         extra_compile_args=compile_flags,
         define_macros=[("MS_FAILPOINTS", "1")] if os.environ.get("PYENGINE_BUILD_FAILPOINTS") == "1" else [],

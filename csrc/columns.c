@@ -65,11 +65,9 @@ void ms_filter_rehash(struct ms_row_filter *filter)
 
 static int has_wanted_tag(const struct ms_row_filter *filter, const struct ms_record *record)
 {
-    const uint8_t *at = record->properties, *const end = at + record->properties_bytes;
-    struct ms_text name, value, tags = {NULL, 0};
-    while (ms_property_next(&at, end, &name, &value))
-        if (ms_text_equals(name, "TAGS", 4))
-            tags = value;
+    struct ms_routing routing;
+    ms_property_routing(record->properties, record->properties_bytes, &routing);
+    const struct ms_text tags = routing.tags;
     if (tags.at == NULL)
         return 0;
     for (int32_t i = 0; i < filter->tag_count; i++)
@@ -319,21 +317,16 @@ static const struct ms_text *texts_of(const struct ms_column *column, const stru
 static void find_properties(const struct ms_column *columns, int64_t names, const struct ms_record *rows, int64_t begin, int64_t end)
 {
     for (int64_t row = begin; row < end; row++) {
-        const uint8_t *piece = rows[row].properties, *const last = piece + rows[row].properties_bytes;
+        struct ms_text rest = {rows[row].properties, rows[row].properties_bytes}, piece;
         for (int64_t i = 0; i < names; i++)
             columns[i].texts[row] = (struct ms_text){NULL, 0};
-        while (piece < last) { /* as ms_property_next, but the names are known: no search for where one ends */
-            const uint8_t *stop = memchr(piece, 2, (size_t)(last - piece));
-            if (stop == NULL)
-                stop = last;
+        while (ms_text_split(&rest, 2, &piece)) /* as ms_property_next, but the names are known: no search for where one ends */
             for (int64_t i = 0; i < names; i++) {
                 const struct ms_text name = columns[i].name;
-                if (stop - piece > name.bytes + 1 && piece[name.bytes] == 1 && piece[0] == name.at[0] &&
-                    memcmp(piece, name.at, (size_t)name.bytes) == 0)
-                    columns[i].texts[row] = (struct ms_text){piece + name.bytes + 1, stop - piece - name.bytes - 1};
+                if (piece.bytes > name.bytes + 1 && piece.at[name.bytes] == 1 && piece.at[0] == name.at[0] &&
+                    memcmp(piece.at, name.at, (size_t)name.bytes) == 0)
+                    columns[i].texts[row] = (struct ms_text){piece.at + name.bytes + 1, piece.bytes - name.bytes - 1};
             }
-            piece = stop + 1;
-        }
     }
 }
 

@@ -245,10 +245,8 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
     if (queue->refused)
         return 0;
     *position = queue_offset;
-    if (repeated ? queue_offset < 0 || queue_offset >= queue->next_offset : queue_offset < queue->next_offset) {
-        set->ignored++;
-        return 0;
-    }
+    if (repeated ? queue_offset < 0 || queue_offset >= queue->next_offset : queue_offset < queue->next_offset)
+        return 0; /* it is in its queue already */
     if (!repeated && queue_offset > queue->next_offset)
         *position = queue->next_offset;
     const int64_t byte = *position * MS_QUEUE_ENTRY_BYTES;
@@ -269,10 +267,8 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
     uint8_t *const entry = chunk->entries + chunk->count * MS_QUEUE_ENTRY_BYTES;
     queue->last_used = set->tick;
     chunk->count++;
-    if (repeated && is_taken(entry, physical_offset, size_bytes, tags_code)) {
-        set->ignored++;
+    if (repeated && is_taken(entry, physical_offset, size_bytes, tags_code))
         return 0;
-    }
     ms_queue_encode_entry(entry, physical_offset, size_bytes, tags_code);
     chunk->dirty = 1;
     if (!repeated) {
@@ -283,21 +279,6 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
     chunk->fresh++;
     chunk->fresh_bytes += size_bytes;
     set->written++;
-    return 0;
-}
-
-int ms_queue_fill(int fd, int64_t bytes)
-{
-    uint8_t piece[512 * MS_QUEUE_ENTRY_BYTES];
-    for (int i = 0; i < 512; i++)
-        ms_queue_encode_entry(piece + i * MS_QUEUE_ENTRY_BYTES, 0, MS_QUEUE_FILLER_SIZE, 0);
-    for (int64_t at = 0; at < bytes;) {
-        const int64_t length = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
-        const int error = ms_flush_pwrite_all(fd, piece, length, at);
-        if (error != 0)
-            return error;
-        at += length;
-    }
     return 0;
 }
 

@@ -88,9 +88,8 @@ struct ms_queue_set {
     int32_t chunks_used;
     uint32_t tick;           /* +1 a batch; the age of descriptors is told by it */
     int32_t failed_queue;       /* the queue whose write failed; -1: the index (csrc/dispatch.c) */
-    int64_t written;         /* entries appended to their queue */
-    int64_t ignored;         /* entries below their queue's end, which it had already */
-    int64_t out_of_order;    /* entries beyond their queue's end, appended at the end as in RocketMQ */
+    int64_t written;         /* entries appended to their queue: since the reputter counted them */
+    int64_t out_of_order;    /* those of them beyond their queue's end, appended at the end as in RocketMQ */
 };
 
 /* Return the number of the queue, or -1. */
@@ -108,8 +107,6 @@ int ms_queue_put(struct ms_queue_set *set, int32_t queue, int64_t queue_offset, 
 int ms_queue_write_gathered(struct ms_queue_set *set);
 /* 20 bytes. */
 void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_bytes, int64_t tags_code);
-/* Fill [0, bytes) of a file with the filler of a queue that does not begin at 0. 0 or -errno. */
-int ms_queue_fill(int fd, int64_t bytes);
 /* Count the entries before the zeros that end a queue file's data, by binary search; or -errno. */
 int64_t ms_queue_count_entries(int fd, int64_t file_bytes);
 /* Count the entries before the first of `count` that is empty or names an offset at or above `below`. */

@@ -215,8 +215,7 @@ struct ms_flusher_lines {
     uint64_t syncs;
     uint64_t sync_ns_total;
     uint64_t sync_ns_max;
-    int64_t sync_target;         /* end of what the running sync, or the one in which its process died, makes durable; at or below `flushed`:
-                                    none is running. The writer sets it while a new flusher waits for it */
+    int64_t sync_target;         /* end of what the running sync makes durable; at or below `flushed`: none is running */
     int8_t pad[48];
 };
 

@@ -163,7 +163,7 @@ static int to_index(struct ms_dispatch *d, const struct ms_record *record, const
         return 0;
     if (physical_offset > d->indexed_offset) {
         /* Like RocketMQ, provide a file with room before looking for keys. */
-        if (d->index.base == NULL || ms_index_is_full(&d->index))
+        if (d->index.base == NULL || ms_index_count(&d->index) >= d->index.entries)
             return MS_DISPATCH_NEEDS_INDEX;
         d->indexed_offset = physical_offset;
         d->indexed_keys = 0;

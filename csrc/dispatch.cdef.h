@@ -44,8 +44,8 @@ struct ms_dispatch {
     int64_t wanted_queue_offset;    /* NEEDS_QUEUE: of its first message here; NEEDS_FILE: the entry's position */
     int32_t wanted_queue;           /* NEEDS_FILE, NEEDS_EXT */
     int64_t last_store_timestamp_ms; /* of the newest record that was dispatched; -1 none */
-    int64_t messages;               /* records passed since the beginning */
-    int64_t keys;                   /* keys put since the beginning */
+    int64_t messages;               /* records passed: since the reputter counted them */
+    int64_t keys;                   /* keys put, likewise */
 };
 
 /* Dispatch the records of [start, end) in the segment whose byte `base_offset` is view[0]. Returns MS_CASE_RANGE_END at the

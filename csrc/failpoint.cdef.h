@@ -1,6 +1,6 @@
 /* Failpoints: named steps at which tests kill or stop a process.
  *
- * Who: any process that reaches the step. pyengine/native/failpoints.py lists all steps. Steps in C exist only in a build
+ * Who: any process that reaches the step. scripts/crash/steps.py lists all steps. Steps in C exist only in a build
  * with MS_FAILPOINTS (PYENGINE_BUILD_FAILPOINTS=1); those in Python cost one read of a variable. A failpoint has no effect
  * unless ms_failpoint_use has set one. Blocks on: nothing but the requested stop. Crash states: those of the named step.
  * Processes may share the structure; then it strikes one of them, once.

@@ -6,7 +6,6 @@
 #include <linux/fs.h>
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -18,8 +17,6 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
-
-#define ZERO_PIECE 65536
 
 int ms_flush_fdatasync(int fd)
 {
@@ -59,12 +56,18 @@ int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at)
     return 0;
 }
 
-int ms_flush_allocate(int fd, int64_t offset, int64_t length)
+static int change_blocks(int fd, int mode, int64_t offset, int64_t length)
 {
     int error;
     do
-        error = fallocate(fd, FALLOC_FL_KEEP_SIZE, offset, length) == 0 ? 0 : errno;
+        error = fallocate(fd, mode | FALLOC_FL_KEEP_SIZE, offset, length) == 0 ? 0 : errno;
     while (error == EINTR);
+    return error;
+}
+
+int ms_flush_allocate(int fd, int64_t offset, int64_t length)
+{
+    int error = change_blocks(fd, 0, offset, length);
     if (error != EOPNOTSUPP && error != ENOSYS)
         return -error;
     struct stat status;
@@ -98,38 +101,13 @@ int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_byt
 
 int ms_flush_punch(int fd, int64_t offset, int64_t length)
 {
-    int code;
-    do
-        code = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
-    while (code != 0 && errno == EINTR);
-    return code == 0 ? 0 : -errno;
+    return -change_blocks(fd, FALLOC_FL_PUNCH_HOLE, offset, length);
 }
 
-int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length)
+int ms_flush_renew(int fd, int64_t offset, int64_t length)
 {
-    static const uint8_t zeros[ZERO_PIECE];
-    uint8_t piece[ZERO_PIECE];
-    int64_t written = 0;
-    while (length > 0) {
-        int64_t want = length < ZERO_PIECE ? length : ZERO_PIECE;
-        ssize_t got = pread(fd, piece, (size_t)want, offset);
-        if (got < 0) {
-            if (errno == EINTR)
-                continue;
-            return -errno;
-        }
-        if (got == 0)
-            return written; /* end of the file */
-        if (memcmp(piece, zeros, (size_t)got) != 0) {
-            int error = ms_flush_pwrite_all(fd, zeros, got, offset);
-            if (error != 0)
-                return error;
-            written += got;
-        }
-        offset += got;
-        length -= got;
-    }
-    return written;
+    int error = change_blocks(fd, FALLOC_FL_ZERO_RANGE, offset, length);
+    return error == EOPNOTSUPP || error == ENOSYS ? 0 : -error;
 }
 
 int ms_memory_populate(uint8_t *base, int64_t length)

@@ -29,9 +29,8 @@ int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_byt
 /* Free the blocks of [offset, offset+length); the file's length stays, and mappings read zeros there. -EOPNOTSUPP if the
  * file system cannot. */
 int ms_flush_punch(int fd, int64_t offset, int64_t length);
-/* Zero what is not zero yet in [offset, offset+length), without touching pages of zeros. Returns the number of bytes
- * written, or -errno. */
-int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length);
+/* Make [offset, offset+length) blocks of zeros with new pages, mapped or not; no effect if the file system cannot. */
+int ms_flush_renew(int fd, int64_t offset, int64_t length);
 /* Fault in pages of a writable mapping for writing; -errno, and no effect, if the kernel cannot. */
 int ms_memory_populate(uint8_t *base, int64_t length);
 int ms_memory_lock(const uint8_t *base, int64_t length);

@@ -73,13 +73,16 @@ int ms_group_commit_once(struct ms_group_commit *group)
     if (target > open_end)
         target = open_end;
     /* The store time for the target. While the writer is between its commit point and `committed`, the slot's time is that
-     * of more than the target: then keep the time of the last pair, which is older and so not too late. */
+     * of more than the target: then take the time that the caller has read from a record, or keep that of the last pair. Both
+     * are older, and so not too late. */
     struct ms_commit_totals committed;
     int64_t old_flushed, time;
     ms_control_committed_slot(control, &committed);
     ms_control_flush_pair(control, &old_flushed, &time);
     if (committed.wrote == target)
         time = committed.store_timestamp_ms;
+    else if (group->known_end <= target && group->known_ms > time)
+        time = group->known_ms;
     ms_store_release(&control->flusher.sync_target, target);
     MS_FAILPOINT("group_sync_announced");
     group->sync_ns = 0;

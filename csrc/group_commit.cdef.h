@@ -1,6 +1,6 @@
-/* Group commit: one fdatasync makes durable all bytes that were committed during the previous one.
+/* The flusher's rounds. Group commit: one fdatasync makes durable all bytes that were committed during the previous one.
  *
- * Who: the flusher in sync mode, one thread. Blocks on: fdatasync, and its latch until the deadline. Bytes that arrive
+ * Who: the flusher, one thread; without sync mode single rounds. Blocks on: fdatasync, and its latch until the deadline. Bytes that arrive
  * during one fdatasync share the next, without a delay timer. The target is read before the sync, so it does not cover
  * bytes that arrive meanwhile. After a crash: `flushed` is at or below what is durable; the next flusher syncs again from
  * there. After a failed fdatasync it publishes nothing and does not retry: the caller freezes the store.
@@ -34,6 +34,8 @@ struct ms_group_commit {
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
     struct ms_recorder_handle *recorder; /* NULL: nothing is recorded */
     int64_t sync_ns;             /* time in fdatasync in the current round */
+    int64_t known_end;           /* end of a record, and its store time: for a round whose target the commit slot is beyond */
+    int64_t known_ms;
     int64_t base[MS_GROUP_SEGMENTS_MAX];
     int32_t fd[MS_GROUP_SEGMENTS_MAX];
 };

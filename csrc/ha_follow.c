@@ -67,7 +67,7 @@ static int report(struct ms_ha_follow *follow)
     struct ms_control *const control = follow->control;
     const int64_t end = follow->end;
     if (follow->acks_flushed &&
-        ms_producer_wait_persisted(follow->producer, end, MS_PUT_DURABLE, ms_monotonic_ns() + MS_HA_ANSWER_NS, 0) != 0)
+        ms_producer_wait_persisted(follow->producer, end, MS_PUT_DURABLE, ms_monotonic_ns() + MS_HA_ANSWER_NS, 0, INT64_MAX) != 0)
         return MS_FOLLOW_REPORT;
     ms_put_64(follow->report, (uint64_t)end);
     ms_seal_put(follow->seal_out, 0, follow->report, MS_HA_REPORT_BYTES);

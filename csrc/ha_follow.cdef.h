@@ -12,7 +12,7 @@
 
 #include "control.h"
 #include "producer.h"
-#include "replication.h"
+#include "replication.cdef.h"
 #include "ha_links.cdef.h"
 
 #define MS_HA_ANSWER_NS 5000000

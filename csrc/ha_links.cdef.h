@@ -13,7 +13,7 @@
 
 #include "control.h"
 #include "recorder.h"
-#include "replication.h"
+#include "replication.cdef.h"
 #include "seal.cdef.h"
 
 #define MS_HA_HEADER_BYTES 12

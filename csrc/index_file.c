@@ -41,7 +41,7 @@ static int put_head(const struct ms_index_file *file, int32_t slot, int32_t entr
     return put_at(file, slot_at(file, slot), bytes, sizeof bytes);
 }
 
-static int32_t count_of(const struct ms_index_file *file)
+int32_t ms_index_count(const struct ms_index_file *file)
 {
     const int32_t count = ms_get_i32(file->base + AT_COUNT);
     if (count <= 0)
@@ -56,17 +56,6 @@ int32_t ms_index_key_hash(const uint8_t *topic, int64_t topic_bytes, const uint8
     if (hash == 0x80000000u)
         return 0;
     return (int32_t)hash < 0 ? (int32_t)-hash : (int32_t)hash;
-}
-
-void ms_index_read_header(const struct ms_index_file *file, struct ms_index_header *header)
-{
-    const uint8_t *const base = file->base;
-    header->begin_timestamp_ms = ms_get_i64(base + AT_BEGIN_TIME);
-    header->end_timestamp_ms = ms_get_i64(base + AT_END_TIME);
-    header->begin_physical_offset = ms_get_i64(base + AT_BEGIN_OFFSET);
-    header->end_physical_offset = ms_get_i64(base + AT_END_OFFSET);
-    header->hash_slot_count = ms_get_i32(base + AT_SLOT_COUNT);
-    header->index_count = count_of(file);
 }
 
 /* Return whole seconds since the file's begin, as in IndexFile.putKey. */
@@ -112,7 +101,7 @@ int ms_index_put(struct ms_index_file *file, struct ms_index_progress *progress,
     int error = file->is_written ? ms_index_roll_back(file, progress) : 0; /* undo one that failed on a full disk */
     if (error < 0)
         return error;
-    const int32_t number = count_of(file);
+    const int32_t number = ms_index_count(file);
     if (number >= file->entries)
         return MS_INDEX_FULL;
     if ((error = ms_index_allocate(file, number)) != 0)
@@ -184,29 +173,14 @@ int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progres
     return 1;
 }
 
-int ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor)
+int ms_index_inherit(const struct ms_index_file *file, int64_t end_timestamp_ms, int64_t end_physical_offset)
 {
     uint8_t copy[MS_INDEX_HEADER_BYTES];
     uint8_t *const header = file->is_written ? memcpy(copy, file->base, MS_INDEX_HEADER_BYTES) : file->base;
-    ms_put_64(header + AT_BEGIN_TIME, (uint64_t)predecessor->end_timestamp_ms);
-    ms_put_64(header + AT_END_TIME, (uint64_t)predecessor->end_timestamp_ms);
+    ms_put_64(header + AT_BEGIN_TIME, (uint64_t)end_timestamp_ms);
+    ms_put_64(header + AT_END_TIME, (uint64_t)end_timestamp_ms);
     MS_FAILPOINT("index_inherits");
-    ms_put_64(header + AT_BEGIN_OFFSET, (uint64_t)predecessor->end_physical_offset);
-    ms_put_64(header + AT_END_OFFSET, (uint64_t)predecessor->end_physical_offset);
+    ms_put_64(header + AT_BEGIN_OFFSET, (uint64_t)end_physical_offset);
+    ms_put_64(header + AT_END_OFFSET, (uint64_t)end_physical_offset);
     return file->is_written ? put_at(file, file->base, header, MS_INDEX_HEADER_BYTES) : 0;
-}
-
-int64_t ms_index_newest_offset(const struct ms_index_file *file)
-{
-    const int32_t count = count_of(file);
-    return count > 1 ? ms_get_i64(entry_at(file, count - 1) + 4) : -1;
-}
-
-int64_t ms_index_count_tail(const struct ms_index_file *file, int64_t physical_offset)
-{
-    int32_t entry = count_of(file) - 1;
-    int64_t found = 0;
-    for (; entry >= 1 && ms_get_i64(entry_at(file, entry) + 4) == physical_offset; entry--)
-        found++;
-    return found;
 }

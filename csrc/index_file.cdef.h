@@ -36,15 +36,6 @@ struct ms_index_file {
     int64_t window_bytes;      /* so many are allocated at a time */
 };
 
-struct ms_index_header {
-    int64_t begin_timestamp_ms;
-    int64_t end_timestamp_ms;
-    int64_t begin_physical_offset;
-    int64_t end_physical_offset;
-    int32_t hash_slot_count;
-    int32_t index_count;       /* of the next free entry; at least 1 */
-};
-
 /* Return |String.hashCode| of `topic#key`, 0 for the smallest int. */
 int32_t ms_index_key_hash(const uint8_t *topic, int64_t topic_bytes, const uint8_t *key, int64_t key_bytes);
 /* Allocate whole windows of the file, so that it has blocks to the end of `entry`, which is in it; 0 or -errno. */
@@ -55,10 +46,7 @@ int ms_index_put(struct ms_index_file *file, struct ms_index_progress *progress,
                  int64_t physical_offset, int64_t store_timestamp_ms);
 /* Undo the unfinished put of this file, if there is one: 1 undone, 0 nothing to do, -errno of a write. */
 int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progress *progress);
-void ms_index_read_header(const struct ms_index_file *file, struct ms_index_header *header);
+/* Return the number of the next free entry: 1 to `entries`, whatever the header says. */
+int32_t ms_index_count(const struct ms_index_file *file);
 /* Write the header of a file after a full one: begin and end are the predecessor's end. 0, or -errno of a write. */
-int ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor);
-/* Count the entries at the end that belong to the record at `physical_offset`. */
-int64_t ms_index_count_tail(const struct ms_index_file *file, int64_t physical_offset);
-/* Return the physical offset in the newest entry, -1 without entries. */
-int64_t ms_index_newest_offset(const struct ms_index_file *file);
+int ms_index_inherit(const struct ms_index_file *file, int64_t end_timestamp_ms, int64_t end_physical_offset);

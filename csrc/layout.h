@@ -1,4 +1,4 @@
-/* The check of a shared object. Each begins with a magic, which its maker stores last, and the version of its layout. */
+/* layout.cdef.h, as inline functions for the checks that look at more. */
 #pragma once
 
 #include <errno.h>
@@ -6,7 +6,6 @@
 
 #include "atomics.h"
 
-/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE fewer than `bytes` are mapped. */
 static inline int ms_layout_check(const void *object, int64_t mapped_bytes, uint64_t magic, uint32_t version, int64_t bytes)
 {
     const uint64_t *const first = object;
@@ -17,4 +16,11 @@ static inline int ms_layout_check(const void *object, int64_t mapped_bytes, uint
     if (*(const uint32_t *)(first + 1) != version)
         return -EBADMSG;
     return mapped_bytes < bytes ? -EMSGSIZE : 0;
+}
+
+static inline void ms_layout_publish(void *object, uint64_t magic, uint32_t version)
+{
+    uint64_t *const first = object;
+    *(uint32_t *)(first + 1) = version;
+    ms_store_release(first, magic);
 }

@@ -68,41 +68,33 @@ static int64_t claim(struct ms_light_queues *light, struct ms_queue_table *queue
     return at;
 }
 
-static int is_places(const uint8_t *piece, int64_t bytes)
+static int is_places(struct ms_text piece)
 {
-    return bytes > OFFSETS_NAME_BYTES && memcmp(piece, OFFSETS_NAME "\1", OFFSETS_NAME_BYTES + 1) == 0;
+    return piece.bytes > OFFSETS_NAME_BYTES && memcmp(piece.at, OFFSETS_NAME "\1", OFFSETS_NAME_BYTES + 1) == 0;
 }
 
 int ms_light_has_places(const uint8_t *properties, uint32_t properties_bytes)
 {
-    const uint8_t *piece = properties, *const end = properties + properties_bytes;
-    while (end - piece > OFFSETS_NAME_BYTES && !is_places(piece, end - piece)) {
-        piece = memchr(piece, 2, (size_t)(end - piece));
-        if (piece == NULL)
-            return 0;
-        piece++;
-    }
-    return end - piece > OFFSETS_NAME_BYTES;
+    struct ms_text rest = {properties, properties_bytes}, piece;
+    while (rest.bytes > OFFSETS_NAME_BYTES && ms_text_split(&rest, 2, &piece))
+        if (is_places(piece))
+            return 1;
+    return 0;
 }
 
 /* Copy the text to `light->text`, without the properties that the store sets itself. */
 static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes, int keeps_wait)
 {
-    const uint8_t *const end = text + bytes;
+    struct ms_text rest = {text, bytes}, piece;
     light->text_bytes = 0;
-    while (text < end) {
-        const uint8_t *stop = memchr(text, 2, (size_t)(end - text));
-        if (stop == NULL)
-            stop = end;
-        const int64_t piece = stop - text;
-        const int is_ours = is_places(text, piece) || (!keeps_wait && piece > 4 && memcmp(text, "WAIT\1", 5) == 0);
-        if (!is_ours && piece > 0) {
-            if (light->text_bytes > 0)
-                light->text[light->text_bytes++] = 2;
-            memcpy(light->text + light->text_bytes, text, (size_t)piece);
-            light->text_bytes += (uint32_t)piece;
-        }
-        text = stop + 1;
+    while (ms_text_split(&rest, 2, &piece)) {
+        const int is_wait = piece.bytes > 4 && memcmp(piece.at, "WAIT\1", 5) == 0;
+        if (piece.bytes == 0 || is_places(piece) || (is_wait && !keeps_wait))
+            continue;
+        if (light->text_bytes > 0)
+            light->text[light->text_bytes++] = 2;
+        memcpy(light->text + light->text_bytes, piece.at, (size_t)piece.bytes);
+        light->text_bytes += (uint32_t)piece.bytes;
     }
 }
 

@@ -7,9 +7,10 @@
 
 #include <stdint.h>
 
-/* Set the command line and environment of this process in /proc; each is a row of NUL-terminated strings. 0, or -errno
- * without effect: the kernel was built without this (EINVAL), or a filter refuses it (EPERM). */
-int ms_process_show_command(const char *words, int64_t words_bytes, const char *environment, int64_t environment_bytes);
+/* Set the command line and environment of this process in /proc: `bytes` of NUL-terminated strings, the first `words_bytes` of which
+ * are the command line. `places`: where /proc/self/stat has code, data, heap and stack (begin and end of code and of data, begin of
+ * the others), which stay. 0, or -errno without effect: the kernel was built without this (EINVAL), or a filter refuses it (EPERM). */
+int ms_process_show_command(const char *text, int64_t words_bytes, int64_t bytes, const uint64_t *places);
 /* Make descendants whose parent ends children of this process, so that it can wait for them. 0 or -errno. */
 int ms_process_adopt_orphans(void);
 /* Have the kernel send SIGKILL to this process when the thread that forked it ends. 0 or -errno. */

@@ -60,16 +60,13 @@ uint64_t ms_entry_layout_bytes(uint32_t topic_bytes, uint32_t properties_bytes, 
 }
 
 void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
-                   const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes)
+                   const uint8_t *payload, uint64_t bytes)
 {
     memcpy(to, header, sizeof *header);
     memcpy(to + sizeof *header, topic, header->topic_bytes);
     memcpy(to + sizeof *header + header->topic_bytes, properties, header->properties_bytes);
-    to += ms_entry_payload_at(header->topic_bytes, header->properties_bytes);
-    if (first_bytes)
-        memcpy(to, first, first_bytes);
-    if (second_bytes)
-        memcpy(to + first_bytes, second, second_bytes);
+    if (bytes)
+        memcpy(to + ms_entry_payload_at(header->topic_bytes, header->properties_bytes), payload, bytes);
 }
 
 int ms_producer_is_closed(const struct ms_producer *producer)
@@ -198,16 +195,16 @@ static void note_submitted(struct ms_producer *producer, uint64_t bytes)
 
 /* Fill in one entry at the tail; 0, AGAIN or CLOSED. The writer does not have it before publish(). */
 static int fill(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
-                const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
+                const uint8_t *payload, uint64_t payload_bytes, int64_t deadline_ns)
 {
-    uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
+    uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, payload_bytes);
     int code;
     uint8_t *to = take_room(producer, bytes, deadline_ns, &code);
     if (to == NULL)
         return code;
     header->entry_bytes = (uint32_t)bytes;
     header->sequence = producer->sequence + 1;
-    ms_entry_fill(to, header, topic, properties, first, first_bytes, second, second_bytes);
+    ms_entry_fill(to, header, topic, properties, payload, payload_bytes);
     note_submitted(producer, bytes);
     return 0;
 }
@@ -232,14 +229,13 @@ static void publish(struct ms_producer *producer, uint64_t unclaimed)
 }
 
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
-                       const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                       const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
+                       const uint8_t *properties, const uint8_t *payload, uint64_t bytes, int64_t deadline_ns)
 {
     if (page_cache_busy(producer, ms_wall_ms()))
         return MS_PRODUCER_BUSY;
     if (header->submitted_ns == 0)
         header->submitted_ns = ms_monotonic_ns();
-    int code = fill(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline_ns);
+    int code = fill(producer, header, topic, properties, payload, bytes, deadline_ns);
     if (code == 0)
         publish(producer, producer->sequence);
     return code;
@@ -252,7 +248,7 @@ int ms_producer_fill(struct ms_producer *producer, struct ms_entry *header, cons
         return MS_PRODUCER_BUSY;
     if (ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, header->payload_bytes) > ms_producer_entry_limit(producer))
         return MS_PRODUCER_AGAIN;
-    return fill(producer, header, topic, properties, payload, header->payload_bytes, NULL, 0, 0);
+    return fill(producer, header, topic, properties, payload, header->payload_bytes, 0);
 }
 
 void ms_producer_publish_filled(struct ms_producer *producer)
@@ -357,8 +353,8 @@ static int slaves_may_confirm(const struct ms_control *control, int64_t end_offs
                ms_load_relaxed(&control->identity.ha_slave_fallbehind_max_bytes);
 }
 
-int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
-                               int64_t slave_deadline_ns)
+static int wait_for_both(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+                         int64_t slave_deadline_ns)
 {
     const struct ms_control *control = producer->control;
     int no_slave = (how & MS_PUT_CONFIRMED) != 0 && ms_load_acquire(&control->confirm.value) < end_offset &&
@@ -377,6 +373,20 @@ int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset,
             return code == MS_PRODUCER_AGAIN ? MS_PRODUCER_UNCONFIRMED : code;
     }
     return late;
+}
+
+int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+                               int64_t slave_deadline_ns, int64_t slice_end_ns)
+{
+    const int code = wait_for_both(producer, end_offset, how, earlier(slice_end_ns, flush_deadline_ns),
+                                   earlier(slice_end_ns, slave_deadline_ns));
+    /* Without the slaves that it needs the code is theirs, but the disk still has until its own deadline. */
+    const int flush_is_open = code == MS_PRODUCER_AGAIN ||
+                              (code == MS_PRODUCER_NO_SLAVE && (how & MS_PUT_DURABLE) &&
+                               ms_load_acquire(&producer->control->flushed.value) < end_offset);
+    const int is_unfinished = (flush_is_open && slice_end_ns < flush_deadline_ns) ||
+                              (code == MS_PRODUCER_UNCONFIRMED && slice_end_ns < slave_deadline_ns);
+    return is_unfinished ? MS_PRODUCER_UNFINISHED : code;
 }
 
 int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms)
@@ -438,34 +448,14 @@ static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int6
         if ((how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) && producer->answer.status == 0) {
             int64_t now_ns = ms_monotonic_ns();
             int64_t flush_ns = now_ns + producer->flush_timeout_ns, slave_ns = now_ns + producer->slave_timeout_ns;
-            code = ms_producer_wait_persisted(producer, producer->answer.end_offset, how, earlier(slice_end_ns, flush_ns),
-                                              earlier(slice_end_ns, slave_ns));
-            /* Without the slaves that it needs the code is theirs, but the disk still has until its own deadline. */
-            const int flush_is_open = code == MS_PRODUCER_AGAIN ||
-                                      (code == MS_PRODUCER_NO_SLAVE && (how & MS_PUT_DURABLE) &&
-                                       ms_load_acquire(&producer->control->flushed.value) < producer->answer.end_offset);
-            if ((flush_is_open && slice_end_ns < flush_ns) ||
-                (code == MS_PRODUCER_UNCONFIRMED && slice_end_ns < slave_ns))
-                return MS_PRODUCER_UNFINISHED;
+            code = ms_producer_wait_persisted(producer, producer->answer.end_offset, how, flush_ns, slave_ns, slice_end_ns);
+            if (code == MS_PRODUCER_UNFINISHED)
+                return code;
         }
     }
     ms_producer_finish(producer, producer->sequence); /* also without an answer: it will not be read any more */
     producer->unclaimed = 0;
     return code;
-}
-
-uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
-                            const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag)
-{
-    struct ms_entry header = producer->header;
-    header.kind = MS_ENTRY_PUT;
-    header.count = 1;
-    header.queue_id = queue_id;
-    header.flag = flag;
-    header.topic_bytes = topic_bytes;
-    header.properties_bytes = properties_bytes;
-    ms_entry_fill(to, &header, topic, properties, NULL, 0, NULL, 0);
-    return ms_entry_payload_at(topic_bytes, properties_bytes);
 }
 
 uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,

@@ -60,11 +60,10 @@ struct ms_producer {
 void ms_producer_attach(struct ms_producer *producer);
 /* Return the size of the largest entry for the ring; larger ones need a side object. */
 uint64_t ms_producer_entry_limit(const struct ms_producer *producer);
-/* Publish one entry: `header` (with sizes and kind; this sets entry_bytes and sequence), topic, properties and up to two
- * pieces of payload. 0 and producer->sequence, or AGAIN (no room until the deadline; nothing submitted), BUSY, CLOSED. */
+/* Publish one entry: `header` (with sizes and kind; this sets entry_bytes and sequence), topic, properties and `bytes` of payload.
+ * 0 and producer->sequence, or AGAIN (no room until the deadline; nothing submitted), BUSY, CLOSED. */
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
-                       const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                       const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns);
+                       const uint8_t *properties, const uint8_t *payload, uint64_t bytes, int64_t deadline_ns);
 /* ms_producer_submit in two steps, for several entries and one wake-up: fill each, without waiting, then publish all of them,
  * before any other submission. No entry exists before that. 0 and producer->sequence, whose answer the caller must finish,
  * as if claimed; BUSY, CLOSED, or AGAIN without room or for an entry that is too large for the ring. */
@@ -79,7 +78,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
 uint64_t ms_entry_layout_bytes(uint32_t topic_bytes, uint32_t properties_bytes, uint64_t payload_bytes);
 /* Write an entry outside the ring (side object). `to` has ms_entry_layout_bytes. */
 void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
-                   const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes);
+                   const uint8_t *payload, uint64_t bytes);
 /* Wait until `sequence` is answered: 0 and *answer, or AGAIN, CLOSED. */
 int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
 /* As ms_producer_wait_acked, for a put that then waits for what `how` says: it sleeps once on that where it comes last. `target_before`:
@@ -93,15 +92,10 @@ int ms_producer_wait_answer(struct ms_producer *producer, uint64_t sequence, int
 int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms);
 /* Wait until `flushed` (DURABLE) and `confirm` (CONFIRMED) reach end_offset, each until its deadline: 0, FROZEN, CLOSED,
  * NO_SLAVE, UNCONFIRMED, or AGAIN if only the disk was late. As in CommitLog.putMessage the slaves' outcome replaces the
- * disk's. */
+ * disk's. UNFINISHED at slice_end_ns, if a deadline that matters is later. */
 int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
-                               int64_t slave_deadline_ns);
-/* Write the common beginning of entries with one topic, queue, flag and properties: header (with hosts and sysFlag of
- * producer->header), topic, properties, padding. Returns its bytes; `to` has
- * ms_entry_layout_bytes(topic_bytes, properties_bytes, 0). */
-uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
-                            const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag);
-/* Reserve room in the ring for an entry with such a prefix, without waiting; return where its payload belongs. The entry does
+                               int64_t slave_deadline_ns, int64_t slice_end_ns);
+/* Reserve room in the ring for an entry that begins like `prefix` (ms_entry_fill without payload), without waiting; return where its payload belongs. The entry does
  * not exist before ms_producer_publish, which may be omitted. NULL and *code: AGAIN (no room), BUSY, CLOSED. */
 uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
                              uint64_t payload_bytes, int *code);
@@ -114,7 +108,7 @@ int ms_producer_is_answered(const struct ms_producer *producer, int spins);
  * MS_PUT_SLICE_NS. */
 int ms_producer_await(struct ms_producer *producer, int how);
 /* Raise it with every change of struct ms_producer or ms_producer_calls, also of a signature (tests/native/test_layout.py). */
-#define MS_PRODUCER_CALLS_VERSION 3
+#define MS_PRODUCER_CALLS_VERSION 4
 /* The functions for pyengine._front, which is not linked with this module. */
 struct ms_producer_calls {
     uint64_t version;            /* MS_PRODUCER_CALLS_BUILD; another one shows a different build */
@@ -127,7 +121,7 @@ struct ms_producer_calls {
                        struct ms_completion *answer);
     int64_t (*stored_ns)(int64_t submitted_ns, int64_t store_timestamp_ms);
     int (*wait_persisted)(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
-                          int64_t slave_deadline_ns);
+                          int64_t slave_deadline_ns, int64_t slice_end_ns);
     void (*finish)(struct ms_producer *producer, uint64_t sequence);
     int (*is_closed)(const struct ms_producer *producer);
 };

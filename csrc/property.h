@@ -10,22 +10,34 @@
 #include <string.h>
 #include "record.h"
 
-/* Return the next name and value of [*at, end), and move *at after it; 0 at the end. */
-static inline int ms_property_next(const uint8_t **at, const uint8_t *end, struct ms_text *name, struct ms_text *value)
+/* Return the next piece of `rest` up to `separator`, also an empty one; 0 at the end. */
+static inline int ms_text_split(struct ms_text *rest, uint8_t separator, struct ms_text *piece)
 {
-    while (*at < end) {
-        const uint8_t *const piece = *at;
-        const uint8_t *stop = memchr(piece, 2, (size_t)(end - piece));
-        if (stop == NULL)
-            stop = end;
-        *at = stop + 1;
-        const uint8_t *const split = memchr(piece, 1, (size_t)(stop - piece));
-        if (split == NULL || split == piece || split + 1 == stop)
+    if (rest->at == NULL)
+        return 0;
+    const uint8_t *const stop = memchr(rest->at, separator, (size_t)rest->bytes);
+    piece->at = rest->at;
+    if (stop == NULL) {
+        piece->bytes = rest->bytes;
+        rest->at = NULL;
+        return 1;
+    }
+    piece->bytes = stop - rest->at;
+    rest->bytes -= piece->bytes + 1;
+    rest->at = stop + 1;
+    return 1;
+}
+
+/* Return the next name and value of `rest`, a property text; 0 at the end. */
+static inline int ms_property_next(struct ms_text *rest, struct ms_text *name, struct ms_text *value)
+{
+    struct ms_text piece;
+    while (ms_text_split(rest, 2, &piece)) {
+        const uint8_t *const split = memchr(piece.at, 1, (size_t)piece.bytes), *const end = piece.at + piece.bytes;
+        if (split == NULL || split == piece.at || split + 1 == end)
             continue;
-        name->at = piece;
-        name->bytes = split - piece;
-        value->at = split + 1;
-        value->bytes = stop - split - 1;
+        *name = (struct ms_text){piece.at, split - piece.at};
+        *value = (struct ms_text){split + 1, end - split - 1};
         return 1;
     }
     return 0;
@@ -48,10 +60,9 @@ struct ms_routing {
 
 static inline void ms_property_routing(const uint8_t *text, int64_t bytes, struct ms_routing *found)
 {
-    const uint8_t *at = text, *const end = text + bytes;
-    struct ms_text name, value;
+    struct ms_text rest = {text, bytes}, name, value;
     memset(found, 0, sizeof *found);
-    while (ms_property_next(&at, end, &name, &value)) {
+    while (ms_property_next(&rest, &name, &value)) {
         switch (name.bytes) { /* nearly always enough to tell them apart */
         case 4:
             if (memcmp(name.at, "TAGS", 4) == 0)
@@ -79,24 +90,6 @@ static inline void ms_property_routing(const uint8_t *text, int64_t bytes, struc
             break;
         }
     }
-}
-
-/* Return the next piece of `rest` up to `separator`, also an empty one; 0 at the end. */
-static inline int ms_text_split(struct ms_text *rest, uint8_t separator, struct ms_text *piece)
-{
-    if (rest->at == NULL)
-        return 0;
-    const uint8_t *const stop = memchr(rest->at, separator, (size_t)rest->bytes);
-    piece->at = rest->at;
-    if (stop == NULL) {
-        piece->bytes = rest->bytes;
-        rest->at = NULL;
-        return 1;
-    }
-    piece->bytes = stop - rest->at;
-    rest->bytes -= piece->bytes + 1;
-    rest->at = stop + 1;
-    return 1;
 }
 
 /* An iterator over a record's keys in the order of dispatch: UNIQ_KEY, then the words of KEYS. */

@@ -70,6 +70,7 @@ static void write_heartbeat(struct ms_member *member)
     memcpy(record, &member->incarnation, 8); /* of a little-endian machine, as the whole module */
     memcpy(record + 8, &member->heartbeats, 8);
     memcpy(record + 16, &member->pid, 4);
+    memcpy(record + 20, &member->wanted, 4);
     const uint32_t crc = ms_crc32(0, record, SLOT_CRC_AT);
     memcpy(record + SLOT_CRC_AT, &crc, 4);
     /* If the disk fails the other members see no heartbeat, as it should be. */

@@ -36,6 +36,7 @@ struct ms_member {
     int32_t fd;                  /* open until ms_beat_remove */
     uint32_t slot;               /* its own */
     uint32_t pid;
+    uint32_t wanted;             /* stands for its tags and condition */
     uint32_t slots;              /* how many may have a member of which it must know */
 };
 

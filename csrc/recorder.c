@@ -20,19 +20,13 @@
 void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
 {
     memcpy(recorder->boot_id, boot_id, sizeof recorder->boot_id);
-    recorder->layout_version = MS_RECORDER_LAYOUT_VERSION;
     recorder->recorder_bytes = (int64_t)sizeof *recorder;
     recorder->threshold_ns = MS_STALL_NS;
     memset(&recorder->for_sync, 0, sizeof recorder->for_sync);
     memset(&recorder->for_slave, 0, sizeof recorder->for_slave);
     for (uint32_t i = 0; i <= MS_WORKER_KINDS; i++)
         recorder->ring[i].phase_since_ns = 0;
-    ms_store_release(&recorder->magic, MS_RECORDER_MAGIC);
-}
-
-int ms_recorder_check(const struct ms_recorder *recorder, int64_t mapped_bytes)
-{
-    return ms_layout_check(recorder, mapped_bytes, MS_RECORDER_MAGIC, MS_RECORDER_LAYOUT_VERSION, sizeof *recorder);
+    ms_layout_publish(recorder, MS_RECORDER_MAGIC, MS_RECORDER_LAYOUT_VERSION);
 }
 
 static uint32_t crc_of(const struct ms_stall *stall)

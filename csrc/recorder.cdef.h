@@ -158,8 +158,6 @@ struct ms_recorder_handle {
 
 /* The supervisor: initialize zeros, or keep the recorder of a dead engine of this boot. */
 void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id);
-/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
-int ms_recorder_check(const struct ms_recorder *recorder, int64_t mapped_bytes);
 /* Return 1 if the stall is complete and has no impossible value. */
 int ms_stall_is_whole(const struct ms_stall *stall);
 

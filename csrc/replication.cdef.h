@@ -5,7 +5,11 @@
  * depends on it. Blocks on: nothing. After a crash: the links of a dead replicator stay until the next one clears them,
  * with a text that may be incomplete (text_seq is odd).
  */
-#define MS_REPLICATION_LAYOUT_VERSION 2
+#pragma once
+
+#include <stdint.h>
+
+#define MS_REPLICATION_LAYOUT_VERSION 3
 #define MS_LINKS_MAX 256
 #define MS_LINK_ADDRESS_BYTES 64
 #define MS_LINK_DETAIL_BYTES 192
@@ -20,7 +24,7 @@
 
 struct ms_link {
     uint32_t state;              /* MS_LINK_*; stored last when a link begins, first when it ends */
-    uint32_t text_seq;           /* odd while address or detail is being written */
+    uint32_t text_seq;           /* of address and detail, which are one text (shared_text.cdef.h) */
     int64_t since_ms;            /* wall clock at which it was connected */
     int64_t start;               /* the offset at which the transfer on this connection began, -1 not yet */
     int64_t sent;                /* master: sent up to here; slave: received up to here */
@@ -37,7 +41,7 @@ struct ms_link {
 struct ms_replication {
     uint64_t magic;              /* stored last, with release: "MSREPLIC" */
     uint32_t layout_version;
-    uint32_t links_max;
+    uint32_t reserved2;
     uint64_t epoch;
     uint64_t connections;        /* taken (master) or made (slave) since the engine started */
     uint64_t refused;            /* master: closed because there were too many; slave: tries that failed */
@@ -51,16 +55,3 @@ struct ms_replication {
     int8_t detail[MS_LINK_DETAIL_BYTES];
     struct ms_link links[MS_LINKS_MAX];
 };
-
-/* The supervisor: initialize a zeroed object without links; store the magic last. */
-void ms_replication_format(struct ms_replication *replication, uint64_t epoch);
-/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
-int ms_replication_check(const struct ms_replication *replication, int64_t mapped_bytes);
-/* The replicator, before its first link: remove the links of a dead replicator. */
-void ms_replication_clear(struct ms_replication *replication);
-/* The replicator: write both texts, so that readers see both or neither; truncate longer ones. */
-void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *detail, const char *new_address,
-                                const char *new_detail);
-/* Any process: copy both (64 and 192 bytes, NUL-terminated); 0, or -EAGAIN if they were written meanwhile. */
-int ms_replication_read_texts(const uint32_t *text_seq, const int8_t *address, const int8_t *detail, char *to_address,
-                              char *to_detail);

@@ -24,21 +24,18 @@ static void wake_consumers(struct ms_reput *reput, int64_t from, int64_t readabl
 /* Count after consumers are woken. */
 static void count(struct ms_reput *reput, int64_t lag_bytes)
 {
-    const struct ms_dispatch *const d = reput->dispatch;
-    int64_t lag_ns = -1;
-    if (reput->lag_is_known && d->last_store_timestamp_ms >= 0) {
-        const int64_t lag_ms = ms_wall_ms() - d->last_store_timestamp_ms;
-        lag_ns = lag_ms < 0 ? 0 : lag_ms * 1000000;
-    }
-    ms_dispatch_stats_add(reput->stats, (uint64_t)(d->messages - reput->counted_messages),
-                          (uint64_t)(d->queues.written - reput->counted_entries),
-                          (uint64_t)(d->keys - reput->counted_keys),
-                          (uint64_t)(d->queues.out_of_order - reput->counted_out_of_order),
-                          (uint64_t)lag_bytes, lag_ns);
-    reput->counted_messages = d->messages;
-    reput->counted_entries = d->queues.written;
-    reput->counted_keys = d->keys;
-    reput->counted_out_of_order = d->queues.out_of_order;
+    struct ms_dispatch *const d = reput->dispatch;
+    struct ms_dispatch_stats *const stats = reput->stats;
+    ms_count(stats->batches, 1);
+    ms_count(stats->messages, d->messages);
+    ms_count(stats->entries, d->queues.written);
+    ms_count(stats->keys, d->keys);
+    ms_count(stats->out_of_order, d->queues.out_of_order);
+    d->messages = d->keys = d->queues.written = d->queues.out_of_order = 0;
+    if ((uint64_t)lag_bytes > stats->lag_max_bytes)
+        ms_store_relaxed(&stats->lag_max_bytes, (uint64_t)lag_bytes);
+    if (reput->lag_is_known && d->last_store_timestamp_ms >= 0)
+        ms_latency_add(&stats->lag, (ms_wall_ms() - d->last_store_timestamp_ms) * 1000000);
 }
 
 void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t lag_bytes)

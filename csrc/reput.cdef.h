@@ -41,10 +41,6 @@ struct ms_reput {
     int64_t warmed_from;             /* `reput_from` when the allocator was last woken */
     int32_t lag_is_known;            /* 0: store times are not the wall clock's (replay) */
     int32_t has_backlog;             /* the last batch was long */
-    int64_t counted_messages;        /* the part of the dispatch loop's totals that is in the statistics */
-    int64_t counted_entries;
-    int64_t counted_keys;
-    int64_t counted_out_of_order;
     struct ms_stream stream;
 };
 

@@ -272,9 +272,8 @@ static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
 {
     struct property found[MS_SEND_PROPERTIES_MAX + 1];
     uint32_t count = 0, buckets = BUCKETS_MIN;
-    const uint8_t *at = text.at, *const end = text.at + text.bytes;
     struct ms_text name, value;
-    while (ms_property_next(&at, end, &name, &value)) {
+    while (ms_property_next(&text, &name, &value)) {
         if (count == MS_SEND_PROPERTIES_MAX || is_handled_apart(name) || !ms_is_ascii(name.at, name.bytes))
             return -1;
         for (uint32_t i = 0; i < count; i++)

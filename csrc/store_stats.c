@@ -5,18 +5,6 @@
 
 #include "layout.h"
 
-void ms_store_stats_format(struct ms_store_stats *stats)
-{
-    stats->layout_version = MS_STATS_LAYOUT_VERSION;
-    stats->stats_bytes = (uint32_t)sizeof *stats;
-    ms_store_release(&stats->magic, MS_STORE_STATS_MAGIC);
-}
-
-int ms_store_stats_check(const struct ms_store_stats *stats, int64_t mapped_bytes)
-{
-    return ms_layout_check(stats, mapped_bytes, MS_STORE_STATS_MAGIC, MS_STATS_LAYOUT_VERSION, sizeof *stats);
-}
-
 void ms_latency_add(struct ms_latency *latency, int64_t ns)
 {
     ms_latency_count(latency, ns < 0 ? 0 : ns, 1);
@@ -42,45 +30,6 @@ int32_t ms_distribute_bucket(int64_t ns)
     for (size_t i = 0; i < sizeof bounds_ms / sizeof *bounds_ms && ms >= bounds_ms[i]; i++)
         bucket++;
     return bucket;
-}
-
-void ms_dispatch_stats_add(struct ms_dispatch_stats *stats, uint64_t messages, uint64_t entries, uint64_t keys,
-                           uint64_t out_of_order, uint64_t lag_bytes, int64_t lag_ns)
-{
-    ms_count(stats->batches, 1);
-    ms_count(stats->messages, messages);
-    ms_count(stats->entries, entries);
-    ms_count(stats->keys, keys);
-    ms_count(stats->out_of_order, out_of_order);
-    if (lag_bytes > stats->lag_max_bytes)
-        ms_store_relaxed(&stats->lag_max_bytes, lag_bytes);
-    if (lag_ns >= 0)
-        ms_latency_count(&stats->lag, lag_ns, 1);
-}
-
-void ms_stats_take_sample(struct ms_store_stats *stats, const struct ms_stats_sample *sample)
-{
-    uint64_t taken = stats->history.samples;
-    stats->history.sample[taken % MS_STATS_SAMPLES] = *sample;
-    ms_store_release(&stats->history.samples, taken + 1);
-}
-
-static void copy_counts(uint64_t *to, const uint64_t *from, int count)
-{
-    for (int i = 0; i < count; i++)
-        to[i] = ms_load_relaxed(&from[i]);
-}
-
-void ms_stats_take_snapshot(struct ms_store_stats *stats, int64_t at_ns)
-{
-    uint64_t taken = stats->history.snapshots;
-    struct ms_stats_snapshot *snapshot = &stats->history.snapshot[taken % MS_STATS_SNAPSHOTS];
-    snapshot->at_ns = at_ns;
-    copy_counts(snapshot->put, stats->put.latency.bucket, MS_LATENCY_BUCKETS);
-    copy_counts(snapshot->distribute, stats->put.distribute, 16);
-    copy_counts(snapshot->sync, stats->sync.latency.bucket, MS_LATENCY_BUCKETS);
-    copy_counts(snapshot->lag, stats->dispatch.lag.bucket, MS_LATENCY_BUCKETS);
-    ms_store_release(&stats->history.snapshots, taken + 1);
 }
 
 void ms_put_meter_exercise(struct ms_put_meter *meter, int64_t passes, int32_t entries)

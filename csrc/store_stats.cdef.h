@@ -10,7 +10,7 @@
  * Latencies are counted in buckets whose width is at most 1/16 of their lower bound: of a value in units of 64 ns the top
  * five bits choose the bucket.
  */
-#define MS_STATS_LAYOUT_VERSION 1
+#define MS_STATS_LAYOUT_VERSION 2
 #define MS_LATENCY_BUCKETS 480
 #define MS_DISTRIBUTE_BUCKETS 13
 #define MS_DISTRIBUTE_ROOM 16
@@ -89,7 +89,7 @@ struct ms_stats_history {
 struct ms_store_stats {
     uint64_t magic;              /* stored last, with release: "MSSTATS!" */
     uint32_t layout_version;
-    uint32_t stats_bytes;
+    uint32_t reserved;
     int8_t pad[112];
     struct ms_put_stats put;
     struct ms_sync_stats sync;
@@ -109,22 +109,12 @@ struct ms_put_meter {
     int64_t submitted_ns[MS_METER_ENTRIES];
 };
 
-/* Initialize zeroed memory; from then on other processes can attach. */
-void ms_store_stats_format(struct ms_store_stats *stats);
-/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
-int ms_store_stats_check(const struct ms_store_stats *stats, int64_t mapped_bytes);
 /* Count one duration (flusher, reputter; the writer counts in its pass). Negative ones count as 0. */
 void ms_latency_add(struct ms_latency *latency, int64_t ns);
 /* Return the first duration beyond a bucket. */
 int64_t ms_latency_bound_ns(int32_t bucket);
 /* Return StoreStatsService's range of a duration: 0 (<= 0 ms) to 12 (10 s and more). */
 int32_t ms_distribute_bucket(int64_t ns);
-/* The reputter: count a batch. `lag_ns` < 0: unknown. */
-void ms_dispatch_stats_add(struct ms_dispatch_stats *stats, uint64_t messages, uint64_t entries, uint64_t keys,
-                           uint64_t out_of_order, uint64_t lag_bytes, int64_t lag_ns);
-/* The supervisor: append a sample, or a snapshot of the current buckets. */
-void ms_stats_take_sample(struct ms_store_stats *stats, const struct ms_stats_sample *sample);
-void ms_stats_take_snapshot(struct ms_store_stats *stats, int64_t at_ns);
 /* Only count, to measure what it costs: `passes` passes of `entries` each on the given counters. */
 void ms_put_meter_exercise(struct ms_put_meter *meter, int64_t passes, int32_t entries);
 

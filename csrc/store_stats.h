@@ -6,7 +6,6 @@
 #include "atomics.h"
 #include "store_stats.cdef.h"
 
-#define MS_STORE_STATS_MAGIC 0x4d53535441545321ULL /* "MSSTATS!" */
 #define MS_TOPIC_STATS_MAGIC 0x4d53544f50494353ULL /* "MSTOPICS" */
 #define MS_LATENCY_UNIT_BITS 6
 #define MS_LATENCY_SUB_BITS 4

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "consume_queue.h"
+#include "property.h"
 
 #define SYS_FLAG_COMPRESSED 1
 
@@ -47,15 +48,10 @@ static int is_delayed(const struct ms_record *row)
 {
     static const char wanted[] = "DELAY\1";
     const int64_t wanted_bytes = sizeof wanted - 1;
-    const uint8_t *piece = row->properties, *const end = piece + row->properties_bytes;
-    while (end - piece > wanted_bytes) { /* its value is not empty */
-        const uint8_t *stop = memchr(piece, 2, (size_t)(end - piece));
-        if (stop == NULL)
-            stop = end;
-        if (stop - piece > wanted_bytes && memcmp(piece, wanted, (size_t)wanted_bytes) == 0)
+    struct ms_text rest = {row->properties, row->properties_bytes}, piece;
+    while (ms_text_split(&rest, 2, &piece))
+        if (piece.bytes > wanted_bytes && memcmp(piece.at, wanted, (size_t)wanted_bytes) == 0) /* its value is not empty */
             return 1;
-        piece = stop + 1;
-    }
     return 0;
 }
 

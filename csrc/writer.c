@@ -361,7 +361,7 @@ static int pending_request(const struct ms_writer *writer)
     if (ms_load_acquire(&control->session_seq.value) != writer->session_seq_seen)
         return MS_RUN_SESSIONS;
     if (ms_load_acquire(&control->flusher.incarnation) != ms_load_relaxed(&control->writer.verified_flusher) &&
-        ms_load_relaxed(&control->flusher.incarnation) != writer->skip_verify_incarnation)
+        ms_load_acquire(&control->state.frozen) == 0)
         return MS_RUN_FLUSHER;
     return MS_RUN_TIME;
 }

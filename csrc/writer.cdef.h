@@ -125,7 +125,6 @@ struct ms_writer {
     uint32_t no_room;            /* in: the disk has no room for the log: refuse each put */
     struct ms_mover mover;
     struct ms_affinity affinity;         /* sync mode */
-    uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
     struct ms_light_queues light; /* offsets in further queues; off until Python sets light.enabled */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */
     struct ms_recorder_handle recorder; /* records into shared memory once Python has taken it */

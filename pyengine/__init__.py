@@ -68,38 +68,32 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0.dev0"
 
-_MODULES = {
-    "pyengine.storage.config_table": ("TopicConfig",),
-    "pyengine.client.topics": ("Codec", "Topic", "TopicState", "Topics", "Typed", "TypedConsumer"),
-    "pyengine.client.backup": ("BackupReport", "RestoreReport", "backup_store", "restore_store"),
-    "pyengine.client.half_messages": ("Outcome",),
-    "pyengine.client.transactions": ("Checker", "Transaction",),
-    "pyengine.client.pending_puts": ("PutFuture",),
-    "pyengine.client.outgoing": ("BatchMessage", "RawMessage",),
-    "pyengine.ipc.live_reader": ("LiveStoreReader", "open_store",),
-    "pyengine.client.tables": ("TablesReport", "TopicsFailedError", "write_tables",),
-    "pyengine.client.retries": ("DeadLetterQueue", "DeadLetters",),
-    "pyengine.client.consumer_groups": ("ConsumerGroups", "GroupState", "QueueLag", "Start",),
-    "pyengine.storage.config": ("EngineConfig", "load_config"),
-    "pyengine.client.consumer": ("ConsumeOptions", "Consumer", "consume"),
-    "pyengine.client.handler": ("run_consumer", "run_consumer_async"),
-    "pyengine.engine.embedded": ("Engine",),
-    "pyengine.engine_config": ("EngineSettings",),
-    "pyengine.errors": (
-        "BadMessageError", "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
-        "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
-        "StoreBusyError", "StoreRefusedError", "UsageError",
-    ),
-    "pyengine.formats.record": ("Message",),
-    "pyengine.client.producer": ("ConnectOptions", "Producer", "connect"),
-    "pyengine.results": (
-        "GetResult", "GetStatus", "PutError", "PutIndeterminateError", "PutManyResult", "PutNotDurableError", "PutRefusedError",
-        "PutResult", "PutStatus", "ReadLevel",
-    ),
-    "pyengine.storage.store_reader": ("ScanChoice", "StoreReader"),
-}
+_WHERE = {name: f"pyengine.{module}" for module, names in {
+    "client.backup": "BackupReport RestoreReport backup_store restore_store",
+    "client.consumer": "ConsumeOptions Consumer consume",
+    "client.consumer_groups": "ConsumerGroups GroupState QueueLag Start",
+    "client.half_messages": "Outcome",
+    "client.handler": "run_consumer run_consumer_async",
+    "client.outgoing": "BatchMessage RawMessage",
+    "client.pending_puts": "PutFuture",
+    "client.producer": "ConnectOptions Producer connect",
+    "client.retries": "DeadLetterQueue DeadLetters",
+    "client.tables": "TablesReport TopicsFailedError write_tables",
+    "client.topics": "Codec Topic TopicState Topics Typed TypedConsumer",
+    "client.transactions": "Checker Transaction",
+    "engine.embedded": "Engine",
+    "engine_config": "EngineSettings",
+    "errors": "BadMessageError ConfigError CorruptionError DegradedError DiskError DiskFullError EngineError EngineUnavailableError "
+              "ExitCode FlushError FormatError InvariantError NotAStoreError StoreBusyError StoreRefusedError UsageError",
+    "formats.record": "Message",
+    "ipc.live_reader": "LiveStoreReader open_store",
+    "results": "GetResult GetStatus PutError PutIndeterminateError PutManyResult PutNotDurableError PutRefusedError PutResult PutStatus "
+               "ReadLevel",
+    "storage.config": "EngineConfig load_config",
+    "storage.config_table": "TopicConfig",
+    "storage.store_reader": "ScanChoice StoreReader",
+}.items() for name in names.split()}
 _SUBMODULES = ("arrow",)  # those that a program uses by `import pyengine` alone
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BackupReport", "BadMessageError", "BatchMessage", "Checker", "Codec", "ConfigError", "ConnectOptions",

@@ -82,6 +82,7 @@ class SessionFront:
     """One session, and the futures that wait for its answers."""
 
     give_up_ns: int
+    patience_ns: int
     def __new__(cls, producer: int, calls: int, producer_owner: object, owner: object, result_type: type[Result], store_host: bytes,
                 /) -> Self: ...
     @property

@@ -39,7 +39,7 @@ except ImportError:
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.native.scan import QueueBounds
-    from pyengine.results import ReadLevel
+    from pyengine.results import Level
 
 SPLIT_BYTES = 256 << 20
 _TIME_MS_END = 1 << 48  # beyond the year 10000
@@ -56,12 +56,12 @@ def dataset(
     path: str | os.PathLike[str],
     topics: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
-    level: ReadLevel | str | None = None,
+    level: Level | None = None,
     **choice: Unpack[ScanChoice],
 ) -> LogDataset:
     """Return the log of the store at `path` as a pyarrow dataset; each read has what the log has then. Errors as of StoreReader.scan."""
-    columns = None if columns is None else tuple(columns)
-    topics = None if topics is None else tuple(topics)
+    columns = None if columns is None else tuple(arguments.several(columns, "columns", "a sequence of str"))
+    topics = None if topics is None else tuple(arguments.several(topics, "topics", "a sequence of str"))
     made = LogDataset(_Read(os.path.abspath(path), topics, schema(columns), level, choice))
     with open_store(path) as reader:  # for its errors
         reader.scan(topics, columns, level, **choice)
@@ -74,7 +74,7 @@ class _Read(NamedTuple):
     path: str
     topics: tuple[str, ...] | None
     schema: pa.Schema
-    level: ReadLevel | str | None
+    level: Level | None
     choice: ScanChoice
     begin: int = 0
     end: int = INT64_MAX

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -28,10 +29,11 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlparse
 
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
-from pyengine.client.handler import give_up, skip_undone, undone
+from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_up, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import (
     DiskError,
+    EngineError,
     EngineUnavailableError,
     FormatError,
     NotAStoreError,
@@ -57,7 +59,6 @@ except ImportError:
     require_extra("kombu", name="celery")
     raise
 
-SESSION_TIMEOUT_S = 3600.0  # of a worker that hangs, not of one that is killed, whose queues are free at once
 GET_WAIT_S = 0.05           # how long a message that was just put may take until a get without a consumer finds it
 POLL_S = 1.0                # the longest sleep of drain_events(), after which it looks again
 ETA_MS_MAX = (DELIVER_AT_DAYS_MAX - 1) * 86_400_000
@@ -101,6 +102,8 @@ def _after_fork_in_child() -> None:
     _lock = threading.Lock()
     for store in _stores.values():
         store.lock = threading.RLock()  # which another thread of the parent may have had: a child closes what it has of them
+        for queue in store._queues.values():
+            queue.lock = threading.RLock()
     _stores.clear()  # a child makes its own; what its parent reads stays the parent's
 
 
@@ -162,8 +165,13 @@ class _Store:
             return self._producer
 
     def queue(self, name: str) -> _Queue:
+        """Return the queue of this name, which is kept from here on."""
         with self.lock:
             return self._queues.setdefault(name, _Queue(self, name))
+
+    def look_up(self, name: str) -> _Queue:
+        """Return what is known of a queue; of one that this process does not use, nothing is kept."""
+        return self._queues.get(name) or _Queue(self, name)
 
     def forget(self, queue: _Queue) -> None:
         with self.lock:
@@ -264,6 +272,8 @@ class _Queue:
         self._members: deque[tuple[Consumer, Callable[[str], object] | None]] = deque()
         self._users = 0
         self._unsettled: set[str] = set()
+        self._running: Running[str] | None = None  # of a shared one
+        self.lock = threading.RLock()  # of what runs: an event loop must not wait for the store's, beside which others connect and close
         self._returned: deque[_Delivery] = deque()
 
     def declare(self, *, exclusive: bool = False, auto_delete: bool = False, durable: bool = True) -> None:
@@ -316,6 +326,7 @@ class _Queue:
             session_timeout_s=options.session_timeout_s, max_deliveries=options.max_deliveries, sharing=options.sharing,
             timeout_s=timeout_s)
         self._members.append((member, None))
+        self._running = Running(member, sys.maxsize)
         self._store.make(self.topic, options.queues)
 
     def _join(self, exchange: str, kind: str, routing_key: str) -> None:
@@ -351,9 +362,15 @@ class _Queue:
                 self._close()
 
     def filenos(self) -> Iterator[int]:
-        """Yield descriptors that are readable when there may be a message."""
-        for member, _ in list(self._members):
-            yield member.fileno()
+        """Yield descriptors that are readable when there may be a message to take."""
+        if self._has_room():
+            for member, _ in list(self._members):
+                yield member.fileno()
+
+    def _has_room(self) -> bool:
+        """Whether a message may run beside those that are not settled."""
+        with self.lock:
+            return self._running is None or self._running.room() > 0
 
     def take(self, timeout_s: float = 0.0) -> _Delivery | None:
         """Return the next message, or None if there is none until the timeout."""
@@ -361,12 +378,15 @@ class _Queue:
             delivery = self._returned.popleft()
             self._unsettled.add(delivery.stored.msg_id)
             return delivery
-        for _ in range(len(self._members)):
+        for _ in range(len(self._members) if self._has_room() else 0):
             member, matches = self._members[0]
             self._members.rotate(-1)
             while found := member.pull(1, timeout_s=timeout_s):
                 if matches is None or matches(unquote(found[0].tags or "")):
                     self._unsettled.add(found[0].msg_id)
+                    with self.lock:
+                        if self._running is not None:
+                            self._running.begin(found[0].msg_id, found[0])
                     return _Delivery(self, member, found[0])
         return None
 
@@ -385,7 +405,7 @@ class _Queue:
     def requeue(self, delivery: _Delivery) -> None:
         """Have a message delivered again at once."""
         with self._store.lock:
-            self._unsettled.discard(delivery.stored.msg_id)  # first, since another thread may take it before this returns
+            self._end(delivery)  # first, since another thread may take it before this returns
             if self.is_own:
                 self._returned.append(delivery)
             else:
@@ -404,9 +424,16 @@ class _Queue:
         return bool(self._returned)
 
     def _settle(self, delivery: _Delivery) -> None:
-        with self._store.lock:
-            self._unsettled.discard(delivery.stored.msg_id)
-            self._close_if_unused()
+        self._end(delivery)
+        if not self._users and not self._unsettled:  # else another queue's opening is not waited for
+            with self._store.lock:
+                self._close_if_unused()
+
+    def _end(self, delivery: _Delivery) -> None:
+        self._unsettled.discard(delivery.stored.msg_id)
+        with self.lock:
+            if self._running is not None:
+                self._running.end(delivery.stored.msg_id)
 
 
 def _tag(routing_key: str) -> str | None:
@@ -428,8 +455,20 @@ class QoS(virtual.QoS):
         self.channel._settle(delivery_tag, _Queue.ack)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Have a message delivered again at once, or make it a dead letter."""
-        self.channel._settle(delivery_tag, _Queue.requeue if requeue else _Queue.reject)
+        """Have a message delivered again at once, or make it a dead letter; if that cannot be stored, it comes again after a pause."""
+        if requeue:
+            self._quick_ack(delivery_tag)  # first, since another thread may take it before this returns
+            self.channel._settle(delivery_tag, _Queue.requeue)
+            return
+        try:
+            self.channel._settle(delivery_tag, _Queue.reject)
+        except EngineError as error:
+            # Kombu only logs the error, and Celery does not settle a message twice.
+            _LOG.warning("%s cannot be a dead letter now, and comes again in %g s: %s", delivery_tag, HANDLE_AGAIN_S, error)
+            pause = threading.Timer(HANDLE_AGAIN_S, self.reject, (delivery_tag, True))
+            pause.daemon = True
+            pause.start()
+            return
         self._quick_ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:
@@ -508,17 +547,17 @@ class Channel(virtual.Channel):
         self._purge(queue)
         self._store.unbind(lambda name, row: row[1] == queue)
         self.state.queue_bindings_delete(queue)
-        self._store.queue(queue).delete()
+        self._store.look_up(queue).delete()
 
     def _size(self, queue: str) -> int:
-        found = self._store.queue(queue)
+        found = self._store.look_up(queue)
         return undone(self._store.path, found.topic) if not found.is_own and self._store.has(found.topic) else 0
 
     def _purge(self, queue: str) -> int:
         """Drop the messages that have arrived and are not done; delayed ones still arrive."""
         count = self._size(queue)
         if count:
-            skip_undone(self._store.path, self._store.queue(queue).topic)
+            skip_undone(self._store.path, self._store.look_up(queue).topic)
         return count
 
     # -- publish
@@ -528,7 +567,7 @@ class Channel(virtual.Channel):
         self._inplace_augment_message(message, exchange, routing_key)
         store, timeout_s = self._store, self.connection.timeout_s
         if not exchange:
-            queue = store.queue(routing_key)
+            queue = store.look_up(routing_key)
             if not queue.is_own and (queue.is_declared or store.has(queue.topic)):
                 self._put(routing_key, message)
             else:
@@ -541,10 +580,12 @@ class Channel(virtual.Channel):
             store.put(topic, message, timeout_s, tags=_tag(routing_key or ""))
 
     def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
-        topic = self._store.queue(queue).topic
+        topic = self._store.look_up(queue).topic
         self._store.make(topic, self._store.options.queues)
         message, due_ms = _delayed(message)
-        self._store.put(topic, message, self.connection.timeout_s, keys=(message.get("headers") or {}).get("id") or None, deliver_at=due_ms)
+        task_id = (message.get("headers") or {}).get("id")
+        keys = task_id if isinstance(task_id, str) else None  # other programs of Kombu may put anything there
+        self._store.put(topic, message, self.connection.timeout_s, keys=keys or None, deliver_at=due_ms)
 
     # -- deliver
 
@@ -621,16 +662,17 @@ class Channel(virtual.Channel):
             properties["delivery_tag"] = tag = stored.msg_id if not queue.is_own else f"{stored.msg_id}-{next(self._deliveries)}"
             properties["delivery_info"]["redelivered"] = stored.delivery_count > 1
             self.Message(payload, channel=self)  # fails as it would where the message is delivered, which would end a worker
-            again_ms = _due_again_ms(payload)
+            due_ms = _eta_ms(payload)
             expired = int(properties.get("expiration") or 0)
         except Exception:  # noqa: BLE001 - what another program has put may be anything
             _LOG.exception("%s is no message of Kombu, so it becomes a dead letter of %s", stored.msg_id, queue.topic)
             queue.reject(delivery)
             return None
-        if expired and stored.store_timestamp_ms + expired <= time.time_ns() // 1_000_000:
+        now_ms = time.time_ns() // 1_000_000
+        if expired and stored.store_timestamp_ms + expired <= now_ms:
             queue.ack(delivery)
             return None
-        if again_ms is not None:
+        if due_ms is not None and due_ms > now_ms:  # its ETA was too far ahead
             self._put(queue.name, payload)
             queue.ack(delivery)
             return None
@@ -657,8 +699,9 @@ class Channel(virtual.Channel):
         if not self.closed:
             super().close()
             for tag in list(self._unsettled):
-                delivery = self._unsettled.pop(tag)
-                delivery.queue.untake(delivery)
+                delivery = self._unsettled.pop(tag, None)  # which another thread may have settled
+                if delivery is not None:
+                    delivery.queue.untake(delivery)
             while self._got:
                 self._got.pop().release()
 
@@ -675,12 +718,6 @@ def _delayed(message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     if due_ms > now_ms + ETA_MS_MAX:
         return message, now_ms + ETA_MS_MAX
     return {**message, "headers": {**message["headers"], "eta": None}}, due_ms if due_ms > now_ms else None
-
-
-def _due_again_ms(message: dict[str, Any]) -> int | None:
-    """Return when a message is due that has come before its ETA, because that was too far ahead."""
-    due_ms = _eta_ms(message)
-    return due_ms if due_ms is not None and due_ms > time.time_ns() // 1_000_000 else None
 
 
 def _eta_ms(message: dict[str, Any]) -> int | None:

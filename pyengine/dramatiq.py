@@ -20,7 +20,7 @@ from typing import Any
 from pyengine import arguments
 from pyengine.client.consumer import Consumer as Member
 from pyengine.client.consumer import Sharing, consume
-from pyengine.client.handler import give_up, skip_undone, undone
+from pyengine.client.handler import SESSION_TIMEOUT_S, Running, give_up, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import EngineError, require_extra
 from pyengine.formats.record import Message as StoredMessage
@@ -34,7 +34,6 @@ except ImportError:
     require_extra("dramatiq", name="dramatiq")
     raise
 
-SESSION_TIMEOUT_S = 3600.0  # of a worker that hangs, not of one that is killed, whose queues are free at once
 JOIN_POLL_INTERVAL_S = 0.1
 _LOG = logging.getLogger("pyengine.dramatiq")
 
@@ -54,9 +53,8 @@ class PyengineBroker(Broker):
         self.store = arguments.local_path(store).absolute()
         self.namespace = namespace
         self._new_topic = TopicConfig(namespace, queues, queues).check()
-        self._commit_interval_s = commit_interval_s
-        self._session_timeout_s = session_timeout_s
-        self._sharing: Sharing = sharing
+        self._options: dict[str, Any] = {
+            "commit_interval_s": commit_interval_s, "session_timeout_s": session_timeout_s, "sharing": sharing}
         self._topics: set[str] = set()  # that this process has made or found
         self._producer: Producer | None = None
         self._lock = threading.Lock()
@@ -108,8 +106,7 @@ class PyengineBroker(Broker):
         """Return a member of the queue's group, with up to `prefetch` messages at once; ConnectionClosed if it cannot read now."""
         topic = self.topic(queue_name)
         with _errors_of_a_connection():
-            member = consume(self.store, topic, group=topic, auto_commit=False, commit_interval_s=self._commit_interval_s,
-                             session_timeout_s=self._session_timeout_s, sharing=self._sharing)
+            member = consume(self.store, topic, group=topic, auto_commit=False, **self._options)
             try:
                 self._make(topic)
             except BaseException:
@@ -160,18 +157,18 @@ class _QueueConsumer(Consumer):
         self._broker = broker
         self._member = member
         self._timeout_s = timeout_s
-        self._room = threading.Semaphore(prefetch)
+        self._running: Running[int] = Running(member, prefetch)
+        self._changed = threading.Condition()  # of what runs
 
     def __next__(self) -> MessageProxy | None:
-        """Return the next message; None after the timeout, or if as many as may be prefetched are not done."""
-        if not self._room.acquire(timeout=self._timeout_s):
-            return None
-        task = None
-        try:
-            task = self._pull()
-        finally:
-            if task is None:
-                self._room.release()
+        """Return the next message; None after the timeout, or if no more may run beside those that are not done."""
+        with self._changed:
+            if not self._changed.wait_for(self._running.room, self._timeout_s):
+                return None
+        task = self._pull()
+        if task is not None:
+            with self._changed:
+                self._running.begin(task.stored.physical_offset, task.stored)
         return task
 
     def _pull(self) -> _Task | None:
@@ -200,7 +197,7 @@ class _QueueConsumer(Consumer):
                 self.nack(message)
                 return
         self._member.ack(task.stored)
-        self._room.release()
+        self._end(task)
 
     def nack(self, message: MessageProxy) -> None:
         """Make a message a dead letter of the group; ConnectionClosed if that could not be stored, so that Dramatiq tries again."""
@@ -208,7 +205,12 @@ class _QueueConsumer(Consumer):
         if task is not None:
             with _errors_of_a_connection():
                 give_up(self._member, task.stored)
-            self._room.release()
+            self._end(task)
+
+    def _end(self, task: _Task) -> None:
+        with self._changed:
+            self._running.end(task.stored.physical_offset)
+            self._changed.notify()
 
     def _own(self, message: MessageProxy) -> _Task | None:
         """Return the message if it is this consumer's; that of one that was closed after an error is delivered again."""

@@ -11,14 +11,14 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict, cast
 
 from pyengine.arguments import INT32_MAX
 from pyengine.errors import ConfigError, UsageError
 from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.record import encode_host
-from pyengine.settings import Setting, setting, settings_of, split_address
+from pyengine.settings import Setting, of_rocketmq, setting, settings_of, split_address
 
 DAY_MS = 86_400_000
 SLAVE = "SLAVE"  # a broker_role
@@ -28,7 +28,6 @@ HA_PORT = 10_912  # RocketMQ's default
 AT_ONCE = "at once"
 PRODUCERS = "for producers that connect afterwards"
 READERS = "for readers that are opened afterwards"
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,311 +62,172 @@ class EngineConfig:
     """
 
     # -- sizes of the store's files: fixed at creation
-    mapped_file_size_commit_log_bytes: int = setting(
-        1 << 30, "Size of one commit log segment.", key="mappedFileSizeCommitLog", unit="bytes",
-        low=1024, high=INT32_MAX, fixed=True, group="files")
-    mapped_file_size_consume_queue_bytes: int = setting(
-        6_000_000, "Size of one consume queue file; rounded up to a multiple of 20.",
-        key="mappedFileSizeConsumeQueue", unit="bytes", low=20, high=INT32_MAX - 27, multiple_of=20, fixed=True,
-        group="files")
-    mapped_file_size_consume_queue_ext_bytes: int = setting(
-        48 << 20, "Size of one consume queue extension file.", key="mappedFileSizeConsumeQueueExt", unit="bytes",
-        low=64, high=INT32_MAX, fixed=True, group="files")
-    max_hash_slot_num: int = setting(
-        5_000_000, "Hash slots of one index file.", key="maxHashSlotNum", low=1, high=500_000_000, fixed=True,
-        group="files")
-    max_index_num: int = setting(
-        20_000_000, "Entries of one index file (one less is usable, as in RocketMQ).", key="maxIndexNum",
-        low=2, high=107_000_000, fixed=True, group="files")
+    mapped_file_size_commit_log_bytes: int = of_rocketmq(1 << 30, "Size of one commit log segment.", low=1024, fixed=True, group="files")
+    mapped_file_size_consume_queue_bytes: int = of_rocketmq(
+        6_000_000, "Size of one consume queue file; rounded up to a multiple of 20.", low=20, high=INT32_MAX - 27, multiple_of=20,
+        fixed=True)
+    mapped_file_size_consume_queue_ext_bytes: int = of_rocketmq(48 << 20, "Size of one consume queue extension file.", low=64, fixed=True)
+    max_hash_slot_num: int = of_rocketmq(5_000_000, "Hash slots of one index file.", high=500_000_000, fixed=True)
+    max_index_num: int = of_rocketmq(
+        20_000_000, "Entries of one index file (one less is usable, as in RocketMQ).", low=2, high=107_000_000, fixed=True)
 
-    store_path_commit_log: str = setting(
-        "", "Folders for new segments of the log, separated by `,`. Empty: `commitlog`.", key="storePathCommitLog", group="files")
-    read_only_commit_log_store_paths: str = setting(
-        "", "Folders of the log that get no new segments, separated by `,`.",
-        key="readOnlyCommitLogStorePaths", group="files")
+    store_path_commit_log: str = of_rocketmq("", "Folders for new segments of the log, separated by `,`. Empty: `commitlog`.")
+    read_only_commit_log_store_paths: str = of_rocketmq("", "Folders of the log that get no new segments, separated by `,`.")
 
     # -- how messages are written and made durable
-    flush_disk_type: str = setting(
+    flush_disk_type: str = of_rocketmq(
         "ASYNC_FLUSH", "What PUT_OK waits for: the page cache (ASYNC_FLUSH) or the disk (SYNC_FLUSH).",
-        key="flushDiskType", choices=("ASYNC_FLUSH", "SYNC_FLUSH"), group="writing")
-    transient_store_pool_enable: bool = setting(
-        False, "Append to locked memory buffers, and commit from them to the files; not with SYNC_FLUSH or on a SLAVE.",
-        key="transientStorePoolEnable", group="writing")
-    transient_store_pool_size: int = setting(
-        5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=2, high=64,
-        group="writing")
-    flush_interval_commit_log_ms: int = setting(
-        500, "Longest time that bytes stay unflushed with ASYNC_FLUSH.", key="flushIntervalCommitLog",
-        unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="writing")
-    commit_interval_commit_log_ms: int = setting(
-        200, "Longest pause between two commits of buffered bytes.", key="commitIntervalCommitLog", unit="ms",
-        low=1, high=DAY_MS, live=AT_ONCE, group="writing")
-    sync_flush_timeout_ms: int = setting(
-        5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT.",
-        key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="writing")
+        choices=("ASYNC_FLUSH", "SYNC_FLUSH"), group="writing")
+    transient_store_pool_enable: bool = of_rocketmq(
+        False, "Append to locked memory buffers, and commit from them to the files; not with SYNC_FLUSH or on a SLAVE.")
+    transient_store_pool_size: int = of_rocketmq(5, "Number of those buffers, each of one segment's size.", low=2, high=64)
+    flush_interval_commit_log_ms: int = of_rocketmq(500, "Longest time that bytes stay unflushed with ASYNC_FLUSH.", live=AT_ONCE)
+    commit_interval_commit_log_ms: int = of_rocketmq(200, "Longest pause between two commits of buffered bytes.", live=AT_ONCE)
+    sync_flush_timeout_ms: int = of_rocketmq(5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT.", live=PRODUCERS)
     zero_ahead_bytes: int = setting(
-        256 << 10, "With SYNC_FLUSH: how far ahead the writer writes zeros, so that a sync changes data only.",
-        unit="bytes", low=0, high=64 << 20, group="writing")
-    put_timeout_ms: int = setting(
-        10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
-        high=DAY_MS, live=PRODUCERS, group="writing")
-    default_topic_queue_nums: int = setting(
-        0, "Queues of a new topic. 0: 1 for a put's, 8 for a gateway client's.",
-        key="defaultTopicQueueNums", low=0, high=65_536, group="writing")
-    transaction_timeout_ms: int = setting(
-        6000, "A producer is asked about its undecided transaction after this time.", key="transactionTimeOut", unit="ms",
-        low=0, high=DAY_MS, group="writing")
-    transaction_check_max: int = setting(
-        15, "How often it is asked; then the message goes to TRANS_CHECK_MAX_TIME_TOPIC.",
-        key="transactionCheckMax", low=0, high=INT32_MAX, group="writing")
-    transaction_check_interval_ms: int = setting(
-        60_000, "Time between two rounds of questions.", key="transactionCheckInterval", unit="ms",
-        low=1, high=DAY_MS, group="writing")
-    max_message_size_bytes: int = setting(
-        4 << 20, "Longest body of one message; the record may be 64 KiB longer.", key="maxMessageSize", unit="bytes",
-        low=1, high=INT32_MAX - 65536, group="writing")
-    message_delay_level: str = setting(
-        DEFAULT_MESSAGE_DELAY_LEVEL,
-        "Delays by level, from level 1, each a number and s, m, h or d.", key="messageDelayLevel", group="writing")
-    os_page_cache_busy_timeout_ms: int = setting(
-        1000, "While an append takes longer, puts get OS_PAGECACHE_BUSY.",
-        key="osPageCacheBusyTimeOutMills", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="writing")
-    broker_role: str = setting(
-        "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",
-        choices=("ASYNC_MASTER", "SYNC_MASTER", SLAVE), group="writing")
-    flush_delay_offset_interval_ms: int = setting(
-        10_000, "Shortest pause between two writes of delayOffset.json; a crash repeats deliveries since the last.",
-        key="flushDelayOffsetInterval", unit="ms", low=1,
-        high=DAY_MS, live=AT_ONCE, group="writing")
-    store_host: str = setting(
-        "127.0.0.1:10911", "Address in each record and message id: IPv4:port or [IPv6]:port.",
-        group="writing")
-    replay_clock: bool = setting(
-        False, "Let a replay set the store's clock, so that stored times repeat.", group="writing")
+        256 << 10, "With SYNC_FLUSH: how far ahead the writer writes zeros, so that a sync changes data only.", low=0, high=64 << 20)
+    put_timeout_ms: int = setting(10_000, "Longest wait of a put for the writer; then its result is indeterminate.", live=PRODUCERS)
+    default_topic_queue_nums: int = of_rocketmq(0, "Queues of a new topic. 0: 1 for a put's, 8 for a gateway client's.", low=0, high=65_536)
+    transaction_timeout_ms: int = of_rocketmq(
+        6000, "A producer is asked about its undecided transaction after this time.", key="transactionTimeOut", low=0)
+    transaction_check_max: int = of_rocketmq(15, "How often it is asked; then the message goes to TRANS_CHECK_MAX_TIME_TOPIC.", low=0)
+    transaction_check_interval_ms: int = of_rocketmq(60_000, "Time between two rounds of questions.")
+    max_message_size_bytes: int = of_rocketmq(
+        4 << 20, "Longest body of one message; the record may be 64 KiB longer.", high=INT32_MAX - 65536)
+    message_delay_level: str = of_rocketmq(DEFAULT_MESSAGE_DELAY_LEVEL, "Delays by level, from level 1, each a number and s, m, h or d.")
+    os_page_cache_busy_timeout_ms: int = of_rocketmq(
+        1000, "While an append takes longer, puts get OS_PAGECACHE_BUSY.", key="osPageCacheBusyTimeOutMills", live=AT_ONCE)
+    broker_role: str = of_rocketmq(
+        "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", choices=("ASYNC_MASTER", "SYNC_MASTER", SLAVE))
+    flush_delay_offset_interval_ms: int = of_rocketmq(
+        10_000, "Shortest pause between two writes of delayOffset.json; a crash repeats deliveries since the last.", live=AT_ONCE)
+    store_host: str = setting("127.0.0.1:10911", "Address in each record and message id: IPv4:port or [IPv6]:port.")
+    replay_clock: bool = setting(False, "Let a replay set the store's clock, so that stored times repeat.")
 
     # -- replication
-    ha_listen_port: int = setting(
-        0, "Port where a master waits for slaves. 0: 10912 with SYNC_MASTER, and with ASYNC_MASTER no replication.",
-        key="haListenPort", low=0, high=65_535, group="replication")
-    ha_listen_host: str = setting(
-        "127.0.0.1", "Address that a master listens at.", group="replication")
+    ha_listen_port: int = of_rocketmq(
+        0, "Port where a master waits for slaves. 0: 10912 with SYNC_MASTER, and with ASYNC_MASTER no replication.", low=0, high=65_535,
+        group="replication")
+    ha_listen_host: str = setting("127.0.0.1", "Address that a master listens at.")
     ha_secret_file: str = setting(
         "", "File with the secret of a master and its slaves, mode 0600, relative to the store. Without it and ha_allow_plain a master "
-        "refuses every slave.", group="replication")
+        "refuses every slave.")
     ha_peers: str = setting(
-        "", "On a master: HA ports (host:port, separated by `,`) of stores that may become master instead. Needs ha_secret_file; "
-        "`pyengine promote` sets it.", group="replication")
-    ha_allow_plain: str = setting(
-        "", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret.", group="replication")
-    ha_master_address: str = setting(
-        "", "With SLAVE: host:port of the master's HA port. Empty: as namesrv_addr tells it.", key="haMasterAddress", group="replication")
-    slave_timeout_ms: int = setting(
-        3000, "With SYNC_MASTER: a put that is not confirmed in this time gets FLUSH_SLAVE_TIMEOUT.",
-        key="slaveTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="replication")
-    min_in_sync_replicas: int = setting(
-        1, "Slaves that confirm a message.", low=1, high=16, group="replication")
-    ha_slaves_share_hosts: bool = setting(
-        False, "With min_in_sync_replicas of 2 or more: each link from one address counts.", group="replication")
-    ha_slave_fallbehind_max_bytes: int = setting(
-        268_435_456, "With SYNC_MASTER: when slaves lag more, puts get SLAVE_NOT_AVAILABLE at once.",
-        key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, live=AT_ONCE, group="replication")
+        "", "On a master: HA ports (host:port, separated by `,`) of stores that may become master instead. Needs ha_secret_file; `pyengine "
+        "promote` sets it.")
+    ha_allow_plain: str = setting("", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret.")
+    ha_master_address: str = of_rocketmq("", "With SLAVE: host:port of the master's HA port. Empty: as namesrv_addr tells it.")
+    slave_timeout_ms: int = of_rocketmq(
+        3000, "With SYNC_MASTER: a put that is not confirmed in this time gets FLUSH_SLAVE_TIMEOUT.", live=PRODUCERS)
+    min_in_sync_replicas: int = setting(1, "Slaves that confirm a message.", high=16)
+    ha_slaves_share_hosts: bool = setting(False, "With min_in_sync_replicas of 2 or more: each link from one address counts.")
+    ha_slave_fallbehind_max_bytes: int = of_rocketmq(
+        268_435_456, "With SYNC_MASTER: when slaves lag more, puts get SLAVE_NOT_AVAILABLE at once.", low=0, live=AT_ONCE)
     dispatch_at: str = setting(
         "committed", "When messages enter their queues: once readable, or once slaves have confirmed them.",
-        choices=("committed", "replicated"), group="replication")
-    sync_from: str = setting(
-        "last", "Where a new slave begins: at its master's last segment, or at the first.",
-        choices=("last", "first"), group="replication")
+        choices=("committed", "replicated"))
+    sync_from: str = setting("last", "Where a new slave begins: at its master's last segment, or at the first.", choices=("last", "first"))
     ack_level: str = setting(
-        "auto", "When a slave acknowledges. auto: flushed with SYNC_FLUSH, otherwise written.",
-        choices=("auto", "written", "flushed"), group="replication")
-    ha_compare_bytes: int = setting(
-        1 << 20, "How much of its log's end a slave compares when it connects.", unit="bytes",
-        low=0, high=INT32_MAX, group="replication")
+        "auto", "When a slave acknowledges. auto: flushed with SYNC_FLUSH, otherwise written.", choices=("auto", "written", "flushed"))
+    ha_compare_bytes: int = setting(1 << 20, "How much of its log's end a slave compares when it connects.", low=0)
     ha_cut: str = setting(
-        "unconfirmed", "What a slave may move to quarantine where its log differs. any: a SYNC_MASTER also starts without what its "
-        "slaves have.",
-        choices=("unconfirmed", "any"), group="replication")
-    ha_connections_max: int = setting(
-        16, "Most links to a master at a time.", low=1, high=256, group="replication")
-    ha_transfer_batch_size_bytes: int = setting(
-        32_768, "Longest piece of the log in one frame.", key="haTransferBatchSize", unit="bytes", low=1, high=1 << 24,
-        group="replication")
-    ha_send_heartbeat_interval_ms: int = setting(
-        5000, "Time without sending after which a side sends a heartbeat.", key="haSendHeartbeatInterval",
-        unit="ms", low=1, high=DAY_MS, group="replication")
-    ha_housekeeping_interval_ms: int = setting(
-        20_000, "A link that is silent for this time is closed; a new slave waits three times as long for its master.",
-        key="haHousekeepingInterval", unit="ms", low=1, high=DAY_MS, group="replication")
+        "unconfirmed", "What a slave may move to quarantine where its log differs. any: a SYNC_MASTER also starts without what its slaves "
+        "have.", choices=("unconfirmed", "any"))
+    ha_connections_max: int = setting(16, "Most links to a master at a time.", high=256)
+    ha_transfer_batch_size_bytes: int = of_rocketmq(32_768, "Longest piece of the log in one frame.", high=1 << 24)
+    ha_send_heartbeat_interval_ms: int = of_rocketmq(5000, "Time without sending after which a side sends a heartbeat.")
+    ha_housekeeping_interval_ms: int = of_rocketmq(
+        20_000, "A link that is silent for this time is closed; a new slave waits three times as long for its master.")
 
     # -- clients of RocketMQ
-    gateway_enable: bool = setting(
-        False, "Run the gateway for RocketMQ clients.", group="gateway")
-    gateway_listen_host: str = setting(
-        "127.0.0.1", "Address that the gateway listens at.",
-        group="gateway")
-    gateway_namesrv_port: int = setting(
-        9876, "Port of its name server; 0: any.", low=0, high=65_535, group="gateway")
-    gateway_broker_port: int = setting(
-        10_911, "Port of its broker, which also serves at this port less 2; 0: any.", low=0, high=65_535,
-        group="gateway")
-    gateway_advertised_host: str = setting(
-        "", "Its address in routes and message ids. Empty: where it listens.", key="brokerIP1",
-        group="gateway")
-    broker_name: str = setting(
-        "broker-a", "Name of the gateway's broker in routes.", key="brokerName", group="gateway")
-    broker_cluster_name: str = setting(
-        "DefaultCluster", "Name of its cluster.", key="brokerClusterName", group="gateway")
-    broker_id: int = setting(
-        0, "A slave's number in routes; 0: 1. A master's is 0.", key="brokerId", low=0, high=INT32_MAX, group="gateway")
-    slave_read_enable: bool = setting(
-        False, "Groups far behind read from slaves.", key="slaveReadEnable", group="gateway")
-    namesrv_addr: str = setting(
-        "", "Name servers of a cluster, `host:port;host:port`. Empty: `$NAMESRV_ADDR`.",
-        key="namesrvAddr", group="gateway")
-    gateway_namesrv_cluster: bool = setting(
-        False, "Its own name server runs too, and takes brokers: namesrv_addr names it.", group="gateway")
-    gateway_namesrv_ca_file: str = setting(
-        "", "CAs of those name servers, as PEM; empty: no TLS.", group="gateway")
-    auto_create_topic_enable: bool = setting(
-        True, "A client's first message to an unknown topic creates it.", key="autoCreateTopicEnable", group="gateway")
-    auto_create_subscription_group: bool = setting(
-        True, "A client of an unknown group creates it.", key="autoCreateSubscriptionGroup", group="gateway")
-    gateway_connections_max: int = setting(
-        1024, "Most connections at a time.", low=1, high=65_536, group="gateway")
+    gateway_enable: bool = setting(False, "Run the gateway for RocketMQ clients.", group="gateway")
+    gateway_listen_host: str = setting("127.0.0.1", "Address that the gateway listens at.")
+    gateway_namesrv_port: int = setting(9876, "Port of its name server; 0: any.", low=0, high=65_535)
+    gateway_broker_port: int = setting(10_911, "Port of its broker, which also serves at this port less 2; 0: any.", low=0, high=65_535)
+    gateway_advertised_host: str = of_rocketmq("", "Its address in routes and message ids. Empty: where it listens.", key="brokerIP1")
+    broker_name: str = of_rocketmq("broker-a", "Name of the gateway's broker in routes.")
+    broker_cluster_name: str = of_rocketmq("DefaultCluster", "Name of its cluster.")
+    broker_id: int = of_rocketmq(0, "A slave's number in routes; 0: 1. A master's is 0.", low=0)
+    slave_read_enable: bool = of_rocketmq(False, "Groups far behind read from slaves.")
+    namesrv_addr: str = of_rocketmq("", "Name servers of a cluster, `host:port;host:port`. Empty: `$NAMESRV_ADDR`.")
+    gateway_namesrv_cluster: bool = setting(False, "Its own name server runs too, and takes brokers: namesrv_addr names it.")
+    gateway_namesrv_ca_file: str = setting("", "CAs of those name servers, as PEM; empty: no TLS.")
+    auto_create_topic_enable: bool = of_rocketmq(True, "A client's first message to an unknown topic creates it.")
+    auto_create_subscription_group: bool = of_rocketmq(True, "A client of an unknown group creates it.")
+    gateway_connections_max: int = setting(1024, "Most connections at a time.", high=65_536)
     gateway_address_connections_max: int = setting(
-        0, "Most connections from one address; 0: half of gateway_connections_max.",
-        low=0, high=65_536, group="gateway")
-    gateway_idle_timeout_ms: int = setting(
-        120_000, "A connection without a request or answer for so long is closed.",
-        unit="ms", low=1000, high=DAY_MS, group="gateway")
-    gateway_frame_max_bytes: int = setting(
-        16 << 20, "Longest request; a longer one closes its connection.", unit="bytes", low=65_536, high=1 << 30, group="gateway")
+        0, "Most connections from one address; 0: half of gateway_connections_max.", low=0, high=65_536)
+    gateway_idle_timeout_ms: int = setting(120_000, "A connection without a request or answer for so long is closed.", low=1000)
+    gateway_frame_max_bytes: int = setting(16 << 20, "Longest request; a longer one closes its connection.", low=65_536, high=1 << 30)
     gateway_connection_max_bytes: int = setting(
-        32 << 20, "Most bytes that wait for one connection; then it is not read, or closed.",
-        unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
+        32 << 20, "Most bytes that wait for one connection; then it is not read, or closed.", low=1 << 20, high=1 << 32)
     gateway_memory_max_bytes: int = setting(
-        256 << 20, "Most bytes that wait for all; then connections that hold much are closed.", unit="bytes",
-        low=1 << 20, high=1 << 40, group="gateway")
+        256 << 20, "Most bytes that wait for all; then connections that hold much are closed.", low=1 << 20, high=1 << 40)
 
-    acl_enable: bool = setting(
-        False, "Requests need an access key and a signature.", key="aclEnable",
-        group="gateway")
-    gateway_acl_file: str = setting(
-        "config/plain_acl.yml", "The access list, mode 600, relative to the store.", group="gateway")
+    acl_enable: bool = of_rocketmq(False, "Requests need an access key and a signature.")
+    gateway_acl_file: str = setting("config/plain_acl.yml", "The access list, mode 600, relative to the store.")
     gateway_tls_mode: str = setting(
         "disabled", "Whether the ports take TLS: no, too, or only; gRPC's only, see grpc_plain_port.",
-        choices=("disabled", "permissive", "enforcing"), group="gateway")
-    gateway_tls_cert_file: str = setting(
-        "", "The gateway's certificate with those up to its CA, as PEM, relative to the store.", group="gateway")
-    gateway_tls_key_file: str = setting(
-        "", "Its private key, as PEM without a password, with mode 600.", group="gateway")
-    gateway_tls_client_ca_file: str = setting(
-        "", "CAs of clients, as PEM.", group="gateway")
+        choices=("disabled", "permissive", "enforcing"))
+    gateway_tls_cert_file: str = setting("", "The gateway's certificate with those up to its CA, as PEM, relative to the store.")
+    gateway_tls_key_file: str = setting("", "Its private key, as PEM without a password, with mode 600.")
+    gateway_tls_client_ca_file: str = setting("", "CAs of clients, as PEM.")
     gateway_tls_client_auth: str = setting(
-        "none", "Whether a client needs one: no, only a valid one if any, or yes.",
-        choices=("none", "optional", "require"), group="gateway")
-    grpc_enable: bool = setting(
-        False, "Serve RocketMQ 5's clients by gRPC, and run the gateway; needs `pyengine-store[grpc]`.", group="gateway")
-    grpc_listen_host: str = setting(
-        "127.0.0.1", "Where gRPC listens.", group="gateway")
-    grpc_port: int = setting(
-        8081, "Its port; 0: any.", low=0, high=65_535, group="gateway")
-    grpc_plain_port: int = setting(
-        0, "With permissive TLS: one more port, without TLS; 0: none.", low=0, high=65_535, group="gateway")
-    grpc_calls_max: int = setting(
-        4096, "Most calls at a time; half from one address.", low=1, high=1 << 20, group="gateway")
+        "none", "Whether a client needs one: no, only a valid one if any, or yes.", choices=("none", "optional", "require"))
+    grpc_enable: bool = setting(False, "Serve RocketMQ 5's clients by gRPC, and run the gateway; needs `pyengine-store[grpc]`.")
+    grpc_listen_host: str = setting("127.0.0.1", "Where gRPC listens.")
+    grpc_port: int = setting(8081, "Its port; 0: any.", low=0, high=65_535)
+    grpc_plain_port: int = setting(0, "With permissive TLS: one more port, without TLS; 0: none.", low=0, high=65_535)
+    grpc_calls_max: int = setting(4096, "Most calls at a time; half from one address.", high=1 << 20)
 
     # -- queues, index, recovery
-    message_index_enable: bool = setting(
-        True, "Keep the key index.", key="messageIndexEnable", group="dispatch")
-    flush_interval_consume_queue_ms: int = setting(
-        1000, "Pause between two flushes of the consume queues.", key="flushIntervalConsumeQueue", unit="ms", low=1,
-        high=DAY_MS, live=AT_ONCE, group="dispatch")
-    enable_consume_queue_ext: bool = setting(
-        False, "Queue entries carry addresses of extension units.", key="enableConsumeQueueExt", group="dispatch")
-    enable_lmq: bool = setting(
-        False, "Light queues (%LMQ%...) are allowed.", key="enableLmq", group="dispatch")
-    enable_multi_dispatch: bool = setting(
-        False, "A message enters every queue that INNER_MULTI_DISPATCH names.", key="enableMultiDispatch",
-        group="dispatch")
-    max_lmq_consume_queue_num: int = setting(
-        20_000, "Most light queues of a store.", key="maxLmqConsumeQueueNum", low=0, high=INT32_MAX, group="dispatch")
-    check_crc_on_recover: bool = setting(
-        True, "Recovery checks each body's CRC.", key="checkCRCOnRecover", group="dispatch")
+    message_index_enable: bool = of_rocketmq(True, "Keep the key index.", group="dispatch")
+    flush_interval_consume_queue_ms: int = of_rocketmq(1000, "Pause between two flushes of the consume queues.", live=AT_ONCE)
+    enable_consume_queue_ext: bool = of_rocketmq(False, "Queue entries carry addresses of extension units.")
+    enable_lmq: bool = of_rocketmq(False, "Light queues (%LMQ%...) are allowed.")
+    enable_multi_dispatch: bool = of_rocketmq(False, "A message enters every queue that INNER_MULTI_DISPATCH names.")
+    max_lmq_consume_queue_num: int = of_rocketmq(20_000, "Most light queues of a store.", low=0)
+    check_crc_on_recover: bool = of_rocketmq(True, "Recovery checks each body's CRC.", key="checkCRCOnRecover")
 
     # -- reading
-    access_message_in_memory_max_ratio: int = setting(
-        40, "This share of memory before the log's end counts as in memory.",
-        key="accessMessageInMemoryMaxRatio", unit="percent", low=0, high=100, live=READERS, group="reading")
-    max_transfer_bytes_on_message_in_memory_bytes: int = setting(
-        262_144, "Most bytes of one get from memory.", key="maxTransferBytesOnMessageInMemory", unit="bytes", low=1,
-        high=INT32_MAX, live=READERS, group="reading")
-    max_transfer_count_on_message_in_memory: int = setting(
-        32, "Most messages of one get from memory.", key="maxTransferCountOnMessageInMemory", low=1, high=INT32_MAX,
-        live=READERS, group="reading")
-    max_transfer_bytes_on_message_in_disk_bytes: int = setting(
-        65_536, "Most bytes of one get from the disk.", key="maxTransferBytesOnMessageInDisk", unit="bytes", low=1,
-        high=INT32_MAX, live=READERS, group="reading")
-    max_transfer_count_on_message_in_disk: int = setting(
-        8, "Most messages of one get from the disk.", key="maxTransferCountOnMessageInDisk", low=1, high=INT32_MAX,
-        live=READERS, group="reading")
+    access_message_in_memory_max_ratio: int = of_rocketmq(
+        40, "This share of memory before the log's end counts as in memory.", low=0, live=READERS, group="reading")
+    max_transfer_bytes_on_message_in_memory_bytes: int = of_rocketmq(262_144, "Most bytes of one get from memory.", live=READERS)
+    max_transfer_count_on_message_in_memory: int = of_rocketmq(32, "Most messages of one get from memory.", live=READERS)
+    max_transfer_bytes_on_message_in_disk_bytes: int = of_rocketmq(65_536, "Most bytes of one get from the disk.", live=READERS)
+    max_transfer_count_on_message_in_disk: int = of_rocketmq(8, "Most messages of one get from the disk.", live=READERS)
 
     # -- deleting old messages, and the room on the disk
-    file_reserved_time_hours: int = setting(
-        72, "Age, by the file's modification time, from which a segment may be deleted.", key="fileReservedTime", unit="h",
-        low=0, high=INT32_MAX, live=AT_ONCE, group="cleaning")
+    file_reserved_time_hours: int = of_rocketmq(
+        72, "Age, by the file's modification time, from which a segment may be deleted.", low=0, live=AT_ONCE, group="cleaning")
     log_retention_bytes: int = setting(
-        0, "Above this size of the log its oldest segments are deleted, but none that a reader holds; 0: no limit.",
-        unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
-    delete_when: str = setting(
-        "04", "Hours of the day, local time, in which old segments are deleted, as in 04;16.",
-        key="deleteWhen", live=AT_ONCE, group="cleaning")
-    clean_resource_interval_ms: int = setting(
-        10_000, "Pause between two rounds of deletion.", key="cleanResourceInterval", unit="ms", low=1, high=DAY_MS,
-        live=AT_ONCE, group="cleaning")
-    delete_files_batch_max: int = setting(
-        10, "Most segments that one round deletes.", low=1, high=INT32_MAX, live=AT_ONCE, group="cleaning")
-    delete_commit_log_files_interval_ms: int = setting(
-        100, "Pause between two deletions of segments.", key="deleteCommitLogFilesInterval", unit="ms", low=0,
-        high=DAY_MS, live=AT_ONCE, group="cleaning")
-    delete_consume_queue_files_interval_ms: int = setting(
-        100, "Pause after deleting files of one queue.", key="deleteConsumeQueueFilesInterval", unit="ms", low=0,
-        high=DAY_MS, live=AT_ONCE, group="cleaning")
-    destroy_mapped_file_interval_forcibly_ms: int = setting(
-        120_000, "After this time a segment is deleted although a reader holds it.",
-        key="destroyMapedFileIntervalForcibly", unit="ms", low=0, high=DAY_MS, live=AT_ONCE, group="cleaning")
-    redelete_hanged_file_interval_ms: int = setting(
-        120_000, "Pause between two tries on a held segment.",
-        key="redeleteHangedFileInterval", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="cleaning")
-    disk_max_used_space_ratio: int = setting(
-        75, "Above this disk use old segments are deleted at any hour.", key="diskMaxUsedSpaceRatio",
-        unit="percent", low=10, high=95, live=AT_ONCE, group="cleaning")
-    disk_space_clean_forcibly_ratio: int = setting(
-        85, "Above this disk use the oldest segments are deleted whatever their age.", key="diskSpaceCleanForciblyRatio",
-        unit="percent", low=1, high=100, live=AT_ONCE, group="cleaning")
-    disk_space_warning_level_ratio: int = setting(
-        90, "Above this disk use puts are refused.", key="diskSpaceWarningLevelRatio", unit="percent", low=1, high=100,
-        live=AT_ONCE, group="cleaning")
-    disk_space_enough_bytes: int = setting(
-        16 << 30, "With this much room left no ratio counts.",
-        unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
-    clean_file_forcibly_enable: bool = setting(
-        True, "Let disk use delete segments before their age.", key="cleanFileForciblyEnable", live=AT_ONCE, group="cleaning")
+        0, "Above this size of the log its oldest segments are deleted, but none that a reader holds; 0: no limit.", low=0, high=1 << 62,
+        live=AT_ONCE)
+    delete_when: str = of_rocketmq("04", "Hours of the day, local time, in which old segments are deleted, as in 04;16.", live=AT_ONCE)
+    clean_resource_interval_ms: int = of_rocketmq(10_000, "Pause between two rounds of deletion.", live=AT_ONCE)
+    delete_files_batch_max: int = setting(10, "Most segments that one round deletes.", live=AT_ONCE)
+    delete_commit_log_files_interval_ms: int = of_rocketmq(100, "Pause between two deletions of segments.", low=0, live=AT_ONCE)
+    delete_consume_queue_files_interval_ms: int = of_rocketmq(100, "Pause after deleting files of one queue.", low=0, live=AT_ONCE)
+    destroy_mapped_file_interval_forcibly_ms: int = of_rocketmq(
+        120_000, "After this time a segment is deleted although a reader holds it.", key="destroyMapedFileIntervalForcibly", low=0,
+        live=AT_ONCE)
+    redelete_hanged_file_interval_ms: int = of_rocketmq(120_000, "Pause between two tries on a held segment.", live=AT_ONCE)
+    disk_max_used_space_ratio: int = of_rocketmq(
+        75, "Above this disk use old segments are deleted at any hour.", low=10, high=95, live=AT_ONCE)
+    disk_space_clean_forcibly_ratio: int = of_rocketmq(
+        85, "Above this disk use the oldest segments are deleted whatever their age.", live=AT_ONCE)
+    disk_space_warning_level_ratio: int = of_rocketmq(90, "Above this disk use puts are refused.", live=AT_ONCE)
+    disk_space_enough_bytes: int = setting(16 << 30, "With this much room left no ratio counts.", low=0, high=1 << 62, live=AT_ONCE)
+    clean_file_forcibly_enable: bool = of_rocketmq(True, "Let disk use delete segments before their age.", live=AT_ONCE)
 
     # -- processes and shared memory
-    shm_directory: str = setting(
-        "/dev/shm", "Folder of the shared memory objects; a tmpfs.", group="processes")
-    sessions_max: int = setting(
-        256, "Most producers at one time, 1,021 if it is higher.",
-        low=1, high=1024, group="processes")
-    session_ring_bytes: int = setting(
-        4 << 20, "Ring of one producer; a power of two.", unit="bytes",
-        low=65_536, high=1 << 30, live=PRODUCERS, group="processes")
+    shm_directory: str = setting("/dev/shm", "Folder of the shared memory objects; a tmpfs.", group="processes")
+    sessions_max: int = setting(256, "Most producers at one time, 1,021 if it is higher.", high=1024)
+    session_ring_bytes: int = setting(4 << 20, "Ring of one producer; a power of two.", low=65_536, high=1 << 30, live=PRODUCERS)
     spin: int = setting(
-        -1, "How long writer and producers poll before they sleep. auto measures it at start.",
-        unit="us", low=0, high=100_000, words=(("auto", -1),), group="processes")
-    warm_mapped_file_enable: bool = setting(
-        False, "Fill and lock all of a new segment's pages.", key="warmMapedFileEnable", group="processes")
+        -1, "How long writer and producers poll before they sleep. auto measures it at start.", unit="us", low=0, high=100_000,
+        words={"auto": -1})
+    warm_mapped_file_enable: bool = of_rocketmq(False, "Fill and lock all of a new segment's pages.", key="warmMapedFileEnable")
 
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -566,6 +426,9 @@ KEPT_NAMES: tuple[str, ...] = (
 )
 
 
+Flag = bool | Literal["true", "yes", "on", "1", "false", "no", "off", "0"]
+
+
 class EngineSettings(TypedDict, total=False):
     """Settings as keywords, for type checkers and editors (docs/configuration.md). Numbers may be text: "16MiB", "5s"."""
 
@@ -577,8 +440,8 @@ class EngineSettings(TypedDict, total=False):
     max_index_num: int | str
     store_path_commit_log: str
     read_only_commit_log_store_paths: str
-    flush_disk_type: str
-    transient_store_pool_enable: bool | str
+    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"]
+    transient_store_pool_enable: Flag
     transient_store_pool_size: int | str
     flush_interval_commit_log_ms: int | str
     commit_interval_commit_log_ms: int | str
@@ -592,10 +455,10 @@ class EngineSettings(TypedDict, total=False):
     max_message_size_bytes: int | str
     message_delay_level: str
     os_page_cache_busy_timeout_ms: int | str
-    broker_role: str
+    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"]
     flush_delay_offset_interval_ms: int | str
     store_host: str
-    replay_clock: bool | str
+    replay_clock: Flag
     ha_listen_port: int | str
     ha_listen_host: str
     ha_secret_file: str
@@ -604,18 +467,18 @@ class EngineSettings(TypedDict, total=False):
     ha_master_address: str
     slave_timeout_ms: int | str
     min_in_sync_replicas: int | str
-    ha_slaves_share_hosts: bool | str
+    ha_slaves_share_hosts: Flag
     ha_slave_fallbehind_max_bytes: int | str
-    dispatch_at: str
-    sync_from: str
-    ack_level: str
+    dispatch_at: Literal["committed", "replicated"]
+    sync_from: Literal["last", "first"]
+    ack_level: Literal["auto", "written", "flushed"]
     ha_compare_bytes: int | str
-    ha_cut: str
+    ha_cut: Literal["unconfirmed", "any"]
     ha_connections_max: int | str
     ha_transfer_batch_size_bytes: int | str
     ha_send_heartbeat_interval_ms: int | str
     ha_housekeeping_interval_ms: int | str
-    gateway_enable: bool | str
+    gateway_enable: Flag
     gateway_listen_host: str
     gateway_namesrv_port: int | str
     gateway_broker_port: int | str
@@ -623,37 +486,37 @@ class EngineSettings(TypedDict, total=False):
     broker_name: str
     broker_cluster_name: str
     broker_id: int | str
-    slave_read_enable: bool | str
+    slave_read_enable: Flag
     namesrv_addr: str
-    gateway_namesrv_cluster: bool | str
+    gateway_namesrv_cluster: Flag
     gateway_namesrv_ca_file: str
-    auto_create_topic_enable: bool | str
-    auto_create_subscription_group: bool | str
+    auto_create_topic_enable: Flag
+    auto_create_subscription_group: Flag
     gateway_connections_max: int | str
     gateway_address_connections_max: int | str
     gateway_idle_timeout_ms: int | str
     gateway_frame_max_bytes: int | str
     gateway_connection_max_bytes: int | str
     gateway_memory_max_bytes: int | str
-    acl_enable: bool | str
+    acl_enable: Flag
     gateway_acl_file: str
-    gateway_tls_mode: str
+    gateway_tls_mode: Literal["disabled", "permissive", "enforcing"]
     gateway_tls_cert_file: str
     gateway_tls_key_file: str
     gateway_tls_client_ca_file: str
-    gateway_tls_client_auth: str
-    grpc_enable: bool | str
+    gateway_tls_client_auth: Literal["none", "optional", "require"]
+    grpc_enable: Flag
     grpc_listen_host: str
     grpc_port: int | str
     grpc_plain_port: int | str
     grpc_calls_max: int | str
-    message_index_enable: bool | str
+    message_index_enable: Flag
     flush_interval_consume_queue_ms: int | str
-    enable_consume_queue_ext: bool | str
-    enable_lmq: bool | str
-    enable_multi_dispatch: bool | str
+    enable_consume_queue_ext: Flag
+    enable_lmq: Flag
+    enable_multi_dispatch: Flag
     max_lmq_consume_queue_num: int | str
-    check_crc_on_recover: bool | str
+    check_crc_on_recover: Flag
     access_message_in_memory_max_ratio: int | str
     max_transfer_bytes_on_message_in_memory_bytes: int | str
     max_transfer_count_on_message_in_memory: int | str
@@ -672,10 +535,15 @@ class EngineSettings(TypedDict, total=False):
     disk_space_clean_forcibly_ratio: int | str
     disk_space_warning_level_ratio: int | str
     disk_space_enough_bytes: int | str
-    clean_file_forcibly_enable: bool | str
+    clean_file_forcibly_enable: Flag
     shm_directory: str
     sessions_max: int | str
     session_ring_bytes: int | str
     spin: int | str
-    warm_mapped_file_enable: bool | str
+    warm_mapped_file_enable: Flag
     # -- end
+
+
+def keywords(settings: Mapping[str, object]) -> EngineSettings:
+    """Return settings that are checked when they are used, such as those of a command line, as keywords."""
+    return cast(EngineSettings, settings)

@@ -1,27 +1,7 @@
 """Every error that pyengine raises on purpose; those of a put are in pyengine/results.py, beside the result that they carry.
 
-    EngineError                      exit code 1: the thing asked for failed
-    +-- UsageError                   2: the call or the settings are wrong; the text says what to change
-    |   +-- ConfigError              2: a setting is unknown or out of range
-    |   +-- NotAStoreError           2: the path does not hold a store
-    +-- CorruptionError              3: damage was found; nothing was changed
-    |   +-- FormatError              3: bytes that are no valid structure of the store
-    |   +-- StoreRefusedError        3: the store cannot be opened as it is (a segment of wrong length, a foreign file)
-    +-- StoreBusyError               5: another process owns the store
-    +-- DegradedError                6: the engine runs, but read-only or without some of its promises
-    +-- EngineUnavailableError       1: no running engine at this path, or it went away
-    |   +-- OtherLayoutError         1: it is of another version of pyengine, whose shared memory has another layout
-    +-- PutError                     1: a put is not PUT_OK; carries its result
-    |   +-- PutRefusedError          1: nothing was stored
-    |   +-- PutIndeterminateError    1: it was submitted and its fate is not known
-    |   +-- PutNotDurableError       1: it is stored, but not as durable or as replicated as asked
-    +-- BadMessageError              1: a message whose body is of no use, which becomes a dead letter
-    +-- DiskError                    1: a system call on the store's files failed; carries errno and path
-    |   +-- FlushError               1: fdatasync or fsync failed: final, never retried
-    |   +-- DiskFullError            1: no room; the store resumes by itself once there is some
-
-InvariantError is apart: pyengine itself broke a promise. The process stops, and the
-next start recovers.
+A command that one of them ends has its `exit_code`. InvariantError is apart: pyengine itself broke a promise. The process stops,
+and the next start recovers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
 
 from pyengine._front import Result
 from pyengine.arguments import INT64_MAX, INT64_MIN
@@ -91,6 +91,9 @@ class ReadLevel(enum.Enum):
             return cls(level)
         except ValueError:
             raise UsageError(f"{level!r} is not a read level: choose one of {', '.join(one.value for one in cls)}") from None
+
+
+Level = ReadLevel | Literal["written", "committed", "flushed", "replicated"]
 
 
 class _PutAnswer:

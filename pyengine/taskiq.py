@@ -11,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from pyengine import arguments
 from pyengine.client.consumer import Consumer, Sharing, consume
+from pyengine.client.handler import SESSION_TIMEOUT_S, Running, in_thread
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError, require_extra
+from pyengine.formats.record import Message
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 
 try:
@@ -28,8 +32,8 @@ except ImportError:
     require_extra("taskiq", name="taskiq")
     raise
 
+ROOM_S = 0.02  # how often a task that must not run beside others looks for their end
 PULL_S = 0.5  # taskiq's handler of SIGTERM does not wake the event loop, so an idle worker has to wake it
-SESSION_TIMEOUT_S = 3600.0  # of a worker that hangs, not of one that is killed, whose queues are free at once
 
 
 class PyengineBroker(AsyncBroker):
@@ -45,9 +49,8 @@ class PyengineBroker(AsyncBroker):
         self._store = arguments.local_path(store).absolute()
         self._group = group
         self._config = TopicConfig(topic, queues, queues).check()
-        self._commit_interval_s = commit_interval_s
-        self._session_timeout_s = session_timeout_s
-        self._sharing: Sharing = sharing
+        self._options: dict[str, Any] = {
+            "commit_interval_s": commit_interval_s, "session_timeout_s": session_timeout_s, "sharing": sharing}
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
 
@@ -75,13 +78,22 @@ class PyengineBroker(AsyncBroker):
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Yield tasks as they arrive. They can be acknowledged until shutdown(), which comes after the last running one."""
         if self._consumer is None:
-            self._consumer = await asyncio.to_thread(
-                consume, self._store, self._config.topic, group=self._group, auto_commit=False,
-                commit_interval_s=self._commit_interval_s, session_timeout_s=self._session_timeout_s, sharing=self._sharing)
+            self._consumer = await in_thread(
+                partial(consume, self._store, self._config.topic, group=self._group, auto_commit=False, **self._options), Consumer.close)
         consumer = self._consumer
+        running: Running[int] = Running(consumer, sys.maxsize)
+
+        def ack(message: Message) -> None:
+            consumer.ack(message)
+            running.end(message.physical_offset)
+
         while True:
+            if not running.room():
+                await asyncio.sleep(ROOM_S)
+                continue
             for message in await consumer.pull_async(1, timeout_s=PULL_S):
-                yield AckableMessage(data=message.body, ack=partial(consumer.ack, message))
+                running.begin(message.physical_offset, message)
+                yield AckableMessage(data=message.body, ack=partial(ack, message))
 
     async def shutdown(self) -> None:
         """Stop taskiq's own parts, store the acknowledgements, and disconnect. Tasks that are not acknowledged come again."""

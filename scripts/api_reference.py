@@ -25,7 +25,7 @@ PAGES = ROOT / "docs" / "api"
 WIDTH = 140
 REPEATED = 3  # so many keywords that an earlier method has too are named and not described again
 SAME = re.compile(r"As ([A-Z]\w+)\.(\w+)\.")  # the whole docstring of a member that is what another class's is
-SHORT = {"str | os.PathLike[str]": "StrPath", "ReadLevel | str": "Level", "datetime | timedelta | int": "When",
+SHORT = {"str | os.PathLike[str]": "StrPath", "datetime | timedelta | int": "When",
          "Callable[[int, int], None]": "Progress", "Callable[[int, int | None], None]": "Progress"}  # docs/api/README.md explains them
 DIRECTIVE = re.compile(r"^::: (\S+)(?: without (.*))?$", re.MULTILINE)
 MADE = "<!-- Made by scripts/api_reference.py from {source} and the docstrings: change those. -->\n\n"
@@ -200,6 +200,7 @@ def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str
     pieces = _pieces(function)
     if earlier.get(name.removesuffix("_async")) == pieces:
         pieces, earlier = ["..."], {}
+    pieces = _with_options(function, pieces, earlier)
     for other, its in earlier.items():
         same = [piece for piece in pieces if piece in its and "=" in piece]
         if len(same) >= REPEATED:
@@ -214,6 +215,21 @@ def _signature(name: str, function: griffe.Function, earlier: dict[str, list[str
     if len(line) <= WIDTH and "#" not in line:
         return line
     return f"{before}{name}(\n" + "".join(f"    {piece}{'' if piece.startswith('#') else ','}\n" for piece in pieces) + f"){after}"
+
+
+def _with_options(function: griffe.Function, pieces: list[str], earlier: dict[str, list[str]]) -> list[str]:
+    """The parameters with those that `**options: Unpack[X]` stands for, if an earlier method has all of them."""
+    found = re.fullmatch(r"\*\*\w+: Unpack\[(\w+)\]", pieces[-1]) if pieces else None
+    if found is None:
+        return pieces
+    options = function.module[found[1]]
+    options = options.final_target if isinstance(options, griffe.Alias) else options
+    names = {name for each in (options, *options.mro()) for name, member in each.members.items() if isinstance(member, griffe.Attribute)}
+    for its in earlier.values():
+        known = [piece for piece in its if re.split("[:=]", piece)[0] in names]
+        if len(known) == len(names):
+            return [*pieces[:-1], *([] if "*" in pieces else ["*"]), *known]
+    return pieces
 
 
 def _type(member: griffe.Object) -> str:

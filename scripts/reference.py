@@ -7,6 +7,7 @@ The keywords of settings, EngineSettings in pyengine/engine_config.py, come from
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections import Counter
@@ -217,12 +218,13 @@ def column_table() -> str:
 def option_table() -> str:
     from pyengine.spark.options import OPTIONS
 
-    return "\n".join(f"- `{one.name}`{f' (default {one.default})' if one.default else ''}: {one.meaning}" for one in OPTIONS)
+    return "\n".join(f"- `{one.key}`{f' (default {text})' if (text := one.default_text or one.show(one.default)) else ''}: {one.meaning}"
+                     for one in OPTIONS.values())
 
 
 def queue_section() -> str:
     """Return the section about views of queues."""
-    from pyengine.spark.queue_view import VIEW_OPTIONS, VIEWS
+    from pyengine.spark.schema import VIEW_OPTIONS, VIEWS
 
     names = ", ".join(f"`{name}`" for name in VIEW_OPTIONS)
     lines, seen = [f"A view takes the options {names} and the sizes."], {}
@@ -272,7 +274,9 @@ def with_layout(page: str) -> str:
 def with_settings(source: str) -> str:
     """Return pyengine/engine_config.py with the keywords of its table, for type checkers and editors, between their marks."""
     def kind(row: Setting) -> str:
-        return "bool | str" if isinstance(row.default, bool) else "int | str" if isinstance(row.default, int) else "str"
+        if row.kind is str and row.words:
+            return f"Literal[{', '.join(map(json.dumps, row.words))}]"
+        return {bool: "Flag", int: "int | str", str: "str"}[row.kind]
 
     before, begin, rest = source.partition("    # -- made by scripts/reference.py\n")
     _, end, after = rest.partition("    # -- end\n")

@@ -22,7 +22,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.main import Guarded
-from pyengine.cli.output import GivenPath, json_option, set_option
+from pyengine.cli.output import GivenPath, Reply, answers, set_option
 from pyengine.client.outgoing import RawMessage
 from pyengine.engine_config import MODES
 from pyengine.errors import ExitCode, FormatError, UsageError
@@ -235,8 +235,8 @@ def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
 @click.argument("store", type=GivenPath(path_type=Path))
 @click.option("--mode", type=click.Choice(list(MODES)), help="Write path. Default: the manifest's.")
 @set_option
-@json_option
-def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, str], as_json: bool) -> int:
+@answers
+def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, str]) -> Reply:
     """Repeat recorded puts; compare the answers with RocketMQ's. The clock is that of the manifest.
 
     MANIFEST records the puts into a RocketMQ store and their answers: JSON, or .json.gz. The commit
@@ -251,8 +251,7 @@ def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, st
     loaded = load_manifest(manifest)
     with engine_for(store, {**settings_of(loaded, mode), **settings}) as producer:
         report = replay_puts(loaded, producer)
-    output.print_answer(asdict(report), as_json, lambda: _print(report))
-    return ExitCode.FAILED if report.differences else ExitCode.OK
+    return Reply(asdict(report), lambda: _print(report), ExitCode.FAILED if report.differences else ExitCode.OK)
 
 
 def _print(report: ReplayReport) -> None:

@@ -65,6 +65,19 @@ def rng(seed: str) -> random.Random:
     return random.Random(seed)
 
 
+@pytest.fixture(autouse=True)
+def environment_as_found():
+    """A variable that a test leaves behind would reach every later test of this process, and the programs that those start."""
+    before = dict(os.environ)
+    yield
+    left = {name: os.environ.get(name) for name in before.keys() | os.environ.keys()
+            if os.environ.get(name) != before.get(name) and name not in ("PYTEST_CURRENT_TEST", "_RJEM_MALLOC_CONF")}  # Polars sets it
+    for name in left:
+        os.environ.pop(name, None)
+        os.environ.update({name: before[name]} if name in before else {})
+    assert not left
+
+
 def why_left_out(item: pytest.Item) -> tuple[str, str] | None:
     """The first need of the test that is not met, with the reason."""
     if item.get_closest_marker("long") and not item.config.run_long:

@@ -17,6 +17,8 @@ from pyengine.cli.main import main
 from waiting import scaled_timeout_s
 
 SOURCES = Path(__file__).resolve().parents[1]
+# No JSON, or JSON that no parser takes.
+HOSTILE_JSON = {"objects": b'{"a":' * 100_000, "lists": b"[" * 100_000, "number": b"1" * 100_000, "bytes": b"\xff\xfe", "nul": b"\0"}
 
 
 @dataclass(frozen=True)

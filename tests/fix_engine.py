@@ -193,7 +193,7 @@ def forked_supervisors(request):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "_spawn_supervisor", functools.partial(_fork_supervisor, embedded._spawn_supervisor))
+        patch.setattr(embedded, "spawn_supervisor", functools.partial(_fork_supervisor, embedded.spawn_supervisor))
         yield
 
 

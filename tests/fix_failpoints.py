@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from pyengine.native import failpoints
 
-RECOVERYS = ("recovery_", "quarantine_", "cut_")
+RECOVERYS = ("recovery_", "quarantine_", "cut_", "zeros_")
 
 
 class Interrupted(Exception):

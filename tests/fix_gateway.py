@@ -33,7 +33,7 @@ class Client:
     def __init__(self, port: int, host: str = "127.0.0.1", own_host: str = "") -> None:
         self.socket = socket.create_connection((host, port), 30, (own_host, 0))
         self.told: list[Frame] = []
-        self._answers: dict[int, Frame] = {}
+        self.answers: dict[int, Frame] = {}
 
     def ask(self, code: int, fields: dict[str, object] | None = None, body: bytes | object = b"", **frame) -> Frame:
         """One request and its answer."""
@@ -49,18 +49,18 @@ class Client:
 
     def wait(self, opaque: int, timeout_s: float = 30.0) -> Frame:
         """The answer to a request; others that come first are kept."""
-        while opaque not in self._answers:
-            self._take(self.receive(timeout_s))
-        return self._answers.pop(opaque)
+        while opaque not in self.answers:
+            self.take(self.receive(timeout_s))
+        return self.answers.pop(opaque)
 
     def is_answered(self, opaque: int) -> bool:
         """Whether the answer to a request was among the frames that wait() has received."""
-        return opaque in self._answers
+        return opaque in self.answers
 
     def wait_told(self, code: int) -> Frame:
         """The first request of this code that the gateway sends by itself."""
         while not any(frame.code == code for frame in self.told):
-            self._take(self.receive())
+            self.take(self.receive())
         found = next(frame for frame in self.told if frame.code == code)
         self.told.remove(found)
         return found
@@ -68,23 +68,23 @@ class Client:
     def is_silent(self, seconds: float = 0.3) -> bool:
         """Whether nothing comes for a while."""
         try:
-            self._take(self.receive(seconds))
+            self.take(self.receive(seconds))
         except TimeoutError:
             return True
         return False
 
-    def _take(self, frame: Frame) -> None:
+    def take(self, frame: Frame) -> None:
         if frame.is_answer:
-            self._answers[frame.opaque] = frame
+            self.answers[frame.opaque] = frame
         else:
             self.told.append(frame)
 
     def receive(self, timeout_s: float = 30.0) -> Frame:
         """The next frame; EOFError when the gateway has closed the connection."""
         deadline_s = time.monotonic() + (timeout_s if timeout_s < 1 else scaled_timeout_s(timeout_s))
-        return decode_frame(self._exactly(struct.unpack(">i", self._exactly(4, deadline_s))[0], deadline_s))
+        return decode_frame(self.exactly(struct.unpack(">i", self.exactly(4, deadline_s))[0], deadline_s))
 
-    def _exactly(self, size: int, deadline_s: float) -> bytes:
+    def exactly(self, size: int, deadline_s: float) -> bytes:
         found = b""
         while len(found) < size:
             left_s = deadline_s - time.monotonic()
@@ -102,7 +102,7 @@ class Client:
         """Waits until the gateway has closed the connection."""
         try:
             while True:
-                self._take(self.receive())
+                self.take(self.receive())
         except (EOFError, ConnectionError):
             return True
 
@@ -121,7 +121,7 @@ class LocalClient(Client):
 
     def __init__(self, root: Path, address: str | None = None, **fields: object) -> None:
         self.socket = connect_socket(find_folder(root).path, 30.0, GATEWAY_SOCKET)
-        self.told, self._answers = [], {}
+        self.told, self.answers = [], {}
         if address is not None:
             assert self.ask(codes.INTRODUCE, {"address": address, **fields}).code == codes.SUCCESS
 
@@ -144,7 +144,7 @@ class ServedStore:
     def __init__(self, engine: RunningEngine) -> None:
         self.engine = engine
         self.root = engine.root
-        self._clients: list[Client] = []
+        self.clients: list[Client] = []
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -152,15 +152,15 @@ class ServedStore:
         return tuple(int(port or 0) for port in _PORTS.findall(self.engine.log())[-1])
 
     def broker(self) -> Client:
-        self._clients.append(Client(self.ports[1]))
-        return self._clients[-1]
+        self.clients.append(Client(self.ports[1]))
+        return self.clients[-1]
 
     def name_server(self) -> Client:
-        self._clients.append(Client(self.ports[0]))
-        return self._clients[-1]
+        self.clients.append(Client(self.ports[0]))
+        return self.clients[-1]
 
     def close(self) -> None:
-        for client in self._clients:
+        for client in self.clients:
             client.close()
         self.engine.sweep()
 

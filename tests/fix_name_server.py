@@ -29,23 +29,23 @@ class NameServer:
         self.brokers: dict[tuple[str, int], dict[str, Any]] = {}
         self.routes = b""  # the answer to a question for the cluster's brokers
         self.answer: Callable[[Frame], Frame | bytes | None] = lambda frame: Frame(codes.SUCCESS, opaque=frame.opaque, flag=ANSWER)
-        self._context = context
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._socket = socket.create_server(("127.0.0.1", port))
-        self.port = self._socket.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.context = context
+        self.open: set[socket.socket] = set()
+        self.lock = threading.Lock()
+        self.socket = socket.create_server(("127.0.0.1", port))
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def registrations(self) -> list[Frame]:
-        with self._lock:
+        with self.lock:
             return [frame for frame in self.frames if frame.code == codes.REGISTER_BROKER]
 
     def codes(self) -> list[int]:
-        with self._lock:
+        with self.lock:
             return [frame.code for frame in self.frames]
 
     def topics(self, name: str = "broker-a", number: int = 0) -> dict[str, Any]:
@@ -65,52 +65,52 @@ class NameServer:
 
     def drop(self) -> None:
         """End all connections."""
-        with self._lock:
-            for one in self._open:
+        with self.lock:
+            for one in self.open:
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
         self.drop()
 
-    def _accept(self) -> None:
+    def accept(self) -> None:
         while True:
             try:
-                one, _ = self._socket.accept()
+                one, _ = self.socket.accept()
             except OSError:
                 return
-            threading.Thread(target=self._serve, args=(one,), daemon=True).start()
+            threading.Thread(target=self.serve, args=(one,), daemon=True).start()
 
-    def _serve(self, one: socket.socket) -> None:
+    def serve(self, one: socket.socket) -> None:
         registered: set[tuple[str, int]] = set()
         try:
-            if self._context is not None:
-                one = self._context.wrap_socket(one, server_side=True)
-            with self._lock:
-                self._open.add(one)
+            if self.context is not None:
+                one = self.context.wrap_socket(one, server_side=True)
+            with self.lock:
+                self.open.add(one)
             file = one.makefile("rb")
             while len(head := file.read(4)) == 4:
                 frame = decode_frame(file.read(struct.unpack(">i", head)[0]))
                 answer = self.answer(frame)
                 if frame.code == codes.GET_BROKER_CLUSTER_INFO:
                     answer = Frame(codes.SUCCESS, body=self.routes, opaque=frame.opaque, flag=ANSWER)
-                with self._lock:
+                with self.lock:
                     self.frames.append(frame)
                     if isinstance(answer, Frame) and answer.code == codes.SUCCESS:
-                        self._take(frame, registered)
+                        self.take(frame, registered)
                 if answer is not None:
                     one.sendall(answer if isinstance(answer, bytes) else encode_frame(answer))
         except OSError:
             pass
         finally:
-            with self._lock:
-                self._open.discard(one)
+            with self.lock:
+                self.open.discard(one)
                 for key in registered:
                     self.brokers.pop(key, None)
             one.close()
 
-    def _take(self, frame: Frame, registered: set[tuple[str, int]]) -> None:
+    def take(self, frame: Frame, registered: set[tuple[str, int]]) -> None:
         if frame.code not in (codes.REGISTER_BROKER, codes.UNREGISTER_BROKER):
             return
         key = frame.fields["brokerName"], int(frame.fields["brokerId"])
@@ -128,22 +128,22 @@ class HungResolver:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self._released = threading.Event()
-        self._real = socket.getaddrinfo
+        self.released = threading.Event()
+        self.real = socket.getaddrinfo
 
     @property
     def is_hung(self) -> bool:
-        return not self._released.is_set()
+        return not self.released.is_set()
 
     def answer(self) -> None:
-        self._released.set()
+        self.released.set()
 
     def __call__(self, host, port, family=0, type=0, proto=0, flags=0):
         if host == "hung.example" and not flags & socket.AI_NUMERICHOST:
             self.asked.append(host)
-            self._released.wait(120)
+            self.released.wait(120)
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return self._real(host, port, family, type, proto, flags)
+        return self.real(host, port, family, type, proto, flags)
 
 
 @pytest.fixture

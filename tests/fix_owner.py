@@ -15,9 +15,10 @@ import pytest
 
 import forked
 from forked import ForkedProcess
+from pyengine._native import ffi, lib
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import EngineIdentity, EngineMemory, boot_ns, now_ms, write_run_settings
+from pyengine.ipc.control_block import EngineMemory, boot_ns, now_ms, write_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
 from pyengine.ipc.shared_objects import SharedFolder
@@ -29,7 +30,21 @@ from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_boot_
 from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
+DEFAULTS = {"session_ring_bytes_default": 4 << 20, "max_message_bytes": 4 << 20, "put_timeout_ms": 10_000, "sync_flush_timeout_ms": 5000,
+            "os_page_cache_busy_timeout_ms": 1000, "sessions_max": 256, "sysv_semaphore_id": -1, "slave_timeout_ms": 3000,
+            "ha_slave_fallbehind_max_bytes": 256 << 20, "min_in_sync_replicas": 1}
 CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def identity_of(engine_id, **fields) -> dict:
+    """The fields of an engine's identity, with these and the defaults of the settings."""
+    return DEFAULTS | {"store_uuid": engine_id.uuid.bytes, "boot_id": read_boot_id(), "engine_id_device": engine_id.device,
+                       "engine_id_inode": engine_id.inode} | fields
+
+
+def add_sync(stats, took_ns: int) -> None:
+    """Count the duration of one fdatasync, as the flusher does."""
+    lib.ms_latency_add(ffi.addressof(stats.sync, "latency"), took_ns)
 
 
 class Owner:
@@ -47,13 +62,9 @@ class Owner:
         self.engine_id = ensure_engine_id(root)
         self.folder = SharedFolder.of(self.engine_id)
         self.folder.sweep()
-        values = {
-            "store_uuid": self.engine_id.uuid, "boot_id": read_boot_id(), "epoch": raise_epoch(root),
-            "engine_id_device": self.engine_id.device, "engine_id_inode": self.engine_id.inode,
-            "mode": native.MODE_MAPPED, "created_ms": now_ms(), "created_boot_ns": boot_ns(),
-            "sysv_semaphore_id": sessions.make_attach_count(), **identity,
-        }
-        self.memory = EngineMemory.create(self.folder, EngineIdentity(**values))
+        values = {"epoch": raise_epoch(root), "mode": native.MODE_MAPPED, "created_ms": now_ms(), "created_boot_ns": boot_ns(),
+                  "sysv_semaphore_id": sessions.make_attach_count()} | identity
+        self.memory = EngineMemory.create(self.folder, identity_of(self.engine_id, **values))
         self.memory.make_topic_stats(0)
         self.control = self.memory.control
         self.children: list[subprocess.Popen[str] | ForkedProcess] = []

@@ -44,11 +44,11 @@ class Parts:
         (owner.root / "commitlog").mkdir()
         owner.position(0, ready_end=0)
         owner.publish()
-        self._selector = selectors.DefaultSelector()
-        self._server = SessionServer(owner.memory, self._selector, Sessions(owner.memory))
-        self._running = True
-        self._thread = threading.Thread(target=self._loop)
-        self._thread.start()
+        self.selector = selectors.DefaultSelector()
+        self.server = SessionServer(owner.memory, self.selector, Sessions(owner.memory))
+        self.running = True
+        self.thread = threading.Thread(target=self.loop)
+        self.thread.start()
         self.workers = {}
         kinds = [native.ALLOCATOR, native.FLUSHER, native.WRITER]
         if identity.mode == native.MODE_POOL:
@@ -60,11 +60,11 @@ class Parts:
             self.close()
             raise
 
-    def _loop(self) -> None:
-        while self._running:
-            for key, _ in self._selector.select(0.02):
+    def loop(self) -> None:
+        while self.running:
+            for key, _ in self.selector.select(0.02):
                 key.data()
-            self._server.tick()
+            self.server.tick()
 
     def start(self, kind: int) -> None:
         incarnation = native.load(self.owner.worker(kind), "incarnation") + 1
@@ -86,10 +86,10 @@ class Parts:
         return b"".join(path.read_bytes() for path in files)
 
     def close(self) -> None:
-        self._running = False
-        self._thread.join()
-        self._server.close()
-        self._selector.close()
+        self.running = False
+        self.thread.join()
+        self.server.close()
+        self.selector.close()
 
 
 @pytest.fixture

@@ -35,32 +35,32 @@ class Load:
     """
 
     def __init__(self, root: Path, rng: random.Random, *, body_bytes_max: int = 2000, topic: str = "Ha") -> None:
-        self._root = root
-        self._rng = rng
-        self._body_bytes_max = body_bytes_max
-        self._topic = topic
+        self.root = root
+        self.rng = rng
+        self.body_bytes_max = body_bytes_max
+        self.topic = topic
         self.confirmed: list[tuple[int, int, bytes]] = []  # physical offset, its end, body
         self.statuses: dict[str, int] = {}
         self.errors: list[BaseException] = []
-        self._running = True
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self.running = True
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
 
-    def _run(self) -> None:
-        while self._running:
+    def run(self) -> None:
+        while self.running:
             try:
-                with pyengine.connect(self._root, refusals="return") as producer:
-                    while self._running:
-                        self._put(producer)
+                with pyengine.connect(self.root, refusals="return") as producer:
+                    while self.running:
+                        self.put(producer)
             except EngineError:
                 threading.Event().wait(0.02)  # the engine is down
             except BaseException as error:
                 self.errors.append(error)
                 return
 
-    def _put(self, producer) -> None:
-        body = self._rng.randbytes(self._rng.randrange(self._body_bytes_max))
-        result = producer.put(self._topic, body, queue_id=self._rng.randrange(4), keys="k")
+    def put(self, producer) -> None:
+        body = self.rng.randbytes(self.rng.randrange(self.body_bytes_max))
+        result = producer.put(self.topic, body, queue_id=self.rng.randrange(4), keys="k")
         self.statuses[result.status.name] = self.statuses.get(result.status.name, 0) + 1
         if result.status is PutStatus.PUT_OK:
             self.confirmed.append((result.physical_offset, result.physical_offset + result.size_bytes, body))
@@ -74,9 +74,9 @@ class Load:
         assert not self.errors, self.errors
 
     def stop(self) -> None:
-        self._running = False
-        self._thread.join(30)
-        assert not self._thread.is_alive() and not self.errors, self.errors
+        self.running = False
+        self.thread.join(30)
+        assert not self.thread.is_alive() and not self.errors, self.errors
 
     def missing_in(self, log: bytes, start: int) -> list[int]:
         """Offsets of confirmed messages whose body is not where the answer said, in a log's bytes from `start` on."""

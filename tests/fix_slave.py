@@ -38,7 +38,7 @@ class SealedSlave:
     def __init__(self, port: int, call: MasterCall, segment_bytes: int = 65536) -> None:
         self.link = MasterLink(f"127.0.0.1:{port}", call)
         self.tables: list[tuple[int, bytes, int]] = []  # kind, content, and where the log was by then
-        self._cutter = FrameCutter(segment_bytes)
+        self.cutter = FrameCutter(segment_bytes)
         self.start = -1
         self.log = bytearray()
         self.heartbeats: list[int] = []
@@ -54,7 +54,7 @@ class SealedSlave:
     def take(self) -> None:
         """Everything that is there now; LinkLostError once the master has closed, BadStreamError for what does not fit its seal."""
         while (data := self.link.receive()) is not None:
-            for offset, piece in self._cutter.feed(data, self.link.seals.into):
+            for offset, piece in self.cutter.feed(data, self.link.seals.into):
                 if offset < 0:
                     self.tables.append((-1 - offset, bytes(piece), self.end))
                 elif not len(piece):
@@ -82,7 +82,7 @@ class WireSlave:
         self.start = -1
         self.log = bytearray()
         self.heartbeats: list[int] = []
-        self._unread = bytearray()
+        self.unread = bytearray()
 
     @property
     def end(self) -> int:
@@ -104,17 +104,17 @@ class WireSlave:
                     return False
                 if not data:
                     return False
-                self._unread += data
-                self._parse()
+                self.unread += data
+                self.parse()
         finally:
             self.socket.setblocking(True)
 
-    def _parse(self) -> None:
+    def parse(self) -> None:
         at = 0
-        while len(self._unread) - at >= ha_wire.HEADER_BYTES:
-            offset, size = ha_wire.unpack_header(self._unread, at)
+        while len(self.unread) - at >= ha_wire.HEADER_BYTES:
+            offset, size = ha_wire.unpack_header(self.unread, at)
             body = at + ha_wire.HEADER_BYTES
-            if len(self._unread) - body < size:
+            if len(self.unread) - body < size:
                 break
             if size == 0:
                 self.heartbeats.append(offset)
@@ -122,9 +122,9 @@ class WireSlave:
                 if self.start < 0:
                     self.start = offset
                 assert offset == self.end, f"a frame for {offset} where {self.end} was expected"
-                self.log += self._unread[body:body + size]
+                self.log += self.unread[body:body + size]
             at = body + size
-        del self._unread[:at]
+        del self.unread[:at]
 
     def close(self) -> None:
         self.socket.close()

@@ -34,17 +34,17 @@ def spark():
 
 
 def run_units_here(spark, work, common, *, task_bytes, progress=None):
-    """pyengine.spark.jobs.run_units in this process, as tasks would: pickled in bundles, the last ones first."""
-    from pyengine.spark import jobs
+    """run_units of pyengine.spark.store_verify in this process, as tasks would: pickled in bundles, the last ones first."""
+    from pyengine.spark import store_verify
 
-    found = {}
-    for bundle in reversed(list(jobs._bundled(work, task_bytes))):
+    found = []
+    for bundle in reversed(store_verify.bundled(work, task_bytes)):
         sent = pickle.loads(pickle.dumps((common, 0, bundle)))
-        found.update((number, pickle.loads(pickle.dumps(outcome))) for number, outcome in jobs._run_bundle(*sent))
-    for outcome in found.values():
+        found[:0] = [pickle.loads(pickle.dumps(outcome)) for outcome in store_verify.run_bundle(*sent)]
+    for outcome in found:
         if isinstance(outcome, BaseException):
             raise outcome
-    return [found[number] for number in range(len(work))]
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,11 @@ SMALL = Geometry(
 START_MS = 1_700_000_000_000
 
 
+def queue_of(reader, topic: str, queue_id: int):
+    """A reader's view of one consume queue; None for one that does not exist."""
+    return reader._queue(topic, queue_id)
+
+
 def _time_diff_seconds(store_timestamp_ms: int, begin_timestamp_ms: int) -> int:
     """The time field of an index entry: whole seconds since the header's begin, clamped; 0 while there is no begin."""
     if begin_timestamp_ms <= 0:
@@ -54,8 +59,8 @@ class StoreBuilder:
             folder.mkdir(parents=True, exist_ok=True)
         (root / "lock").write_bytes(b"lock")
         (root / "checkpoint").write_bytes(bytes(4096))
-        self._index_path = self.paths.index / "20260101000000000"
-        self._index = IndexHeader()
+        self.index_path = self.paths.index / "20260101000000000"
+        self.index = IndexHeader()
 
     def put(
         self,
@@ -101,7 +106,7 @@ class StoreBuilder:
         self.write_entry(message.topic, message.queue_id, message.queue_offset,
                          message.physical_offset, message.size_bytes, tags_code(message.tags))
         for key in index_keys(message.properties):
-            self._index_put(message, index_key_hash(message.topic, key))
+            self.index_put(message, index_key_hash(message.topic, key))
 
     def write_log(self, data: bytes, at: int | None = None) -> None:
         """Write bytes at the log's end (or `at`) without moving it; makes the segment if it is not there."""
@@ -129,15 +134,15 @@ class StoreBuilder:
 
     def next_index_file(self) -> None:
         """Begin another index file; as after a full one, its header first has the end of the file before."""
-        self._index_path = self._index_path.with_name(f"{int(self._index_path.name) + 1:017d}")
-        end_ms, end = self._index.end_timestamp_ms, self._index.end_physical_offset
-        self._index = IndexHeader(end_ms, end_ms, end, end, 0, 1)
+        self.index_path = self.index_path.with_name(f"{int(self.index_path.name) + 1:017d}")
+        end_ms, end = self.index.end_timestamp_ms, self.index.end_physical_offset
+        self.index = IndexHeader(end_ms, end_ms, end, end, 0, 1)
 
-    def _index_put(self, message: Message, key_hash: int) -> None:
-        layout, header = self.geometry.index_layout, self._index
-        if not self._index_path.exists():
-            self._index_path.write_bytes(bytes(layout.size_bytes))
-        with open(self._index_path, "r+b") as file:
+    def index_put(self, message: Message, key_hash: int) -> None:
+        layout, header = self.geometry.index_layout, self.index
+        if not self.index_path.exists():
+            self.index_path.write_bytes(bytes(layout.size_bytes))
+        with open(self.index_path, "r+b") as file:
             data = bytearray(file.read())
             begin_ms = header.begin_timestamp_ms
             at = layout.slot_at(layout.slot_of(key_hash))
@@ -148,7 +153,7 @@ class StoreBuilder:
             data[layout.entry_at(number) : layout.entry_at(number) + 20] = index_file.ENTRY.pack(*entry)
             index_file.SLOT.pack_into(data, at, number)
             first = number == 1
-            self._index = IndexHeader(
+            self.index = IndexHeader(
                 message.store_timestamp_ms if first else begin_ms,
                 message.store_timestamp_ms,
                 message.physical_offset if first else header.begin_physical_offset,
@@ -156,7 +161,7 @@ class StoreBuilder:
                 header.hash_slot_count + (previous == 0),
                 number + 1,
             )
-            data[:40] = index_file.HEADER.pack(*self._index)
+            data[:40] = index_file.HEADER.pack(*self.index)
             file.seek(0)
             file.write(data)
 

@@ -17,7 +17,9 @@ import pytest
 
 import pyengine
 from fix_cli import environment
+from fix_client import age_leaving, housekeep
 from pyengine import testing
+from pyengine.client.handler import SESSION_TIMEOUT_S
 from waiting import eventually, scaled_timeout_s
 
 NOTES = """
@@ -47,8 +49,8 @@ class Rig:
 
     def __init__(self, folder: Path, store: Path, topic: str, command: list[str]) -> None:
         self.folder, self.store, self.topic = folder, store, topic
-        self._command = [sys.executable, "-m", *command]
-        self._started: list[subprocess.Popen[bytes]] = []
+        self.command = [sys.executable, "-m", *command]
+        self.started: list[subprocess.Popen[bytes]] = []
 
     @property
     def log(self) -> str:
@@ -58,9 +60,9 @@ class Rig:
     def start(self, *more: str) -> subprocess.Popen[bytes]:
         """Start the library's own command, the leader of a process group of its own, with these arguments more."""
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen([*self._command, *more], cwd=self.folder, stdout=log, stderr=log, start_new_session=True,
+            process = subprocess.Popen([*self.command, *more], cwd=self.folder, stdout=log, stderr=log, start_new_session=True,
                                        env=environment(STORE=str(self.store), TOPIC=self.topic))
-        self._started.append(process)
+        self.started.append(process)
         return process
 
     def notes(self) -> list[Note]:
@@ -83,23 +85,23 @@ class Rig:
 
     def lag(self) -> int:
         """Return how many messages the group has not stored as done; -1 before its first offset."""
-        groups = self._groups()
+        groups = self.groups()
         return sum(one.lag for one in groups) if groups else -1
 
     def wait_until_shared(self, members: int) -> set[int]:
         """Wait until this many processes hold the topic's queues; return their pids."""
         def holders() -> set[int]:
-            return {pid for one in self._groups() for pid in one.holders.values()}
+            return {pid for one in self.groups() for pid in one.holders.values()}
 
         eventually(lambda: len(holders()) == members, f"{members} members have queues", 60)
         return holders()
 
-    def _groups(self) -> list[pyengine.GroupState]:
+    def groups(self) -> list[pyengine.GroupState]:
         return pyengine.ConsumerGroups(self.store).groups(topic=self.topic)
 
     def kill(self) -> None:
         """Kill every process that was started, with its children."""
-        for process in self._started:
+        for process in self.started:
             kill_group(process)
 
 
@@ -119,6 +121,9 @@ def children(process: subprocess.Popen[bytes]) -> set[int]:
 # held(name) notes NAME-begun, waits for the file NAME-go, and notes NAME. send_all(rig, task, [(name,), ...]) sends.
 
 SendAll = Callable[[Rig, str, list[tuple[str]]], None]
+Take = Callable[[], tuple[str, Callable[[], object]] | None]
+"""Take the next task: its text, and what ends it; None if none comes soon."""
+POISONED = 77
 
 
 def assert_two_workers_run_each_task_once(workers: Rig, send_all: SendAll) -> None:
@@ -181,6 +186,42 @@ def assert_sigterm_lets_tasks_end(own: Rig, send_all: SendAll, stopping: str) ->
     own.start()
     own.noted("later")
     assert Counter(each.what for each in own.notes()) == {"long-begun": 1, "longer-begun": 1, "long": 1, "longer": 1, "later": 1}, own.log
+
+
+def assert_only_a_task_that_kills_is_a_dead_letter(own: Rig, send_all: SendAll, group: str, taking: Callable[[], Take]) -> None:
+    """One process after another takes tasks, four at once, and ends all of them, or dies if the one named poison is among them."""
+    send_all(own, "work", [(name,) for name in ("one", "poison", "two", "three", "four", "five")])
+    for _ in range(24):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.alarm(int(scaled_timeout_s(60)))
+                take = taking()
+                while own.lag():
+                    taken = [task for _ in range(4) if (task := take()) is not None]
+                    if any("poison" in text for text, _ in taken):
+                        os._exit(POISONED)
+                    for _, end in taken:
+                        end()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status != POISONED:
+            break
+    assert status == 0
+    letters = [letter.body for letter in pyengine.DeadLetters(own.store).messages(group) if letter.topic == own.topic]
+    assert len(letters) == 1 and b"poison" in letters[0]
+
+
+def assert_a_joining_member_waits_for(member: pyengine.Consumer, store: Path) -> None:
+    """Another member gets no queue of one that has a running task in each of its queues, none of which has ended so far."""
+    with pyengine.consume(store, member.topic, group=member.group, auto_commit=False) as joining:
+        housekeep(member)
+        age_leaving(member, 2 * SESSION_TIMEOUT_S)
+        housekeep(member)
+        housekeep(joining)
+        assert joining.assignment == []
 
 
 @contextlib.contextmanager

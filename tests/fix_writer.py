@@ -27,7 +27,7 @@ class PlainWriter:
         self.queue_offsets: dict[tuple[str, int], int] = {}
         self.log = bytearray()          # every byte from `log_start` on, fillers as zeros
         self.log_start = self.end
-        self._buffers: dict[int, object] = {}
+        self.buffers: dict[int, object] = {}
 
     def vouch(self) -> None:
         """Sync the descriptors, as the writer does for a new flusher."""
@@ -38,26 +38,26 @@ class PlainWriter:
         """Append one record, rolling when it does not fit; its physical offset."""
         key = topic, queue_id
         self.clock_ms += 1
-        size = len(self._record(body, topic, queue_id, properties, 0))
+        size = len(self.record(body, topic, queue_id, properties, 0))
         room = self.size - self.end % self.size
         if size + BLANK_BYTES > room:
-            self._write(encode_blank(room), room)
+            self.write(encode_blank(room), room)
         at = self.end
-        record = self._record(body, topic, queue_id, properties, at)
-        self._write(record, len(record))
+        record = self.record(body, topic, queue_id, properties, at)
+        self.write(record, len(record))
         self.queue_offsets[key] = self.queue_offsets.get(key, 0) + 1
         self.publish()
         return at
 
-    def _record(self, body: bytes, topic: str, queue_id: int, properties: str, at: int) -> bytes:
+    def record(self, body: bytes, topic: str, queue_id: int, properties: str, at: int) -> bytes:
         return encode_record(topic=topic, body=body, queue_id=queue_id, physical_offset=at, properties=properties,
                              queue_offset=self.queue_offsets.get((topic, queue_id), 0), store_timestamp_ms=self.clock_ms,
                              born_timestamp_ms=self.clock_ms)
 
-    def _write(self, data: bytes, length: int) -> None:
+    def write(self, data: bytes, length: int) -> None:
         base = self.end - self.end % self.size
         if self.identity.mode == native.MODE_POOL:
-            buffer = self._buffer(base)
+            buffer = self.buffer(base)
             buffer[self.end - base:self.end - base + len(data)] = data
         else:
             descriptor = os.open(StorePaths(self.owner.root).commit_log_segment(base), os.O_WRONLY)
@@ -68,7 +68,7 @@ class PlainWriter:
         self.log += data.ljust(length, b"\0")
         self.end += length
 
-    def _buffer(self, base: int):
+    def buffer(self, base: int):
         pool = self.control.pool
         for number in range(self.identity.pool_buffers):
             if native.load(pool[number], "segment_base") == base:
@@ -76,9 +76,9 @@ class PlainWriter:
         else:
             number = next(number for number in range(self.identity.pool_buffers)
                           if native.compare_and_swap(pool[number], "segment_base", -1, base))
-        if number not in self._buffers:
-            self._buffers[number] = self.owner.folder.attach(shared_objects.pool_name(number))
-        return self._buffers[number].memory
+        if number not in self.buffers:
+            self.buffers[number] = self.owner.folder.attach(shared_objects.pool_name(number))
+        return self.buffers[number].memory
 
     def publish(self) -> None:
         """The commit slot, then the positions, then the wake-ups."""
@@ -112,5 +112,5 @@ class PlainWriter:
         return bytes(found)
 
     def close(self) -> None:
-        for shared in self._buffers.values():
+        for shared in self.buffers.values():
             shared.close()

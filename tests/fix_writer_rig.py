@@ -100,7 +100,7 @@ class WriterRig:
         """A writer as workers/writer.py would start it, also behind a killed one."""
         if writer_native.roll_back(self.control, self.table):
             start, end = control_native.committed_slot(self.control)[0], self.control.writer.intent_end
-            self._clear(start, end)
+            self.clear(start, end)
         writer_native.rolled_back(self.control)
         self.writer = writer = writer_native.Writer(
             self.control, self.table, {}, spin_us=0,
@@ -115,7 +115,7 @@ class WriterRig:
         self.attach_sessions()
         return writer
 
-    def _clear(self, start: int, end: int) -> None:
+    def clear(self, start: int, end: int) -> None:
         if not self.has_files:
             self.log[start:end] = bytes(end - start)
             return
@@ -150,12 +150,12 @@ class WriterRig:
             elif why == writer_native.RUN_SESSIONS:
                 self.attach_sessions()
             elif why == writer_native.RUN_TIME:
-                if monotonic_ns() >= until and not self._work_waits():
+                if monotonic_ns() >= until and not self.work_waits():
                     return
             else:
                 raise AssertionError(f"unexpected request {why}")
 
-    def _work_waits(self) -> bool:
+    def work_waits(self) -> bool:
         return any(not self.writer.session_drained(slot) for slot in self.sessions)
 
     def wrote(self) -> int:
@@ -178,11 +178,11 @@ def header(kind: int, *, queue_id: int = 0, payload_bytes: int, topic: bytes, pr
     return head
 
 
-def submit(producer, kind: int, topic: bytes, properties: bytes, first: bytes, second: bytes = b"", *, timeout_s: float = 5,
+def submit(producer, kind: int, topic: bytes, properties: bytes, payload: bytes, *, timeout_s: float = 5,
            **fields) -> int:
     """Publish an entry; its sequence number."""
-    head = header(kind, payload_bytes=len(first) + len(second), topic=topic, properties=properties, **fields)
-    why = producer.submit(head, topic, properties, first, second, monotonic_ns() + int(scaled_timeout_s(timeout_s) * 1e9))
+    head = header(kind, payload_bytes=len(payload), topic=topic, properties=properties, **fields)
+    why = producer.submit(head, topic, properties, payload, monotonic_ns() + int(scaled_timeout_s(timeout_s) * 1e9))
     assert why == 0
     return producer.sequence
 

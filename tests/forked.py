@@ -69,7 +69,7 @@ class ForkedProcess:
     """As subprocess.Popen: a child of the process that forked it, which tells its exit code."""
 
     def __init__(self, args: Sequence[str], pid: int, stdin: IO[bytes] | None, stderr: IO[str] | None, status_fd: int) -> None:
-        self.args, self.pid, self.stdin, self.stderr, self._status_fd = args, pid, stdin, stderr, status_fd
+        self.args, self.pid, self.stdin, self.stderr, self.status_fd = args, pid, stdin, stderr, status_fd
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -80,14 +80,14 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             ended = select.poll()
-            ended.register(self._status_fd, select.POLLIN)
+            ended.register(self.status_fd, select.POLLIN)
             if not ended.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(os.read(self._status_fd, 16))
+            self.returncode = int(os.read(self.status_fd, 16))
         return self.returncode
 
     def __del__(self) -> None:
-        os.close(self._status_fd)
+        os.close(self.status_fd)
 
     def communicate(self, timeout: float | None = None) -> tuple[None, str]:
         self.wait(timeout)
@@ -110,16 +110,16 @@ class Server:
 
     def __init__(self) -> None:
         self.environment = ENVIRONMENT
-        self._lock = threading.Lock()
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.lock = threading.Lock()
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-P", __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            self.process = subprocess.Popen([sys.executable, "-P", __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                                              env=self.environment, stdin=subprocess.DEVNULL)
 
     def fork(self, request: list[Any], descriptors: Sequence[int]) -> int:
-        with self._lock:
-            socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
-            return int(self._channel.recv(16))
+        with self.lock:
+            socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
+            return int(self.channel.recv(16))
 
 
 @functools.cache
@@ -164,7 +164,7 @@ def _serve(channel: socket.socket) -> None:
 
 def _become(words: list[str], environment: dict[str, str], numbers: list[int], leads_session: bool, given: list[int]) -> NoReturn:
     """Return what `words` would be in a new interpreter, as pyengine.engine.fork_server has it."""
-    from pyengine.engine.fork_server import _end_with
+    from pyengine.engine.fork_server import end_with
     from pyengine.native import failpoints, waiting
 
     if leads_session:
@@ -187,7 +187,7 @@ def _become(words: list[str], environment: dict[str, str], numbers: list[int], l
         failpoints.read_environment()
         return int(importlib.import_module(words[3]).main())
 
-    _end_with(main)
+    end_with(main)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ class Caller:
         target, options = f"localhost:{port}" if credentials else f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.secure_channel(target, credentials, options) if credentials else grpc.insecure_channel(target, options)
         self.metadata = [("x-mq-client-id", self.client_id), ("x-mq-language", "PYTHON"), *(metadata or {}).items()]
-        self._commands: queue.SimpleQueue = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue = queue.SimpleQueue()
         self.told: queue.SimpleQueue = queue.SimpleQueue()
-        self._stream = None
+        self.stream = None
 
     def __getattr__(self, name: str):
         method = V2.methods[name]
@@ -53,13 +53,13 @@ class Caller:
 
     def settings(self, **fields):
         """Send settings in the client's stream of Telemetry, which the first one opens; the answer."""
-        if self._stream is None:
-            self._stream = self.stub("Telemetry")(iter(self._commands.get, None), metadata=self.metadata)
-            threading.Thread(target=self._listen, args=(self._stream,), daemon=True).start()
-        self._commands.put(V2.TelemetryCommand(settings=V2.Settings(**fields)))
+        if self.stream is None:
+            self.stream = self.stub("Telemetry")(iter(self.commands.get, None), metadata=self.metadata)
+            threading.Thread(target=self.listen, args=(self.stream,), daemon=True).start()
+        self.commands.put(V2.TelemetryCommand(settings=V2.Settings(**fields)))
         return self.told.get(timeout=scaled_timeout_s(30))
 
-    def _listen(self, stream) -> None:
+    def listen(self, stream) -> None:
         import grpc
 
         with contextlib.suppress(grpc.RpcError):
@@ -69,7 +69,7 @@ class Caller:
 
     def end_stream(self) -> None:
         """Half-close the stream, and wait until the server has ended it."""
-        self._commands.put(None)
+        self.commands.put(None)
         while self.told.get(timeout=scaled_timeout_s(30)) is not None:
             pass
 
@@ -92,7 +92,7 @@ class Caller:
             for each in messages])
 
     def close(self) -> None:
-        self._commands.put(None)
+        self.commands.put(None)
         self.channel.close()
 
 
@@ -117,21 +117,21 @@ class Relay:
     """A port of this host whose connections come to another one from `own_host`, as those of another host do."""
 
     def __init__(self, to_port: int, own_host: str) -> None:
-        self._to, self._own_host = to_port, own_host
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.to, self.own_host = to_port, own_host
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
 
-    def _accept(self) -> None:
+    def accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, far = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._to), 30, (self._own_host, 0))
+                near, far = self.listener.accept()[0], socket.create_connection(("127.0.0.1", self.to), 30, (self.own_host, 0))
                 for each in (near, far):
                     each.settimeout(None)
                 for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+                    threading.Thread(target=self.copy, args=pair, daemon=True).start()
 
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+    def copy(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
@@ -141,7 +141,7 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        self.listener.close()
 
 
 class GrpcStore(ServedStore):
@@ -149,15 +149,15 @@ class GrpcStore(ServedStore):
 
     def __init__(self, served: ServedStore) -> None:
         super().__init__(served.engine)
-        self._callers: list[Caller] = []
+        self.callers: list[Caller] = []
 
     @property
     def grpc_port(self) -> int:
         return int(_PORT.findall(self.engine.log())[-1])
 
     def caller(self, **settings) -> Caller:
-        self._callers.append(Caller(self.grpc_port, **settings))
-        return self._callers[-1]
+        self.callers.append(Caller(self.grpc_port, **settings))
+        return self.callers[-1]
 
     def make_topic(self, name: str, queues: int = 4) -> str:
         """Create a topic, as a tool does."""
@@ -167,7 +167,7 @@ class GrpcStore(ServedStore):
         return name
 
     def close(self) -> None:
-        for caller in self._callers:
+        for caller in self.callers:
             caller.close()
         super().close()
 

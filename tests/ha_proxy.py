@@ -47,29 +47,29 @@ class FaultProxy:
         self.seed = seed
         self.to_slave = self.to_master = CLEAN
         self.done: collections.Counter[str] = collections.Counter()  # faults by name, and "connections"
-        self._target = (host, target_port)
-        self._passing = threading.Event()
-        self._passing.set()
-        self._lock = threading.Lock()
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._running = True
-        self._listener = socket.create_server((host, 0))
-        self.port = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept, name="proxy", daemon=True)]
-        self._threads[0].start()
+        self.master = (host, target_port)
+        self.passing = threading.Event()
+        self.passing.set()
+        self.lock = threading.Lock()
+        self.pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.running = True
+        self.listener = socket.create_server((host, 0))
+        self.port = self.listener.getsockname()[1]
+        self.threads = [threading.Thread(target=self.accept, name="proxy", daemon=True)]
+        self.threads[0].start()
 
     @property
     def address(self) -> str:
-        return f"{self._target[0]}:{self.port}"
+        return f"{self.master[0]}:{self.port}"
 
     def target(self, port: int) -> None:
         """From now on callers are connected to another master."""
-        self._target = (self._target[0], port)
+        self.master = (self.master[0], port)
 
     def cut(self, *, reset: bool = True) -> None:
         """End every connection: by RST, which loses what is under way, or by FIN."""
-        with self._lock:
-            pairs, self._pairs = self._pairs, []
+        with self.lock:
+            pairs, self.pairs = self.pairs, []
         self.done["cut"] += len(pairs)
         for pair in pairs:
             for end in pair:
@@ -77,20 +77,20 @@ class FaultProxy:
 
     def hold(self) -> None:
         """Nothing passes any more in either direction; connections stay up."""
-        self._passing.clear()
+        self.passing.clear()
 
     def release(self) -> None:
         """Send the bytes that were held."""
-        self._passing.set()
+        self.passing.set()
 
     def close(self) -> None:
-        self._running = False
+        self.running = False
         self.release()
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
         self.cut()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()
 
     def __enter__(self) -> FaultProxy:
@@ -99,14 +99,14 @@ class FaultProxy:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _accept(self) -> None:
-        while self._running:
+    def accept(self) -> None:
+        while self.running:
             try:
-                slave, _ = self._listener.accept()
+                slave, _ = self.listener.accept()
             except OSError:
                 return
             try:
-                master = socket.create_connection(self._target, timeout=5)
+                master = socket.create_connection(self.master, timeout=5)
             except OSError:
                 slave.close()
                 continue
@@ -115,19 +115,19 @@ class FaultProxy:
             self.done["connections"] += 1
             for end in (slave, master):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._pairs.append((slave, master))
+            with self.lock:
+                self.pairs.append((slave, master))
             for name, source, sink in (("to_slave", master, slave), ("to_master", slave, master)):
-                pipe = threading.Thread(target=self._forward, args=(name, source, sink, number), daemon=True)
-                self._threads.append(pipe)
+                pipe = threading.Thread(target=self.forward, args=(name, source, sink, number), daemon=True)
+                self.threads.append(pipe)
                 pipe.start()
 
-    def _forward(self, name: str, source: socket.socket, sink: socket.socket, number: int) -> None:
+    def forward(self, name: str, source: socket.socket, sink: socket.socket, number: int) -> None:
         rng = random.Random(f"{self.seed} {number} {name}")
         try:
             while data := source.recv(READ_BYTES):
-                for piece in self._pieces(data, rng, getattr(self, name)):
-                    self._passing.wait()
+                for piece in self.pieces(data, rng, getattr(self, name)):
+                    self.passing.wait()
                     if piece:
                         sink.sendall(piece)
         except _Cut:
@@ -137,12 +137,12 @@ class FaultProxy:
         except OSError:
             pass
         finally:
-            with self._lock:
-                self._pairs = [pair for pair in self._pairs if source not in pair]
+            with self.lock:
+                self.pairs = [pair for pair in self.pairs if source not in pair]
             for end in (source, sink):
                 _end(end, reset=False)
 
-    def _pieces(self, data: bytes, rng: random.Random, faults: Faults):
+    def pieces(self, data: bytes, rng: random.Random, faults: Faults):
         at = 0
         while at < len(data):
             size = rng.randint(1, faults.split_bytes_max) if faults.split_bytes_max else len(data)

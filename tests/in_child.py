@@ -25,62 +25,62 @@ class InChild:
     """
 
     def __init__(self, check: Callable[..., str | None], timeout_s: float = 30.0, calls: int = 1) -> None:
-        self._check = check
-        self._timeout_s = timeout_s
-        self._calls = calls
-        self._left = 0
-        self._pid = 0
-        self._line: Connection | None = None
+        self.check = check
+        self.timeout_s = timeout_s
+        self.calls = calls
+        self.left = 0
+        self.pid = 0
+        self.line: Connection | None = None
 
     def __call__(self, *arguments: object) -> str | None:
         """None, or what was wrong; Unjudged where that is the check itself."""
-        if self._line is None:
-            self._fork()
-        self._left -= 1
+        if self.line is None:
+            self.fork()
+        self.left -= 1
         try:
-            self._line.send(arguments)
-            if not self._line.poll(self._timeout_s):
-                os.kill(self._pid, signal.SIGKILL)
+            self.line.send(arguments)
+            if not self.line.poll(self.timeout_s):
+                os.kill(self.pid, signal.SIGKILL)
                 self.close()
-                return Unjudged(f"no answer within {self._timeout_s:g} s")
-            answer = self._line.recv()
+                return Unjudged(f"no answer within {self.timeout_s:g} s")
+            answer = self.line.recv()
         except (EOFError, ConnectionError):
             status = self.close()
             return Unjudged(f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with status {status}")
-        if self._left == 0:
+        if self.left == 0:
             self.close()
         return answer
 
     def close(self) -> int:
         """Ends the child, if there is one; its status."""
-        if self._line is None:
+        if self.line is None:
             return 0
-        self._line.close()
-        self._line = None
-        return os.waitpid(self._pid, 0)[1]
+        self.line.close()
+        self.line = None
+        return os.waitpid(self.pid, 0)[1]
 
-    def _fork(self) -> None:
-        self._line, its = Pipe()
+    def fork(self) -> None:
+        self.line, its = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._line.close()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.line.close()
             try:
-                self._serve(its)
+                self.serve(its)
             finally:
                 os._exit(0)
         its.close()
-        self._left = self._calls
+        self.left = self.calls
 
-    def _serve(self, line: Connection) -> None:
-        for _ in range(self._calls):
+    def serve(self, line: Connection) -> None:
+        for _ in range(self.calls):
             try:
                 arguments = line.recv()
             except EOFError:
                 return
             try:
-                answer = self._check(*arguments)
+                answer = self.check(*arguments)
                 answer = answer[-ANSWER_CHARS_MAX:] if answer else None
             except BaseException:
                 answer = Unjudged(traceback.format_exc()[-ANSWER_CHARS_MAX:])

@@ -42,7 +42,7 @@ class LogBuilder:
                   "store_timestamp_ms": 1_700_000_000_000 + 700 * len(self.messages), **fields}
         size = len(encode_record(**values))
         if not self.segments or self.used + size + 8 > self.segment_bytes:
-            self._roll()
+            self.roll()
         data = encode_record(**values, physical_offset=self.end)
         self.segments[-1][self.used : self.used + size] = data
         self.messages.append(decode_record(data))
@@ -76,7 +76,7 @@ class LogBuilder:
             (folder / segment_name(self.first_offset + number * self.segment_bytes)).write_bytes(data)
         return root
 
-    def _roll(self) -> None:
+    def roll(self) -> None:
         if self.segments:
             self.segments[-1][self.used : self.used + 8] = encode_blank(self.segment_bytes - self.used)
         self.segments.append(bytearray(self.segment_bytes))

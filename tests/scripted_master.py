@@ -42,16 +42,16 @@ class ScriptedMaster:
         self.heartbeat_s = heartbeat_s
         self.script = script
         self.is_silent = False
-        self._drops = 0
+        self.drops = 0
         self.connections = self.offers = 0
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self.lock = threading.Lock()
+        self.threads: list[threading.Thread] = []
         self.reports: list[list[int]] = []
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self._running = True
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listening.getsockname()[1]}"
+        self.running = True
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
 
     @property
     def end(self) -> int:
@@ -61,28 +61,28 @@ class ScriptedMaster:
     def last_report(self) -> int:
         return self.reports[-1][-1] if self.reports and self.reports[-1] else -1
 
-    def _serve(self) -> None:
-        while self._running:
-            if select.select([self._listening], [], [], 0.02)[0]:
-                connected, _ = self._listening.accept()
-                self._threads.append(threading.Thread(target=self._serve_one, args=(connected, self._drops), daemon=True))
-                with self._lock:
+    def serve(self) -> None:
+        while self.running:
+            if select.select([self.listening], [], [], 0.02)[0]:
+                connected, _ = self.listening.accept()
+                self.threads.append(threading.Thread(target=self.serve_one, args=(connected, self.drops), daemon=True))
+                with self.lock:
                     self.connections += 1
-                self._threads[-1].start()
+                self.threads[-1].start()
 
-    def _serve_one(self, connected: socket.socket, drops: int) -> None:
+    def serve_one(self, connected: socket.socket, drops: int) -> None:
         try:
             with connected, contextlib.suppress(OSError):
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._follow(connected, drops)
+                self.follow(connected, drops)
         finally:
-            with self._lock:
+            with self.lock:
                 self.connections -= 1
 
-    def _follow(self, connected: socket.socket, drops: int) -> None:
+    def follow(self, connected: socket.socket, drops: int) -> None:
         position, half, reports = -1, b"", []
         heard_s = 0.0
-        while self._running and self._drops == drops:
+        while self.running and self.drops == drops:
             if select.select([connected], [], [], 0 if position >= 0 else 0.02)[0]:
                 data = connected.recv(4096)
                 if not data:
@@ -127,14 +127,14 @@ class ScriptedMaster:
 
     def drop(self) -> None:
         """Close the open connections; the next one is served as before."""
-        self._drops += 1
+        self.drops += 1
 
     def close(self) -> None:
-        self._running = False
-        self._thread.join()
-        for thread in self._threads:
+        self.running = False
+        self.thread.join()
+        for thread in self.threads:
             thread.join()
-        self._listening.close()
+        self.listening.close()
 
     def __enter__(self) -> ScriptedMaster:
         return self

@@ -87,8 +87,8 @@ def test_a_flag_beyond_its_field_is_refused(producer, flag):
 
 
 @pytest.mark.parametrize(("call", "says"), [
-    (lambda producer: producer.put_many("orders", b"abc"), "bodies must be a sequence of bytes, not bytes"),
-    (lambda producer: producer.put_many("orders", None), "bodies must be a sequence of bytes, not NoneType"),
+    (lambda producer: producer.put_many("orders", b"abc"), "bodies must be an iterable of bytes, not bytes"),
+    (lambda producer: producer.put_many("orders", None), "bodies must be an iterable of bytes, not NoneType"),
     (lambda producer: producer.put_many(b"orders", [b"x"]), "topic must be str, not bytes"),
     (lambda producer: producer.put_batch("orders", b"abc"), "messages must be an iterable of BatchMessage or bytes, not bytes"),
     (lambda producer: producer.put_batch("orders", [b"x"], queue_id="0"), "queue_id must be int, not str"),
@@ -231,6 +231,8 @@ async def handle(message):
     (lambda producer: producer.put_many("orders"), "Producer.put_many[(][)] missing"),
     (lambda producer: producer.put_many_async("orders", [b"x"], tag="a"), "^put_many_async[(][)] has no argument 'tag' .*tags[?]"),
     (lambda producer: producer.put_batch("orders", [b"x"], tags="a"), "^put_batch[(][)] has no argument 'tags': it has topic, messages"),
+    (lambda producer: producer.put_arrow("orders", [], flag=1), "^put_arrow[(][)] has no argument 'flag': it has topic, table"),
+    (lambda producer: producer.transaction().__enter__().put("T", b"x", wait=False), "^put[(][)] has no argument 'wait': it has topic"),
 ])
 def test_an_error_about_arguments_names_the_public_call(producer, call, says):
     with pytest.raises(WRONG_TYPE, match=says):
@@ -334,6 +336,18 @@ def test_a_topic_that_no_group_could_consume_is_refused_by_each_put(producer):
     for topic in ("a\nb", "a\u200bb"):
         answer = told(lambda topic=topic: producer.put(topic, b"x"))
         assert f"MESSAGE_ILLEGAL: the topic {topic!r} has a character that is not printable" in answer
+
+
+@pytest.mark.parametrize("topic", [
+    "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT", "RMQ_SYS_PYENGINE_TIMER"])
+def test_a_topic_of_the_system_is_refused_by_each_put_but_a_raw_one(producer, topic):
+    for put in (lambda: producer.put(topic, b"x", queue_id=0), lambda: producer.put_async(topic, b"x").result(10),
+                lambda: producer.put_many(topic, [b"x"]), lambda: producer.put_batch(topic, [b"x"])):
+        assert f"MESSAGE_ILLEGAL: the topic {topic} is one of the system's" in told(put)
+    with producer.transaction() as block, pytest.raises(pyengine.PutRefusedError, match="one of the system's"):
+        block.put(topic, b"x")
+    assert all(producer.put(name, b"x").ok for name in ("BenchmarkTest", "TBW102"))
 
 
 def told(put) -> str:

@@ -205,3 +205,10 @@ def test_code_that_reads_it_otherwise_gets_an_error(builder):
     log = pyengine.arrow.dataset(builder.root)
     with pytest.raises(FileNotFoundError, match="call its own methods"):
         ds.Scanner.from_dataset(log).to_table()
+
+
+@pytest.mark.parametrize(("choice", "says"), [({"topics": "orders"}, "topics must be a sequence of str, not str: give .'orders'.$"),
+                                              ({"columns": "body"}, "columns must be a sequence of str, not str: give .'body'.$")])
+def test_one_name_where_a_dataset_takes_several_is_refused(builder, choice, says):
+    with pytest.raises(TypeError, match=says):
+        pyengine.arrow.dataset(builder.root, **choice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -25,7 +26,16 @@ from kombu.common import Broadcast
 import pyengine
 import pyengine.celery
 from fix_cli import environment
-from fix_tasks import assert_sigterm_lets_tasks_end, children, kill_group, rig, task_store  # noqa: F401
+from fix_client import consumers_of, on_next_untake
+from fix_tasks import (
+    assert_a_joining_member_waits_for,
+    assert_only_a_task_that_kills_is_a_dead_letter,
+    assert_sigterm_lets_tasks_end,
+    children,
+    kill_group,
+    rig,
+    task_store,  # noqa: F401
+)
 from pyengine import testing
 from test_docs import blocks_of, reader  # noqa: F401
 from waiting import eventually, scaled_timeout_s
@@ -268,6 +278,21 @@ def test_a_task_whose_pool_process_is_killed_is_run_again_if_it_says_so(own):
     own.wait_until_acknowledged()
 
 
+def test_tasks_beside_one_that_kills_its_worker_are_no_dead_letters(own):
+    def taking():
+        connection, got = app_of(own).__enter__().connection(), []
+        connection.Consumer([kombu.Queue("celery")], callbacks=[lambda body, message: got.append(message)], prefetch_count=4).consume()
+
+        def take():
+            with contextlib.suppress(socket.timeout):
+                connection.drain_events(timeout=0.2)
+            return (str(got[0].payload), got.pop(0).ack) if got else None
+
+        return take
+
+    assert_only_a_task_that_kills_is_a_dead_letter(own, send_all, own.topic, taking)
+
+
 def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
     assert_sigterm_lets_tasks_end(own, send_all, "Warm shutdown")
 
@@ -286,11 +311,13 @@ def test_a_worker_goes_on_when_the_engine_is_started_again(tmp_path):
 
 
 def test_purge_drops_what_has_arrived_whether_the_group_is_new_or_not(own):
+    dropped = Counter[int]()
     with app_of(own) as app:
-        for _ in range(2):
+        for turn in range(2):
             for n in range(8):
                 app.send_task("tasks.work", (f"dropped-{n}",))
-            eventually(lambda: app.control.purge() == 8, "all were dropped")
+            # Those that are dispatched, of which there may be more at each call.
+            eventually(lambda: dropped.update({turn: app.control.purge()}) or dropped[turn] == 8, "all were dropped")
         app.send_task("tasks.work", ("kept",))
     own.start()
     own.noted("kept")
@@ -436,6 +463,16 @@ def test_messages_are_read_once_by_all_connections_of_a_process(connect):
     assert sorted(found) == list(range(20))
 
 
+def test_a_joining_worker_gets_no_queue_of_a_task_that_runs(connect, task_store, monkeypatch):  # noqa: F811
+    connection, got, members = connect(), [], consumers_of(pyengine.celery, monkeypatch)
+    with connection.Consumer([kombu.Queue("q")], callbacks=[lambda body, message: got.append(message)]):
+        for n in range(2):
+            connection.Producer().publish(n, routing_key="q")
+        while len(got) < 2:
+            connection.drain_events(timeout=scaled_timeout_s(10))
+        assert_a_joining_member_waits_for(members[0], task_store)
+
+
 def test_what_a_closed_channel_had_not_settled_comes_again_however_often(connect):
     connection = connect()
     queue = kombu.Queue("q")
@@ -450,11 +487,47 @@ def test_what_a_closed_channel_had_not_settled_comes_again_however_often(connect
     assert queue(connection.default_channel).get() is None
 
 
+def test_a_message_that_another_thread_acknowledges_while_its_channel_closes_is_done(connect, monkeypatch):
+    connection, queue, got = connect(), kombu.Queue("q"), []
+    channel = connection.channel()
+    with kombu.Consumer(channel, [queue], callbacks=[lambda body, message: got.append(message)]):
+        for n in range(2):
+            connection.Producer().publish(n, routing_key="q")
+        while len(got) < 2:
+            connection.drain_events(timeout=scaled_timeout_s(10))
+    on_next_untake(monkeypatch, got[1].ack)
+    channel.close()
+    assert eventually_got(queue(connection.default_channel)).payload == got[0].payload
+    assert queue(connection.default_channel).get() is None
+
+
 def eventually_got(queue):
     """The next message of a bound queue."""
     found = []
     eventually(lambda: found.append(queue.get()) or found[-1] is not None, "the queue has a message")
     return found[-1]
+
+
+def test_a_queue_is_read_while_another_one_is_opened(connect, monkeypatch):
+    connection, other, got, opening, was_read, waited = connect(), connect(), [], threading.Event(), threading.Event(), []
+
+    def slow(*arguments, **options):
+        opening.set()
+        waited.append(was_read.wait(scaled_timeout_s(5)))
+        return pyengine.consume(*arguments, **options)
+
+    with connection.Consumer([kombu.Queue("q")], callbacks=[lambda body, message: got.append(message)]):
+        connection.Producer().publish("read", routing_key="q")
+        channel = other.channel()
+        monkeypatch.setattr(pyengine.celery, "consume", slow)
+        opener = threading.Thread(target=kombu.Consumer(channel, [kombu.Queue("other")]).consume)
+        opener.start()
+        opening.wait(scaled_timeout_s(10))
+        connection.drain_events(timeout=scaled_timeout_s(10))
+        was_read.set()
+        opener.join()
+        got[0].ack()
+    assert waited == [True]
 
 
 def test_the_prefetch_limit_holds_until_another_thread_acknowledges(connect):
@@ -475,6 +548,28 @@ def test_the_prefetch_limit_holds_until_another_thread_acknowledges(connect):
         for message in got[1:]:
             message.ack()
     assert len(got) == 3
+
+
+def test_a_header_named_id_that_is_no_text_is_sent(connect):
+    connection, queue = connect(), kombu.Queue("q")
+    for number in (0, 5):
+        connection.Producer().publish(number, routing_key="q", declare=[queue], headers={"id": number})
+    assert sorted(received(connection, queue, 2)) == [0, 5]
+
+
+def test_a_process_keeps_nothing_of_the_queues_that_it_has_answered(connect):
+    connection = connect()
+
+    def kept():
+        gc.collect()
+        return sum(type(each).__module__ == "pyengine.celery" for each in gc.get_objects())
+
+    counts = []
+    for first in (0, 20):
+        for number in range(first, first + 20):
+            connection.Producer().publish("answer", routing_key=f"reply-{number}")
+        counts.append(kept())
+    assert counts[0] == counts[1]
 
 
 def test_a_message_is_dropped_after_its_expiration(connect):
@@ -540,7 +635,27 @@ def test_a_message_comes_again_if_the_engine_goes_before_it_is_settled(connect, 
         eventually(lambda: rest.qsize() == 0, "it is done")
 
 
-def test_a_message_that_is_given_back_while_it_is_taken_again_can_be_acknowledged(connect, monkeypatch):
+def test_a_message_that_was_rejected_while_no_engine_ran_comes_again(tmp_path, monkeypatch):
+    """Celery settles it no second time: it only logs the error of a reject."""
+    monkeypatch.setattr(pyengine.celery, "HANDLE_AGAIN_S", 0.05)
+    store, got = tmp_path / "store", []
+    with kombu.Connection(f"pyengine://{store}") as connection:
+        with pyengine.Engine(store, **testing.SMALL_FILES):
+            connection.Producer().publish("again", routing_key="q", declare=[kombu.Queue("q")])
+            consumer = connection.Consumer([kombu.Queue("q")], callbacks=[lambda body, message: got.append(message)], prefetch_count=1)
+            consumer.consume()
+            connection.drain_events(timeout=scaled_timeout_s(10))
+        got[0].reject_log_error(pyengine.celery._LOG, connection.connection_errors)
+        with pyengine.Engine(store):
+            connection.drain_events(timeout=scaled_timeout_s(10))
+            assert [message.payload for message in got] == ["again"] * 2
+            got[1].reject()
+            assert consumer.channel.qos.can_consume()
+            with pyengine.open_store(store) as reader:
+                eventually(lambda: reader.queue_end("%DLQ%celery-q", 0) == 1, "it is a dead letter")
+
+
+def test_a_message_that_is_given_back_while_it_is_taken_again_counts_once_and_can_be_acknowledged(connect, monkeypatch):
     connection, queue = connect(), kombu.Queue("q")
     connection.Producer().publish("twice", routing_key="q", declare=[queue])
     got, give_back = [], pyengine.Consumer.requeue
@@ -549,12 +664,16 @@ def test_a_message_that_is_given_back_while_it_is_taken_again_can_be_acknowledge
         give_back(*arguments)
         connection.drain_events(timeout=scaled_timeout_s(10))
 
-    with kombu.Consumer(connection, [queue], callbacks=[lambda body, message: got.append(message)]):
+    with kombu.Consumer(connection, [queue], callbacks=[lambda body, message: got.append(message)], prefetch_count=2) as consumer:
         connection.drain_events(timeout=scaled_timeout_s(10))
         with monkeypatch.context() as patch:
             patch.setattr(pyengine.Consumer, "requeue", give_back_and_take)
             got[0].requeue()
-        got[1].ack()
+        connection.Producer().publish("beside", routing_key="q")
+        connection.drain_events(timeout=scaled_timeout_s(10))
+        assert not consumer.channel.qos.can_consume()
+        for message in got[1:]:
+            message.ack()
     with contextlib.closing(connect().SimpleQueue("q")) as rest:
         eventually(lambda: rest.qsize() == 0, "it is done")
 
@@ -584,10 +703,11 @@ def test_a_forked_child_needs_no_lock_that_another_thread_of_its_parent_has(conn
     connection = connect()
     with connection.SimpleQueue("q") as queue:
         queue.put("x")
-        has_lock, may_end = threading.Event(), threading.Event()
+        message = queue.get(timeout=scaled_timeout_s(10))
+        store, has_lock, may_end = connection.transport.store, threading.Event(), threading.Event()
 
         def hold():
-            with connection.transport.store.lock:
+            with store.lock, store.queue("q").lock:
                 has_lock.set()
                 may_end.wait()
 
@@ -605,7 +725,7 @@ def test_a_forked_child_needs_no_lock_that_another_thread_of_its_parent_has(conn
         may_end.set()
         holder.join()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        queue.get(timeout=scaled_timeout_s(10)).ack()
+        message.ack()
 
 
 def test_a_forked_child_sends_and_reads_by_itself(connect):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,15 +219,27 @@ class Reader:
         shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pyengine "$@"\n')
         shim.chmod(0o755)
         base = environment(**SMALL)
-        self.environment = base | {"PATH": f"{shim.parent}:{base['PATH']}"}
+        # Without bytecode: a folder that changes while Python lists it may not show every module on every file system.
+        self.environment = base | {"PATH": f"{shim.parent}:{base['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(self, block: Block) -> str:
-        """Run the block, which must succeed; return its stdout."""
+        """Run the block, which must succeed; return its stdout. What a failed block left running is ended, not waited for."""
         program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
-        done = subprocess.run([*program, block.text], cwd=self.folder, env=self.environment, capture_output=True,
-                              text=True, timeout=scaled_timeout_s(240))
-        assert done.returncode == 0, f"{block.page}: {block.first_line}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+            with subprocess.Popen([*program, block.text], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+                                  stdout=stdout, stderr=stderr, start_new_session=True) as process:
+                try:
+                    failed = process.wait(scaled_timeout_s(240))
+                except subprocess.TimeoutExpired as error:
+                    failed = error
+                if failed:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+            stdout.seek(0)
+            stderr.seek(0)
+            shown = stdout.read()
+            assert not failed, f"{block.page}: {block.first_line}: {failed}\n{shown}\n{stderr.read()}"
+        return shown
 
     def run_until(self, block: Block, lines: int) -> str:
         """Run a Python block until it has printed `lines` lines, then end it with SIGTERM; return the lines."""

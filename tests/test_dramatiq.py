@@ -13,9 +13,13 @@ import pytest
 from dramatiq.errors import QueueJoinTimeout, QueueNotFound
 
 import pyengine
+import pyengine.dramatiq
 from fix_cli import environment
+from fix_client import consumers_of
 from fix_tasks import (
+    assert_a_joining_member_waits_for,
     assert_kill_9_loses_no_task,
+    assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
     assert_two_workers_run_each_task_once,
     rig,
@@ -133,6 +137,19 @@ def test_kill_9_under_load_loses_no_message_and_repeats_none_that_is_stored_as_d
         lambda: "shutting down" in own.log.lower(), "Dramatiq ends when one of its workers was killed"))
 
 
+def test_messages_beside_one_that_kills_its_worker_are_no_dead_letters(own):
+    def taking():
+        consumer = broker_of(own).consume("default", prefetch=4, timeout=200)
+
+        def take():
+            found = next(consumer)
+            return found and (str(found.args), lambda: consumer.ack(found))
+
+        return take
+
+    assert_only_a_task_that_kills_is_a_dead_letter(own, send_all, own.topic, taking)
+
+
 def test_sigterm_lets_running_actors_end_and_acknowledges_them(own):
     assert_sigterm_lets_tasks_end(own, send_all, "Shutting down...")
 
@@ -193,6 +210,20 @@ def test_workers_that_share_messages_take_the_next_of_one_queue(own):
         consumer.ack(each)
         consumer.close()
     broker.join("default", timeout=timeout)
+    broker.close()
+
+
+def test_a_joining_worker_gets_no_queue_of_a_message_that_runs(own, monkeypatch):
+    broker = PyengineBroker(own.store, namespace=own.topic.removesuffix("-default"), queues=2)
+    broker.declare_queue("default")
+    for n in range(2):
+        broker.enqueue(message("work", n))
+    members = consumers_of(pyengine.dramatiq, monkeypatch)
+    consumer = broker.consume("default", prefetch=2, timeout=int(scaled_timeout_s(30) * 1000))
+    running = [next(consumer) for _ in range(2)]
+    assert None not in running
+    assert_a_joining_member_waits_for(members[0], own.store)
+    consumer.close()
     broker.close()
 
 

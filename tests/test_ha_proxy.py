@@ -16,23 +16,23 @@ class Master:
     """Sends `data` to each connection, keeps what each one sends."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
+        self.data = data
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
         self.heard: list[bytearray] = []
-        self._thread = threading.Thread(target=self._go, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self.go, daemon=True)
+        self.thread.start()
 
-    def _go(self) -> None:
+    def go(self) -> None:
         while True:
             try:
-                caller, _ = self._listener.accept()
+                caller, _ = self.listener.accept()
             except OSError:
                 return
             heard = bytearray()
             self.heard.append(heard)
             try:
-                caller.sendall(self._data)
+                caller.sendall(self.data)
                 while data := caller.recv(65536):
                     heard += data
             except OSError:
@@ -40,8 +40,8 @@ class Master:
             caller.close()
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
 
 
 DATA = random.Random(1).randbytes(200_000)

@@ -267,7 +267,8 @@ def test_every_header_is_built():
 @pytest.mark.parametrize("concept", HEADERS)
 def test_the_header_of_a_c_concept_says_who_blocks_and_what_a_crash_leaves(concept):
     text = (CSRC / f"{concept}.cdef.h").read_text()
-    assert (CSRC / f"{concept}.c").is_file()
+    has_code = any((CSRC / f"{concept}.{kind}").is_file() for kind in ("c", "h"))
+    assert has_code or not re.search(r"\);$", text, re.MULTILINE), "what it declares is nowhere"
     assert text.startswith("/* "), "the header begins with a comment"
     first = re.sub(r"\s*\n \*\s*", " ", text[: text.index("*/")])
     for part in (r"\bWho: ", r"\bBlocks on: ", r"\b(After a crash|Crash states)\b"):

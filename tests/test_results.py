@@ -17,16 +17,22 @@ from pyengine.results import (
 )
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
-RESULT = PutResult._of_answer((7, 100, 200, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
+
+
+def answered(queue_offset: int = 3, *, sequence: int = 7, size_bytes: int = 200) -> PutResult:
+    return PutResult._of_answer((sequence, 100, size_bytes, queue_offset, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
+
+
+RESULT = answered()
 
 
 def test_results_are_equal_by_their_names_whatever_else_the_answer_says():
-    other = PutResult._of_answer((8, 100, 999, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
+    other = answered(sequence=8, size_bytes=999)
     assert RESULT == other and not RESULT != other and hash(RESULT) == hash(other)
 
 
 def test_results_differ_by_a_name_and_from_tuples():
-    other = PutResult._of_answer((7, 100, 200, 4, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
+    other = answered(4)
     assert RESULT != other and not RESULT == other
     assert RESULT != RESULT._values() and not RESULT == RESULT._values()
 

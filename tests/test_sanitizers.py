@@ -53,6 +53,8 @@ def sanitizer_libraries() -> list[str]:
     return paths
 
 
+# Half of a process's start and most of its memory: the stack of each allocation, and what is kept of freed memory.
+LIGHT = "malloc_context_size=4:quarantine_size_mb=16"
 # Loaded at the start of every Python process. libubsan's own log_path goes astray where libasan is
 # loaded before it: the call that sets it lands in libasan.
 SITE = """import ctypes
@@ -74,7 +76,7 @@ class SanitizedTree:
             "LD_PRELOAD": " ".join(self.libraries),
             "PYTHONMALLOC": "malloc",
             "PYTHONPATH": str(self.folder),
-            "ASAN_OPTIONS": f"detect_leaks=0:log_path={self.reports}/address",
+            "ASAN_OPTIONS": f"detect_leaks=0:{LIGHT}:log_path={self.reports}/address",
             "UBSAN_OPTIONS": "print_stacktrace=1",
             "PYENGINE_REQUIRE": "",
             "PYENGINE_LONG": "0",
@@ -129,7 +131,7 @@ def test_the_sanitizers_are_awake(tree, kind, call):
 
 
 def run_tests(tree: SanitizedTree, chosen: list[str], seed: int, timeout_s: float) -> None:
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *LEFT_OUT, *chosen]
+    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *LEFT_OUT, *chosen]
     run = tree.run(*command, timeout_s=timeout_s, seed=seed)
     reports = tree.take_reports()
     assert reports == "", reports

@@ -20,15 +20,15 @@ class Confirmer:
     """A slave that confirms what is committed, `behind` bytes of it not."""
 
     def __init__(self, parts) -> None:
-        self._parts, self._running = parts, True
+        self.parts, self.running = parts, True
         native.store(parts.control.replicator, "slaves_connected", 1)
-        self._thread = threading.Thread(target=self._confirm)
-        self._thread.start()
+        self.thread = threading.Thread(target=self.confirm)
+        self.thread.start()
 
-    def _confirm(self) -> None:
-        control, memory = self._parts.control, self._parts.owner.memory
+    def confirm(self) -> None:
+        control, memory = self.parts.control, self.parts.owner.memory
         latch = memory.latch(native.REPLICATOR)
-        while self._running:
+        while self.running:
             latch.arm()
             committed = native.load_position(control.committed)
             if committed > native.load_position(control.confirm):
@@ -37,8 +37,8 @@ class Confirmer:
                 latch.wait(0.2)
 
     def close(self) -> None:
-        self._running = False
-        self._thread.join()
+        self.running = False
+        self.thread.join()
 
 
 @pytest.fixture

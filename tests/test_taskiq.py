@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,9 +19,13 @@ from taskiq import SendTaskError
 from taskiq.kicker import AsyncKicker
 
 import pyengine
+import pyengine.taskiq
 from fix_cli import environment
+from fix_client import consumers_of
 from fix_tasks import (
+    assert_a_joining_member_waits_for,
     assert_kill_9_loses_no_task,
+    assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
     assert_two_workers_run_each_task_once,
     rig,
@@ -127,6 +132,31 @@ def test_a_failed_task_is_retried_and_one_that_fails_each_time_is_done(workers):
     assert len(workers.noted("twice", "always")) == 5
 
 
+def test_a_worker_that_is_cancelled_while_it_opens_its_consumer_leaves_no_member(own, monkeypatch):
+    begun, released, opened = threading.Event(), threading.Event(), []
+
+    def consume(*arguments, **options):
+        begun.set()
+        released.wait()
+        opened.append(pyengine.consume(*arguments, **options))
+        return opened[0]
+
+    async def main():
+        async with started(own.store, own.topic) as broker:
+            listening = asyncio.ensure_future(anext(broker.listen()))
+            await asyncio.to_thread(begun.wait)
+            listening.cancel()
+            await asyncio.sleep(0)
+            released.set()
+            with pytest.raises(asyncio.CancelledError):
+                await listening
+            with pytest.raises(pyengine.UsageError, match="closed"):
+                opened[0].pull(timeout_s=0)
+
+    monkeypatch.setattr(pyengine.taskiq, "consume", consume)
+    asyncio.run(main())
+
+
 def test_kill_9_under_load_loses_no_task_and_repeats_none_that_is_stored_as_done(own):
     def another_has_them(victim, begun):
         eventually(lambda: {each.what for each in own.notes() if each.pid != victim} >= begun, "another worker has the victim's tasks")
@@ -135,6 +165,30 @@ def test_kill_9_under_load_loses_no_task_and_repeats_none_that_is_stored_as_done
     firsts = {each.what: each.pid for each in reversed(killed)}
     again = {each.what for each in killed if firsts[each.what] != each.pid}
     assert {firsts[name] for name in again} == {victim}  # until everything was killed, only the victim's came again
+
+
+def test_tasks_beside_one_that_kills_its_worker_are_no_dead_letters(own):
+    def taking():
+        loop = asyncio.new_event_loop()
+        arrived = asyncio.Queue()
+
+        async def listen():
+            async for task in PyengineBroker(own.store, topic=own.topic).listen():
+                arrived.put_nowait(task)
+
+        listening = loop.create_task(listen())
+
+        def take():
+            loop.run_until_complete(asyncio.wait([listening, getting := loop.create_task(arrived.get())], timeout=0.2,
+                                                 return_when=asyncio.FIRST_COMPLETED))
+            if not getting.done():
+                getting.cancel()
+                return None
+            return getting.result().data.decode(), getting.result().ack
+
+        return take
+
+    assert_only_a_task_that_kills_is_a_dead_letter(own, send_all, "taskiq", taking)
 
 
 def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
@@ -207,6 +261,22 @@ def test_workers_that_share_tasks_take_the_next_of_one_queue(task_store):  # noq
             return {each.data for each in got}
 
     assert len(asyncio.run(main())) == 2
+
+
+def test_a_joining_worker_gets_no_queue_of_a_task_that_runs(task_store, monkeypatch):  # noqa: F811
+    members = consumers_of(pyengine.taskiq, monkeypatch)
+
+    async def main():
+        async with started(task_store, "taskiq-joining", queues=2) as broker:
+            for name in ("one", "two"):
+                await AsyncKicker(task_name="tasks:work", broker=broker, labels={}).kiq(name)
+            async with asyncio.timeout(scaled_timeout_s(30)):
+                tasks = broker.listen()
+                running = [await anext(tasks) for _ in range(2)]
+            await asyncio.to_thread(assert_a_joining_member_waits_for, members[0], task_store)
+            assert len(running) == 2
+
+    asyncio.run(main())
 
 
 def test_a_number_of_queues_that_a_topic_cannot_have_is_refused(task_store):  # noqa: F811

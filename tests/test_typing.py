@@ -15,6 +15,8 @@ import needs
 import pyengine
 from fix_cli import SOURCES
 from pyengine import engine_config
+from pyengine.client.consumer import RetryOptions
+from pyengine.client.outgoing import PutAsyncOptions, PutManyOptions, PutOptions
 from reference import with_settings
 from waiting import scaled_timeout_s
 
@@ -66,6 +68,30 @@ def values(store: str, producer: pyengine.Producer, numbers: pyengine.Topic[int]
         consumer.ack(consumer.pull())
         return sum(each.value + each.message.queue_offset for each in consumer)
 
+def bodies(producer: pyengine.Producer, made: list[str], typed: pyengine.Topic[int]) -> None:
+    with open("body", "rb") as file, memoryview(bytearray(8)) as view:
+        producer.put("orders", view)
+        producer.put_async("orders", bytearray(file.read())).result()
+        with producer.transaction() as block:
+            block.put("orders", bytearray(b"x"))
+    producer.put_many("orders", (each.encode() for each in made))
+    producer.put_many_async("orders", iter([bytearray(b"x")]))
+    producer.put_many("orders", (b"x", view))
+    producer.put_batch("orders", (pyengine.BatchMessage(bytearray(b"x")) for _ in made))
+    producer.put_batch("orders", [b"one", pyengine.BatchMessage(b"two")])
+    producer.put_many("orders", {"a": b"x"}.values())
+    typed.put_many(producer, range(4), keys=["a"], delay_level=1)
+    typed.put(producer, 1, tags="new", unique_key="k", once=True, timeout_s=2)
+    typed.put_async(producer, 1, tags="new", unique_key="k")
+
+def choices(store: str, consumer: pyengine.TypedConsumer[int], value: pyengine.Typed[int], level: pyengine.ReadLevel) -> None:
+    pyengine.Engine(store, flush_disk_type="SYNC_FLUSH", broker_role="SYNC_MASTER", gateway_tls_mode="enforcing", gateway_enable="yes")
+    pyengine.Topics(store).create("orders", perm="r")
+    pyengine.Topics(store).update("orders", perm=6)
+    with pyengine.open_store(store) as reader:
+        print(reader.queue_range("orders", 0, level), reader.queue_range("orders", 0, "written"))
+    consumer.retry(value, reason="not now", delay_s=0.5)
+
 def later(producer: pyengine.Producer, consumer: pyengine.Consumer, message: pyengine.Message, after: datetime.timedelta) -> None:
     producer.put_many("orders", [b""], deliver_at=after)
     producer.put_batch("orders", [pyengine.BatchMessage(b"", deliver_at=after)], delay_level=1)
@@ -107,6 +133,24 @@ async def wrong(producer: pyengine.Producer) -> None:
     producer.put_many("orders", [b""], deliver_at="tomorrow")  # error
     pyengine.run_consumer("store", "orders", "billing", print, backoff="1s")  # error
     pyengine.Engine("store").connect(time_out_s=1)  # error
+    producer.put_many("orders", ["text"])  # error
+    producer.put_many("orders", b"bytes")  # error
+    producer.put_many("orders", "text")  # error
+    producer.put_async("orders", None)  # error
+    producer.put_batch("orders", ["text"])  # error
+    pyengine.BatchMessage("text")  # error
+    pyengine.Engine("store", flush_disk_type="SYNC")  # error
+    pyengine.Engine("store", gateway_tls_mode="on")  # error
+    pyengine.Engine("store", gateway_enable="perhaps")  # error
+    pyengine.consume("store", "orders", broker_role="MASTER")  # error
+    pyengine.consume("store", "orders", level="durable")  # error
+    pyengine.consume("store", "orders", sharing="all")  # error
+    pyengine.Topics("store").create("orders", perm="rx")  # error
+    pyengine.Topic("orders", int, codec="yaml")  # error
+    pyengine.Topic("orders", int).put(producer, 1, tag="new")  # error
+    pyengine.Topic("orders", int).put_many(producer, [1], unique_key="k")  # error
+    pyengine.Topic("orders", int).put_async(producer, 1, once=True)  # error
+    pyengine.Topic("orders", int).consume("store").retry([], delay=1)  # error
 """
 
 
@@ -150,12 +194,20 @@ def test_the_keywords_of_settings_are_those_of_their_table():
 
 @pytest.mark.parametrize(("options", "call", "not_of_them"), [
     (pyengine.ConnectOptions, pyengine.connect, {"path"}),
+    (RetryOptions, pyengine.Consumer.retry, {"self", "message", "delay_level"}),
     (pyengine.ConsumeOptions, pyengine.consume, {"path", "topic", "group", "auto_commit"})])
 def test_the_keywords_of_options_are_those_of_the_function(options, call, not_of_them):
     given = {name: each.annotation for name, each in inspect.signature(call).parameters.items() if name not in {*not_of_them, "settings"}}
     of_settings = pyengine.EngineSettings.__annotations__
     own = {name: kind.__forward_arg__ for name, kind in options.__annotations__.items() if name not in of_settings}
     assert own == given, f"{options.__name__} beside {call.__name__}() has its keywords"
+
+
+@pytest.mark.parametrize(("options", "call"), [
+    (PutOptions, pyengine.Producer.put), (PutAsyncOptions, pyengine.Producer.put_async),
+    (PutManyOptions, pyengine.Producer.put_many)])
+def test_the_keywords_of_a_topic_of_values_are_those_of_the_producer(options, call):
+    assert {*options.__annotations__} == {*inspect.signature(call).parameters} - {"self", "topic", "body", "bodies"}
 
 
 def test_names_of_the_module_are_loaded_when_they_are_used():

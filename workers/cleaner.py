@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 from pyengine.engine import worker
-from pyengine.ipc.cleaning import open_or_replace
+from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.services.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.commit_log import measure_log
@@ -29,8 +29,8 @@ class CleanerService(CleanResourceService):
         def uses() -> tuple[DiskUse, DiskUse]:
             return measure_log(store), measure(store.consume_queue)
 
-        self._shared = open_or_replace(attached.memory.folder, attached.memory.identity.epoch)
-        super().__init__(attached.context, self._shared.block, uses)
+        self._shared = Cleaning(attached.memory.folder)
+        super().__init__(attached.context, self._shared, uses)
         self._probe = DiskSpaceProbe(attached.context, self._shared.block, uses)
         self._probe.check()  # before READY, so that a start on a full disk reports it at once
         self._watch = DiskSpaceWatch(self._probe)

@@ -16,7 +16,7 @@ from pyengine.engine import kinds, worker
 from pyengine.errors import os_error_sentence
 from pyengine.gateway.gateway import Gateway
 from pyengine.gateway.gateway import serve as serve_clients
-from pyengine.gateway.pop import SHARES_MAX
+from pyengine.gateway.pop_shares import SHARES_MAX
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import control as native
 
@@ -27,6 +27,7 @@ OWN_DESCRIPTORS = 512  # for the store's files and memory, in addition to one fo
 def serve(attached: worker.Worker) -> None:
     """Serve clients until the supervisor stops this worker."""
     each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
+    each += attached.config.grpc_enable  # the gRPC worker has a connection for each of its clients, which are as many at most
     kinds.raise_descriptors(attached.config.gateway_connections_max * each + SHARES_MAX + OWN_DESCRIPTORS)
     with LiveStoreReader(attached.root, attached.config) as reader:
         gateway = Gateway(reader, attached.config,

@@ -31,7 +31,7 @@ def make_service(attached: worker.Worker) -> Service:
     try:
         replication = Replication(attached.memory.folder, writable=True)
     except OtherLayoutError:  # the engine was started by another build: `status` does not show the links then
-        replication = Replication.private()
+        replication = Replication(None)
     if identity.role == native.SLAVE:
         return HAClient(attached.context, lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication)
     service = HAService(attached.context, replication, must_listen=attached.incarnation == 1)

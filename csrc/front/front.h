@@ -59,6 +59,7 @@ struct session_object {
     struct pending_object **answered_end;     /* where to append the next one */
     Py_ssize_t waiting;                       /* entries in slots */
     long long give_up_ns;                     /* when its end waits no longer, on the monotonic clock; 0: it does not end yet */
+    long long patience_ns;                    /* so long after each answer its end goes on */
     int64_t look_ns;                          /* when to look next whether the engine was replaced */
     int users;                                /* threads that read its memory without the GIL */
 };
@@ -105,7 +106,7 @@ void pending_submitted(struct pending_object *pending, struct session_object *se
 PyObject *outcome_of(struct session_object *session, int code, const struct ms_completion *answer, const struct put *put);
 /* Wait for the result of a put, for its answer until the deadline; then an indeterminate one. */
 PyObject *pending_await(struct pending_object *pending, int64_t deadline_ns);
-/* Wait for the result, while the session is open; -1 with an exception. */
+/* Wait for the result until the session gives up, which is later after an answer; -1 with an exception. */
 int pending_finish(struct pending_object *pending);
 /* Give the futures of the session the answers that have arrived, and free the answers' slots. */
 void take_answers(struct session_object *session);

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "property.h"
 #include "record.h"
 
 struct fields {
@@ -84,22 +85,17 @@ static PyObject *decoded(PyObject *text)
     PyObject *table = at == NULL ? NULL : PyDict_New();
     if (table == NULL)
         return NULL;
-    for (const char *const end = at + length; at < end;) {
-        const char *stop = memchr(at, 2, (size_t)(end - at));
-        stop = stop == NULL ? end : stop;
-        const char *const mark = memchr(at, 1, (size_t)(stop - at));
-        if (mark != NULL && mark > at && stop > mark + 1) {
-            PyObject *name = PyUnicode_FromStringAndSize(at, mark - at);
-            PyObject *value = name == NULL ? NULL : PyUnicode_FromStringAndSize(mark + 1, stop - mark - 1);
-            const int failed = value == NULL || PyDict_SetItem(table, name, value) != 0;
-            Py_XDECREF(name);
-            Py_XDECREF(value);
-            if (failed) {
-                Py_DECREF(table);
-                return NULL;
-            }
+    struct ms_text rest = {(const uint8_t *)at, length}, name, value;
+    while (ms_property_next(&rest, &name, &value)) {
+        PyObject *key = PyUnicode_FromStringAndSize((const char *)name.at, name.bytes);
+        PyObject *text_of_key = key == NULL ? NULL : PyUnicode_FromStringAndSize((const char *)value.at, value.bytes);
+        const int failed = text_of_key == NULL || PyDict_SetItem(table, key, text_of_key) != 0;
+        Py_XDECREF(key);
+        Py_XDECREF(text_of_key);
+        if (failed) {
+            Py_DECREF(table);
+            return NULL;
         }
-        at = stop + 1;
     }
     return table;
 }

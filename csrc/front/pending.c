@@ -212,34 +212,28 @@ static int resolve_lost(struct pending_object *pending)
     return result == NULL ? -1 : 0;
 }
 
+static int64_t earlier(int64_t a_ns, int64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
 /* Return whether the wait for the disk and for slaves is over: 1 and *code, or 0. It waits for a slice at most; without one it
  * only looks, and keeps the GIL. */
 static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *code)
 {
     struct session_object *session = pending->session;
-    const struct ms_producer_calls *calls = session->calls;
     struct ms_producer *producer = session->producer;
     const int64_t end_offset = pending->answer.end_offset, give_up_ns = session->give_up_ns != 0 ? session->give_up_ns : FOR_EVER_NS;
-    const int64_t flush_ns = pending->flush_deadline_ns < give_up_ns ? pending->flush_deadline_ns : give_up_ns;
-    const int64_t slave_ns = pending->slave_deadline_ns < give_up_ns ? pending->slave_deadline_ns : give_up_ns;
-    const int how = pending->how;
+    const int64_t flush_ns = earlier(pending->flush_deadline_ns, give_up_ns), slave_ns = earlier(pending->slave_deadline_ns, give_up_ns);
     const int64_t until_ns = ms_monotonic_ns() + slice_ns;
-    const int64_t flush_until_ns = flush_ns < until_ns ? flush_ns : until_ns, slave_until_ns = slave_ns < until_ns ? slave_ns : until_ns;
-    if (slice_ns == 0) {
-        *code = calls->wait_persisted(producer, end_offset, how, flush_until_ns, slave_until_ns);
-    } else {
-        session->users++;
-        Py_BEGIN_ALLOW_THREADS
-        *code = calls->wait_persisted(producer, end_offset, how, flush_until_ns, slave_until_ns);
-        Py_END_ALLOW_THREADS
-        session->users--;
-    }
-    /* Without the slaves that it needs, wait_persisted says so after the slice, but the disk still has until its own deadline. */
-    const int disk_may_follow = until_ns < flush_ns && (how & MS_PUT_DURABLE) != 0;
-    const int is_on_disk = ms_load_acquire(&producer->control->flushed.value) >= end_offset;
-    if (*code == MS_PRODUCER_AGAIN || (*code == MS_PRODUCER_NO_SLAVE && !is_on_disk))
-        return !disk_may_follow;
-    return *code != MS_PRODUCER_UNCONFIRMED || until_ns >= slave_ns;
+    const int how = pending->how;
+    session->users++;
+    PyThreadState *const state = slice_ns > 0 ? PyEval_SaveThread() : NULL;
+    *code = session->calls->wait_persisted(producer, end_offset, how, flush_ns, slave_ns, until_ns);
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+    session->users--;
+    return *code != MS_PRODUCER_UNFINISHED;
 }
 
 /* Wait for the answer for a slice; without one only look, and rarely also whether the engine lives and is the same. Of a session that
@@ -324,8 +318,14 @@ int pending_finish(struct pending_object *pending)
     struct session_object *session = pending->session;
     int failed = 0;
     Py_INCREF((PyObject *)pending);
-    while (!failed && is_open(pending) && session->producer != NULL)
-        failed = advance(pending, SLICE_NS);
+    while (!failed && is_open(pending) && session->producer != NULL) {
+        const int64_t left_ns = session->give_up_ns - ms_monotonic_ns();
+        failed = advance(pending, left_ns <= 0 ? 0 : left_ns < SLICE_NS ? left_ns
+                                                                        : SLICE_NS);
+    }
+    const int64_t now_ns = ms_monotonic_ns();
+    if (now_ns < session->give_up_ns && session->give_up_ns < now_ns + session->patience_ns)
+        session->give_up_ns = now_ns + session->patience_ns;
     Py_DECREF((PyObject *)pending);
     return failed;
 }

@@ -54,6 +54,15 @@ struct request {
     long long queue_id;
     char *bytes;                 /* of one body */
     Py_ssize_t body_bytes;
+    struct piece *pieces;        /* of put_many: its bodies, with references of its own; NULL for one body */
+    Py_ssize_t bodies;
+    uint64_t sum;                /* their bytes */
+};
+
+struct piece {
+    PyObject *owner;
+    const char *bytes;
+    Py_ssize_t size;
 };
 
 static struct submitter_object *submitter_of(const struct front_object *front)
@@ -65,6 +74,10 @@ static void release_request(struct request *request)
 {
     Py_CLEAR(request->prefix);
     Py_CLEAR(request->turn);
+    for (Py_ssize_t i = 0; request->pieces != NULL && i < request->bodies; i++)
+        Py_DECREF(request->pieces[i].owner);
+    free(request->pieces);
+    request->pieces = NULL;
 }
 
 /* Release a request that the slow path handles; it takes the queue of the turn again. */
@@ -123,6 +136,7 @@ static int read_request(struct front_object *front, PyObject *const *arguments, 
 {
     request->prefix = NULL;
     request->turn = NULL;
+    request->pieces = NULL;
     if (count != 2 || front->puts == NULL || submitter_of(front)->session == Py_None)
         return 0;
     request->topic = arguments[0];
@@ -291,16 +305,57 @@ static PyObject *given(struct submitter_object *puts, PyObject *result, int64_t 
     return result;
 }
 
-static struct put put_of(const struct submitter_object *puts, const struct session_object *session, const struct request *request, int kind)
+static struct put put_of(const struct submitter_object *puts, const struct session_object *session, const struct request *request)
 {
+    const int kind = request->pieces == NULL ? MS_ENTRY_PUT : MS_ENTRY_MANY;
     return (struct put){request->topic, NULL, request->queue_id, session->producer->submitted_ns, kind, puts->how};
+}
+
+static void fill_bodies(uint8_t *to, uint64_t lengths_bytes, const struct piece *pieces, Py_ssize_t count)
+{
+    uint32_t length = 0;
+    memset(to + lengths_bytes - sizeof length, 0, sizeof length); /* the padding, if there is any */
+    for (Py_ssize_t i = 0; i < count; i++) {
+        length = (uint32_t)pieces[i].size;
+        memcpy(to + (size_t)i * sizeof length, &length, sizeof length);
+    }
+    to += lengths_bytes;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        memcpy(to, pieces[i].bytes, (size_t)pieces[i].size);
+        to += pieces[i].size;
+    }
+}
+
+/* Submit the bodies as one entry, if there is room; 0, or why nothing is submitted. */
+static int submit_many(const struct submitter_object *puts, struct session_object *session, const struct request *request)
+{
+    const uint64_t lengths_bytes = ((uint64_t)request->bodies * 4 + 7) & ~(uint64_t)7, payload_bytes = lengths_bytes + request->sum;
+    int code = MS_PRODUCER_CLOSED;
+    uint8_t *to = NULL;
+    if ((long long)payload_bytes <= puts->payload_bytes_max)
+        to = reserve(session, request->prefix, MS_ENTRY_MANY, (uint32_t)request->bodies, payload_bytes, &code);
+    if (to == NULL)
+        return code;
+    if (request->sum >= LARGE_COPY_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        fill_bodies(to, lengths_bytes, request->pieces, request->bodies);
+        Py_END_ALLOW_THREADS
+    } else {
+        fill_bodies(to, lengths_bytes, request->pieces, request->bodies);
+    }
+    session->calls->publish(session->producer);
+    return 0;
 }
 
 /* Submit a put, if there is room; 0, or why nothing is submitted. The lock is held; session NULL: it has ended. */
 static int submit_put(const struct submitter_object *puts, struct session_object *session, const struct request *request)
 {
     int code = MS_PRODUCER_CLOSED;
-    if (session == NULL || request->body_bytes > puts->body_bytes_max) /* the session may have changed, and with it the limit */
+    if (session == NULL)
+        return code;
+    if (request->pieces != NULL)
+        return submit_many(puts, session, request);
+    if (request->body_bytes > puts->body_bytes_max) /* the session may have changed, and with it the limit */
         return code;
     uint8_t *to = reserve(session, request->prefix, MS_ENTRY_PUT, 1, (uint64_t)request->body_bytes, &code);
     if (to == NULL)
@@ -310,6 +365,35 @@ static int submit_put(const struct submitter_object *puts, struct session_object
     return 0;
 }
 
+/* Put what was read, and return the result to the program; if nothing can be submitted, do as `other`, the method of the slow path,
+ * which waits for room or a session. Releases the request. */
+static PyObject *put_request(struct front_object *front, struct request *request, PyObject *other, PyObject *const *arguments,
+                             Py_ssize_t count, PyObject *names)
+{
+    struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
+    PyObject *lock, *result = NULL;
+    struct session_object *session;
+    if (take_session(puts, 1, &lock, &session) < 0) {
+        release_request(request);
+        return NULL;
+    }
+    const int is_submitted = submit_put(puts, session, request) == 0;
+    int is_ok = 0;
+    int64_t deadline_ns = 0;
+    if (is_submitted) {
+        const struct put put = put_of(puts, session, request);
+        deadline_ns = put.submitted_ns + session->producer->timeout_ns;
+        result = last_result(session, &put, &is_ok);
+    }
+    release_session(lock, session);
+    if (is_submitted) {
+        release_request(request);
+        return is_ok ? result : given(puts, result, deadline_ns);
+    }
+    leave_request(request);
+    return slow_path((PyObject *)front, other, arguments, count, names);
+}
+
 static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
     struct front_object *front = (struct front_object *)object;
@@ -317,28 +401,7 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
     int found = read_put(front, arguments, count, names, &request);
     if (found <= 0)
         return found < 0 ? NULL : slow_path(object, name_put_any, arguments, count, names);
-    struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
-    PyObject *lock, *result = NULL;
-    struct session_object *session;
-    if (take_session(puts, 1, &lock, &session) < 0) {
-        release_request(&request);
-        return NULL;
-    }
-    const int is_submitted = submit_put(puts, session, &request) == 0;
-    int is_ok = 0;
-    int64_t deadline_ns = 0;
-    if (is_submitted) {
-        const struct put put = put_of(puts, session, &request, MS_ENTRY_PUT);
-        deadline_ns = put.submitted_ns + session->producer->timeout_ns;
-        result = last_result(session, &put, &is_ok);
-    }
-    release_session(lock, session);
-    if (is_submitted) {
-        release_request(&request);
-        return is_ok ? result : given(puts, result, deadline_ns);
-    }
-    leave_request(&request);
-    return slow_path(object, name_put_any, arguments, count, names); /* nothing was submitted: it waits for room or a session */
+    return put_request(front, &request, name_put_any, arguments, count, names);
 }
 
 /* Wait a slice for an answer, which makes room: AGAIN, CLOSED if the slow path is due, or FAILED with an exception or the result
@@ -390,7 +453,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
         code = taken < 0 ? FAILED : MS_PRODUCER_CLOSED;
         if (taken > 0) {
             code = submit_put(puts, session, &request);
-            const struct put put = code == 0 ? put_of(puts, session, &request, MS_ENTRY_PUT) : (struct put){0};
+            const struct put put = code == 0 ? put_of(puts, session, &request) : (struct put){0};
             if (code == 0)
                 pending_submitted(pending, session, &put, session->producer->sequence);
             else if (code == MS_PRODUCER_AGAIN)
@@ -407,14 +470,8 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
     return code == FAILED ? refused : slow_path(object, name_async_any, arguments, count, names);
 }
 
-struct piece {
-    PyObject *owner;
-    const char *bytes;
-    Py_ssize_t size;
-};
-
-/* Return the bodies of a list or tuple of bytes; NULL without an exception for anything else. */
-static struct piece *read_bodies(PyObject *bodies, Py_ssize_t *count, uint64_t *sum)
+/* Return the bodies of a list or tuple of bytes of at most `most` each; NULL without an exception for anything else. */
+static struct piece *read_bodies(PyObject *bodies, long long most, Py_ssize_t *count, uint64_t *sum)
 {
     int is_list = PyList_CheckExact(bodies);
     *count = is_list ? PyList_Size(bodies) : PyTuple_Size(bodies);
@@ -425,7 +482,7 @@ static struct piece *read_bodies(PyObject *bodies, Py_ssize_t *count, uint64_t *
     for (Py_ssize_t i = 0; i < *count; i++) {
         PyObject *body = is_list ? PyList_GetItem(bodies, i) : PyTuple_GetItem(bodies, i);
         char *bytes;
-        if (!PyBytes_CheckExact(body) || PyBytes_AsStringAndSize(body, &bytes, &pieces[i].size) != 0) {
+        if (!PyBytes_CheckExact(body) || PyBytes_AsStringAndSize(body, &bytes, &pieces[i].size) != 0 || pieces[i].size > most) {
             while (i-- > 0)
                 Py_DECREF(pieces[i].owner);
             free(pieces);
@@ -438,43 +495,6 @@ static struct piece *read_bodies(PyObject *bodies, Py_ssize_t *count, uint64_t *
     return pieces;
 }
 
-static void fill_bodies(uint8_t *to, uint64_t lengths_bytes, const struct piece *pieces, Py_ssize_t count)
-{
-    uint32_t length = 0;
-    memset(to + lengths_bytes - sizeof length, 0, sizeof length); /* the padding, if there is any */
-    for (Py_ssize_t i = 0; i < count; i++) {
-        length = (uint32_t)pieces[i].size;
-        memcpy(to + (size_t)i * sizeof length, &length, sizeof length);
-    }
-    to += lengths_bytes;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        memcpy(to, pieces[i].bytes, (size_t)pieces[i].size);
-        to += pieces[i].size;
-    }
-}
-
-/* Submit the bodies as one entry, if there is room; return whether it is. The lock is held; session NULL: it has ended. */
-static int submit_many(const struct submitter_object *puts, struct session_object *session, const struct request *request,
-                       const struct piece *pieces, Py_ssize_t bodies, uint64_t sum)
-{
-    const uint64_t lengths_bytes = ((uint64_t)bodies * 4 + 7) & ~(uint64_t)7;
-    int code;
-    uint8_t *to = NULL;
-    if (session != NULL && (long long)(lengths_bytes + sum) <= puts->payload_bytes_max)
-        to = reserve(session, request->prefix, MS_ENTRY_MANY, (uint32_t)bodies, lengths_bytes + sum, &code);
-    if (to == NULL)
-        return 0;
-    if (sum >= LARGE_COPY_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        fill_bodies(to, lengths_bytes, pieces, bodies);
-        Py_END_ALLOW_THREADS
-    } else {
-        fill_bodies(to, lengths_bytes, pieces, bodies);
-    }
-    session->calls->publish(session->producer);
-    return 1;
-}
-
 static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
     struct front_object *front = (struct front_object *)object;
@@ -482,39 +502,13 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
     int found = read_request(front, arguments, count, names, &request);
     if (found < 0)
         return NULL;
-    struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
-    Py_ssize_t bodies = 0;
-    uint64_t sum = 0;
-    struct piece *pieces = NULL;
     if (found && (PyList_CheckExact(request.body) || PyTuple_CheckExact(request.body)))
-        pieces = read_bodies(request.body, &bodies, &sum);
-    if (pieces == NULL) {
+        request.pieces = read_bodies(request.body, submitter_of(front)->body_bytes_max, &request.bodies, &request.sum);
+    if (request.pieces == NULL) {
         leave_request(&request);
         return slow_path(object, name_many_any, arguments, count, names);
     }
-    PyObject *lock, *result = NULL;
-    struct session_object *session;
-    int64_t deadline_ns = 0;
-    int is_submitted = take_session(puts, 1, &lock, &session);
-    if (is_submitted > 0) {
-        is_submitted = submit_many(puts, session, &request, pieces, bodies, sum);
-        if (is_submitted) {
-            const struct put put = put_of(puts, session, &request, MS_ENTRY_MANY);
-            deadline_ns = put.submitted_ns + session->producer->timeout_ns;
-            int is_ok;
-            result = last_result(session, &put, &is_ok);
-        }
-        release_session(lock, session);
-    }
-    for (Py_ssize_t i = 0; i < bodies; i++)
-        Py_DECREF(pieces[i].owner);
-    free(pieces);
-    if (is_submitted != 0) {
-        release_request(&request);
-        return is_submitted < 0 ? NULL : given(puts, result, deadline_ns);
-    }
-    leave_request(&request);
-    return slow_path(object, name_many_any, arguments, count, names);
+    return put_request(front, &request, name_many_any, arguments, count, names);
 }
 
 #define OPTIONS "queue_id=None, tags=None, keys=None, properties=None, flag=0"

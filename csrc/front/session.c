@@ -74,8 +74,8 @@ static void session_dealloc(PyObject *object)
     free_object(object);
 }
 
-/* Wait for the waiting futures until give_up_ns, and resolve them; afterwards this module does not read the session's memory any more.
- * No put of it is submitted meanwhile. */
+/* Wait for the waiting futures until give_up_ns, which each answer moves on by patience_ns, and resolve them; afterwards this module does
+ * not read the session's memory any more. No put of it is submitted meanwhile. */
 static PyObject *session_end(PyObject *object, PyObject *none)
 {
     struct session_object *session = (struct session_object *)object;
@@ -149,7 +149,7 @@ static PyObject *session_has_open(PyObject *object, void *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"end", session_end, METH_NOARGS, "Wait until give_up_ns for the waiting futures, resolve them, and stop reading the session's memory."},
+    {"end", session_end, METH_NOARGS, "Wait for the waiting futures until give_up_ns, resolve them, and stop reading the session's memory."},
     {"take_answers", session_take_answers, METH_NOARGS, "Take the available answers, which frees their slots."},
     {"assign", session_assign, METH_VARARGS, "Give a submitted entry to a future."},
     {"forget", session_forget, METH_NOARGS, "Detach from the session in a forked child: the parent owns it. Results of waiting puts stay unknown here."},
@@ -157,6 +157,7 @@ static PyMethodDef methods[] = {
 };
 static PyMemberDef members[] = {
     {"give_up_ns", T_LONGLONG, offsetof(struct session_object, give_up_ns), 0, "When its futures wait no longer, on the monotonic clock; 0: it goes on."},
+    {"patience_ns", T_LONGLONG, offsetof(struct session_object, patience_ns), 0, "So long after each answer end() goes on."},
     {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef getters[] = {

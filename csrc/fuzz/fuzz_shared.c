@@ -1,9 +1,10 @@
-/* Checks arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,cleaning,blocked_reasons,
+/* Checks arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,layout,blocked_reasons,
  * store_stats}.h), and reads an object to its end if its check accepts it. The writer makes passes over any session object,
  * whatever its producer has written there: it ends each, and the log has whole records only. */
-#include "../cleaning.h"
 #include "../control.h"
-#include "../blocked_reasons.h"
+#include "../blocked_reasons.cdef.h"
+#include "../shared_text.cdef.h"
+#include "../layout.h"
 #include "../session.h"
 #include "../store_stats.h"
 #include "../atomics.h"
@@ -17,12 +18,13 @@
 #define SEGMENT_BYTES 65536
 #define TABLE_SLOTS 16
 #define PASSES_MAX 64
+#define PLAIN_MAGIC 0x4d53504c41494e21ULL
+#define PLAIN_BYTES 4096
 
 enum { CONTROL,
        SESSION,
-       CLEANING,
+       PLAIN,
        BLOCKED_REASONS,
-       STORE_STATS,
        TOPIC_STATS,
        OBJECTS,
 };
@@ -30,13 +32,13 @@ enum { CONTROL,
 /* Put two entries into an empty session: one record, and two that share their topic. */
 static void fill(struct ms_session *session)
 {
-    static const uint8_t lengths[8] = {4, 0, 0, 0, 4, 0, 0, 0};
+    static const uint8_t many[16] = {4, 0, 0, 0, 4, 0, 0, 0, 'o', 'n', 'e', 't', 'w', 'o', '!', '!'};
     for (uint32_t n = 0; n < 2; n++) {
         struct ms_entry head = {.kind = n == 0 ? MS_ENTRY_PUT : MS_ENTRY_MANY, .sequence = n + 1, .count = n + 1, .topic_bytes = 5};
         head.payload_bytes = n == 0 ? 4 : 16;
         head.entry_bytes = (uint32_t)ms_entry_layout_bytes(head.topic_bytes, 0, head.payload_bytes);
         ms_entry_fill(ms_session_ring(session) + session->tail, &head, (const uint8_t *)"topic", (const uint8_t *)"",
-                      n == 0 ? (const uint8_t *)"body" : lengths, n == 0 ? 4 : 8, (const uint8_t *)"onetwo!!", n == 0 ? 0 : 8);
+                      n == 0 ? (const uint8_t *)"body" : many, head.payload_bytes);
         session->tail += head.entry_bytes;
     }
 }
@@ -54,15 +56,12 @@ static int64_t format(int which, uint8_t *at)
         ms_session_format((struct ms_session *)(void *)at, RING_BYTES, 1, 2, 3);
         fill((struct ms_session *)(void *)at);
         return ms_session_bytes(RING_BYTES);
-    case CLEANING:
-        ms_cleaning_format((struct ms_cleaning *)(void *)at, 3);
-        return (int64_t)sizeof(struct ms_cleaning);
+    case PLAIN:
+        ms_layout_publish(at, PLAIN_MAGIC, 1);
+        return PLAIN_BYTES;
     case BLOCKED_REASONS:
-        ms_blocked_reasons_format((struct ms_blocked_reasons *)(void *)at);
+        ms_layout_publish(at, PLAIN_MAGIC, 1);
         return (int64_t)sizeof(struct ms_blocked_reasons);
-    case STORE_STATS:
-        ms_store_stats_format((struct ms_store_stats *)(void *)at);
-        return (int64_t)sizeof(struct ms_store_stats);
     default:
         ms_topic_stats_format((struct ms_topic_stats *)(void *)at, 16);
         return ms_topic_stats_bytes(16);
@@ -129,26 +128,17 @@ static void use(int which, uint8_t *at, int64_t bytes)
         if (bytes >= ms_session_bytes(RING_BYTES))
             execute((void *)at);
         return;
-    case CLEANING:
-        if (ms_cleaning_check((const void *)at, bytes) != 0)
-            return;
-        for (int32_t slot = 0; slot >= 0 && slot < MS_HOLDS_MAX; slot = ms_hold_find((void *)at, slot + 1, -1))
-            ms_hold_release((void *)at, slot, 7);
-        const int32_t mine = ms_hold_take((void *)at, 7, 1024);
-        CHECK(mine < MS_HOLDS_MAX);
-        if (mine >= 0)
-            ms_hold_release((void *)at, mine, 7);
+    case PLAIN:
+        CHECK(ms_layout_check(at, bytes, PLAIN_MAGIC, 1, PLAIN_BYTES) <= 0);
         return;
     case BLOCKED_REASONS:
-        if (ms_blocked_reasons_check((const void *)at, bytes) != 0)
+        if (ms_layout_check(at, bytes, PLAIN_MAGIC, 1, sizeof(struct ms_blocked_reasons)) != 0)
             return;
         for (uint32_t kind = 0; kind < 10; kind++) {
-            ms_blocked_reason_read((const void *)at, kind, text);
+            const struct ms_blocked_reason *line = &((const struct ms_blocked_reasons *)(const void *)at)->worker[kind];
+            ms_text_read(&line->changes, line->text, text, sizeof text);
             CHECK(memchr(text, 0, sizeof text) != NULL);
         }
-        return;
-    case STORE_STATS:
-        CHECK(ms_store_stats_check((const void *)at, bytes) <= 0);
         return;
     default:
         if (ms_topic_stats_check((const void *)at, bytes) == 0) {

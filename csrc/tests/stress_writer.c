@@ -107,7 +107,8 @@ static void *produce(void *number)
     char topic[8];
     snprintf(topic, sizeof topic, "P%u", own);
     uint8_t prefix[256], body[600];
-    ms_producer_prefix(producer, prefix, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, 0, 0);
+    const struct ms_entry common = {.topic_bytes = 2, .properties_bytes = 6};
+    ms_entry_fill(prefix, &common, (uint8_t *)topic, (uint8_t *)"TAGS\1t", NULL, 0);
     memset(body, (int)own, sizeof body);
     for (int64_t n = 0; n < PUTS; n++) {
         memcpy(body, &n, sizeof n);
@@ -134,7 +135,7 @@ static void *produce(void *number)
             int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
             code = ms_producer_wait_acked(producer, sequence, deadline_ns, &producer->answer);
             if (code == 0 && durable)
-                code = ms_producer_wait_persisted(producer, producer->answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
+                code = ms_producer_wait_persisted(producer, producer->answer.end_offset, MS_PUT_DURABLE, deadline_ns, 0, INT64_MAX);
             ms_producer_finish(producer, sequence);
         }
         CHECK(code == 0);

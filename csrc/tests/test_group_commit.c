@@ -9,8 +9,12 @@
 
 #include "../atomics.h"
 #include "../futex.h"
-#include "../group_commit.cdef.h"
 #include "../latch.cdef.h"
+
+static int during_sync(int fd);
+#define fdatasync during_sync
+#include "../group_commit.c"
+#undef fdatasync
 
 #define SEGMENT 4096
 
@@ -26,6 +30,17 @@ static void commit(int64_t wrote, int64_t time_ms, int64_t lag)
     control.slots[pass & 1].store_timestamp_ms = time_ms;
     control.slot_pass.value = pass;
     control.committed.value = wrote - lag;
+}
+
+static int64_t put_during_sync; /* a put at this moment commits up to here, 0: none comes */
+
+static int during_sync(int fd)
+{
+    CHECK(control.flusher.sync_target > control.flushed.value); /* announced, for puts that wait for it or for the next one */
+    if (put_during_sync != 0)
+        commit(put_during_sync, 3500, 0);
+    put_during_sync = 0;
+    return fdatasync(fd);
 }
 
 static int open_file(const char *path)
@@ -76,10 +91,23 @@ int main(void)
     ms_control_flush_pair(&control, &flushed, &time_ms);
     CHECK(flushed == 200 && time_ms == 1000);
 
+    control.committed.value = 250;
+    group.known_end = 251; /* of a record beyond the target */
+    group.known_ms = 2500;
+    CHECK(ms_group_commit_once(&group) == 1);
+    ms_control_flush_pair(&control, &flushed, &time_ms);
+    CHECK(flushed == 250 && time_ms == 1000);
+    control.committed.value = 260;
+    group.known_end = 260;
+    put_during_sync = 310; /* its bytes may have come after the sync */
+    CHECK(ms_group_commit_once(&group) == 1);
+    ms_control_flush_pair(&control, &flushed, &time_ms);
+    CHECK(control.flushed.value == 260 && flushed == 260 && time_ms == 2500);
+
     commit(SEGMENT + 50, 4000, 0); /* in a segment that is not open: flushed ends before it */
     CHECK(ms_group_commit_once(&group) == 1);
     ms_control_flush_pair(&control, &flushed, &time_ms);
-    CHECK(control.flushed.value == SEGMENT && flushed == SEGMENT && time_ms == 1000);
+    CHECK(control.flushed.value == SEGMENT && flushed == SEGMENT && time_ms == 2500);
     CHECK(ms_group_commit_once(&group) == -MS_GROUP_SEGMENT);
     group.base[1] = SEGMENT;
     group.fd[1] = open_file(path);

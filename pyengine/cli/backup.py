@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import NumberRange, byte_bar, json_option, set_option, store_argument, store_command
+from pyengine.cli.output import NumberRange, Reply, byte_bar, store_command
+from pyengine.engine_config import keywords
 from pyengine.errors import UsageError
 from pyengine.storage.config import existing_store
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @store_command
 @click.argument("dest", metavar="DEST")
 @click.option("--check", "read_back", is_flag=True, help="Read all of DEST back afterwards and verify its checksums.")
-def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read_back: bool) -> int:
+def backup(store: Path, settings: dict[str, str], dest: str, read_back: bool) -> Reply:
     """Back up a running or stopped store into DEST. DEST is a folder or a URI (s3://bucket/path).
 
     It has every message that was flushed before it began. A second backup into DEST copies what is new.
@@ -36,8 +37,8 @@ def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read
     from pyengine.client.backup import backup_store
 
     with byte_bar("backup", None) as show:
-        report = backup_store(store, dest, read_back=read_back, progress=show, **settings)
-    return output.print_report(report, as_json, _print_backup)
+        report = backup_store(store, dest, read_back=read_back, progress=show, **keywords(settings))
+    return Reply.of(report, _print_backup)
 
 
 def _print_backup(report: BackupReport) -> None:
@@ -55,10 +56,8 @@ def _print_backup(report: BackupReport) -> None:
 
 @click.command()
 @click.argument("dest", metavar="DEST")
-@store_argument
-@set_option
-@json_option
-def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> int:
+@store_command
+def restore(dest: str, store: Path, settings: dict[str, str]) -> Reply:
     """Restore the backup in DEST to STORE. STORE is absent or empty, and gets a new identity.
 
     It verifies each file, rebuilds queues and index, and checks the store.
@@ -72,8 +71,8 @@ def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> 
     from pyengine.client.backup import restore_store
 
     with byte_bar("restore", None) as show:
-        report = restore_store(dest, store, progress=show, **settings)
-    return output.print_report(report, as_json, _print_restore)
+        report = restore_store(dest, store, progress=show, **keywords(settings))
+    return Reply.of(report, _print_restore)
 
 
 def _print_restore(report: RestoreReport) -> None:
@@ -86,12 +85,6 @@ def _print_restore(report: RestoreReport) -> None:
     if report.check is not None:
         facts += [("messages", report.check.messages), ("findings", len(report.check.findings))]
     output.write_facts([*facts, ("seconds", report.seconds)])
-
-
-def _check_dest(dest: str) -> str:
-    if not dest:
-        raise UsageError("DEST is empty: give a folder or a URI")
-    return dest
 
 
 @click.command()
@@ -109,8 +102,7 @@ def _check_dest(dest: str) -> str:
 @click.option("--allow-missing", is_flag=True, help="Accept a --topic that no topic matches yet.")
 @click.option("--json-schema", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE",
               help="Columns from bodies that are JSON (docs/tables.md).")
-def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: Format, topics: str | None, follow: bool,
-           interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool, json_schema: Path | None) -> int:
+def tables(store: Path, settings: dict[str, str], dest: str, to: Format, json_schema: Path | None, **options: Any) -> Reply:
     """Copy the log into tables in DEST. Each topic has one, partitioned by day, with each message once.
 
     The next run continues where the tables end; until then a hold keeps the log (docs/tables.md).
@@ -127,11 +119,10 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
     columns = None if json_schema is None else _json_columns(json_schema)
     with byte_bar("tables", None) as show:
         try:
-            report = write_tables(store, dest, to, topics=topics, follow=follow, interval_s=interval_s, hold_hours=hold_hours,
-                                  allow_loss=allow_loss, allow_missing=allow_missing, json=columns, progress=show, settings=settings)
+            report = write_tables(store, dest, to, json=columns, progress=show, settings=settings, **options)
         except TopicsFailedError as failed:
             report = failed.report
-    return output.print_report(report, as_json, _print_tables)
+    return Reply.of(report, _print_tables)
 
 
 def _json_columns(path: Path) -> dict[str, str]:

@@ -25,13 +25,13 @@ import pyengine
 from pyengine.cli import output
 from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.output import GivenPath, NumberRange, json_option, set_option
+from pyengine.cli.output import GivenPath, NumberRange, Reply, answers, set_option
 from pyengine.cli.prove import measure_disk, require_room
 from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
 from pyengine.engine.embedded import Engine
 from pyengine.engine.kinds import child_environment
-from pyengine.errors import EngineError, ExitCode
+from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
@@ -68,8 +68,8 @@ class Measured:
 @click.option("--seconds", type=NumberRange(min=0.1), default=3.0, show_default=True, help="Duration of each measurement, in seconds.")
 @click.option("--size", "size_bytes", type=click.IntRange(min=1, max=1 << 20), default=1024, show_default=True, help="Bytes of a body.")
 @set_option
-@json_option
-def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str], as_json: bool) -> int:
+@answers
+def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str]) -> Reply:
     """Measure puts, syncs, visibility and reads on your own disk.
 
     The stores in FOLDER (default: the current one) are removed afterwards.
@@ -86,8 +86,7 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
             run.measure_mode(mode, flush)
     document = {"file_system": file_system_of(parent), "cpus": os.cpu_count(), "load": os.getloadavg()[0], "body_bytes": size_bytes,
                 "seconds": seconds, "measured": [asdict(row) for row in run.rows]}
-    output.print_answer(document, as_json, lambda: _print(run.rows, document))
-    return ExitCode.OK
+    return Reply(document, lambda: _print(run.rows, document))
 
 
 def _print(rows: Sequence[Measured], document: dict[str, Any]) -> None:

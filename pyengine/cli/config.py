@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import GivenPath, StoreArgument, json_option, set_option, store_command
+from pyengine.cli.output import GivenPath, Reply, StoreArgument, answers, set_option, store_command
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError
 from pyengine.formats.small_file import parse_properties, read_small_text
-from pyengine.settings import Setting
+from pyengine.settings import Setting, join_address
 from pyengine.storage.config import (
     ENVIRONMENT,
     FIXED_NAMES,
@@ -66,11 +66,10 @@ def config() -> None:
 @click.argument("store", cls=StoreArgument, type=GivenPath(path_type=Path), metavar="[STORE]", required=False)
 @click.argument("names", nargs=-1, metavar="[SETTING]...")
 @set_option
-@json_option
+@answers
 @broker_conf_option
 @click.option("--changed", is_flag=True, help="Show only the settings that differ from the default.")
-def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str], as_json: bool, broker_conf: Path | None,
-            changed: bool) -> None:
+def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str], broker_conf: Path | None, changed: bool) -> Reply:
     """Show every setting, or those named, with value, default, source, and when a change takes effect.
 
     Without STORE: a new store's. --broker-conf lists each key of that file, and what becomes of it.
@@ -92,18 +91,21 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
     rows = [(name, value, default, conf.name if conf is not None and name in of_broker else origin)
             for name, value, default, origin in loaded.explain()
             if (not changed or value != default) and (not chosen or name in chosen)]
-    if as_json:
-        output.write_json({
-            "store": str(store) if store else None, "mode": loaded.mode, "running": running is not None, "settings": [
-                {"name": name, "value": getattr(loaded, name), "default": SETTINGS[name].default, "from": origin,
-                 "unit": SETTINGS[name].unit, "key": SETTINGS[name].key or None, "fixed": SETTINGS[name].fixed,
-                 "live": bool(SETTINGS[name].live), "takes_effect": _takes_effect(SETTINGS[name]), "meaning": SETTINGS[name].meaning}
-                for name, _, _, origin in rows]} | ({} if conf is None else {"broker_conf": [asdict(row) for row in conf.rows]}))
-        return
+    described = [{"name": name, "value": getattr(loaded, name), "default": row.default, "from": origin, "unit": row.unit,
+                  "key": row.key or None, "fixed": row.fixed, "live": bool(row.live), "takes_effect": _takes_effect(row),
+                  "meaning": row.meaning} for name, _, _, origin in rows for row in [SETTINGS[name]]]
+    document = {"store": str(store) if store else None, "mode": loaded.mode, "running": running is not None, "settings": described}
+    if conf is not None:
+        document["broker_conf"] = [asdict(row) for row in conf.rows]
+    return Reply(document, lambda: _print_settings(rows, bool(chosen), conf))
+
+
+def _print_settings(rows: Sequence[tuple[str, str, str, str]], one_by_one: bool, conf: BrokerConf | None) -> None:
+    """Print (name, value, default, source) of settings, and the keys of a broker's file before them."""
     if conf is not None:
         output.write_table((f"in {conf.name}", "value", "here"), [(row.key, row.value, row.outcome) for row in conf.rows])
         print()
-    if chosen:
+    if one_by_one:
         for at, (name, value, default, origin) in enumerate(rows):
             row = SETTINGS[name]
             facts = {"meaning": row.meaning, "value": value or '""', "default": default or '""', "allowed": row.allowed(), "from": origin,
@@ -135,13 +137,13 @@ def _check_store(store: Path) -> None:
     except NotAStoreError:
         if store.exists() and not store.is_dir():
             raise
-        click.echo(f"note: {store} holds no store: these are the settings that a new store there gets", err=True)
+        output.note(f"{store} holds no store: these are the settings that a new store there gets")
 
 
 @config.command("set")
 @store_command
 @click.argument("pairs", nargs=-1, metavar="KEY=VALUE...")
-def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Sequence[str]) -> None:
+def set_command(store: Path, settings: dict[str, str], pairs: Sequence[str]) -> Reply:
     """Change settings of a store, durably in STORE/config/engine.toml, and of its running engine.
 
     A wrong name or value changes nothing. It names the settings that need a restart.
@@ -158,7 +160,7 @@ def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Seq
     if running is not None:
         _change_engine(store, {name: SETTINGS[name].show(value) for name, value in values.items() if SETTINGS[name].live})
     rows = [_changed(name, SETTINGS[name].show(value), running) for name, value in values.items()]
-    output.print_answer({"store": str(store), "running": running is not None, "settings": rows}, as_json, lambda: output.write_table(
+    return Reply({"store": str(store), "running": running is not None, "settings": rows}, lambda: output.write_table(
         ("setting", "value", "takes effect", "note"), [(row["name"], row["value"], row["takes_effect"], row["note"]) for row in rows]))
 
 
@@ -311,8 +313,7 @@ def _store_host(properties: Mapping[str, str]) -> tuple[str | None, str]:
     address = properties.get("brokerIP1", "").strip()
     if not address:
         return None, "not taken: without brokerIP1 a broker writes this host's own address; give it by --set store_host=ADDRESS:PORT"
-    port = properties.get("listenPort", _LISTEN_PORT)
-    return (f"[{address}]:{port}" if ":" in address else f"{address}:{port}"), ""
+    return join_address(address, properties.get("listenPort", _LISTEN_PORT)), ""
 
 
 def _without_setting(key: str, value: str, root: Path | None) -> BrokerRow:

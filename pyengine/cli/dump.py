@@ -7,6 +7,7 @@ process that writes each (the longest prefix of the field's path counts).
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import click
 
 from pyengine._native import ffi
 from pyengine.cli import output
-from pyengine.cli.output import json_option, set_option, store_argument, store_command
+from pyengine.cli.output import Reply, store_command
 from pyengine.errors import DiskError, EngineError, StoreRefusedError, UsageError
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -74,9 +75,7 @@ _PADDING = ("pad", "pad2", "reserved")
 
 @click.command()
 @click.argument("what", type=click.Choice(["checkpoint", "index", "queue", "control"]))
-@store_argument
-@set_option
-@json_option
+@store_command
 @click.option("--topic", default=None, help="queue: the topic.")
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="queue: the queue's number.")
 @click.option("--offset", type=click.IntRange(min=0), default=None, help="queue: first entry. Default: the oldest.")
@@ -84,10 +83,7 @@ _PADDING = ("pad", "pad2", "reserved")
 @click.option("--entries", is_flag=True, help="index: print the entries too.")
 @click.option("--max", "most", type=click.IntRange(min=1), default=64, show_default=True,
               help="queue, index: at most this many entries.")
-def dump(
-    store: Path, what: str, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None,
-    offset: int | None, file_name: str | None, entries: bool, most: int,
-) -> None:
+def dump(store: Path, what: str, settings: dict[str, str], most: int, **part: Any) -> Reply:
     """Print a store's files or shared memory, field by field.
 
     \b
@@ -102,19 +98,18 @@ def dump(
     """
     existing_store(store)
     if what == "checkpoint":
-        dump_checkpoint(store, as_json)
-    elif what == "queue":
-        if topic is None or queue_id is None:
+        return dump_checkpoint(store)
+    if what == "queue":
+        if part["topic"] is None or part["queue_id"] is None:
             raise UsageError("dump queue STORE needs --topic and --queue-id")
-        dump_queue(store, settings, as_json, topic, queue_id, offset, most)
-    elif what == "index":
-        dump_index(store, settings, as_json, file_name, most if entries else 0)
-    else:
-        dump_control(store, as_json)
+        return dump_queue(store, settings, part["topic"], part["queue_id"], part["offset"], most)
+    if what == "index":
+        return dump_index(store, settings, part["file_name"], most if part["entries"] else 0)
+    return dump_control(store)
 
 
-def dump_checkpoint(store: Path, as_json: bool) -> None:
-    """Print the checkpoint; EngineError if the store has none, FormatError if it is too short."""
+def dump_checkpoint(store: Path) -> Reply:
+    """Show the checkpoint; EngineError if the store has none, FormatError if it is too short."""
     path = StorePaths(store).checkpoint
     try:
         data = read_small_file(path)
@@ -127,14 +122,12 @@ def dump_checkpoint(store: Path, as_json: bool) -> None:
     rows = [(name, getattr(times, name)) for name in (
         "physic_msg_timestamp_ms", "logics_msg_timestamp_ms", "index_msg_timestamp_ms",
         "min_timestamp_ms", "min_timestamp_index_ms")]
-    output.print_answer({**dict(rows), "file_bytes": len(data)}, as_json, lambda: output.write_table(
+    return Reply({**dict(rows), "file_bytes": len(data)}, lambda: output.write_table(
         ("field", "value", "time"), [(name, str(value), output.time_text(value)) for name, value in rows]))
 
 
-def dump_queue(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int | None, most: int
-) -> None:
-    """Print up to `most` entries from `offset` on, without the zeros after the queue's end."""
+def dump_queue(store: Path, settings: dict[str, str], topic: str, queue_id: int, offset: int | None, most: int) -> Reply:
+    """Show up to `most` entries from `offset` on, without the zeros after the queue's end."""
     if "/" in topic or topic in ("", ".", ".."):
         raise UsageError(f"{topic!r} is not a topic")
     folder = StorePaths(store).queue_folder(topic, queue_id)
@@ -157,13 +150,13 @@ def dump_queue(
             break
     document = {"topic": topic, "queue_id": queue_id, "entries": [
         {"queue_offset": number, **entry._asdict(), "filler": is_filler(entry)} for number, entry in entries]}
-    output.print_answer(document, as_json, lambda: output.write_table(("offset", "position", "size", "tag code", ""), [
+    return Reply(document, lambda: output.write_table(("offset", "position", "size", "tag code", ""), [
         (number, *entry, "filler" if is_filler(entry) else "extension" if is_ext_address(entry.tags_code) else "")
         for number, entry in entries]))
 
 
-def dump_index(store: Path, settings: dict[str, str], as_json: bool, file_name: str | None, most: int) -> None:
-    """Print each index file's header, and its first `most` entries (0: none)."""
+def dump_index(store: Path, settings: dict[str, str], file_name: str | None, most: int) -> Reply:
+    """Show each index file's header, and its first `most` entries (0: none)."""
     folder = StorePaths(store).index
     names = sorted(path.name for path in folder.iterdir() if is_index_name(path.name)) if folder.is_dir() else []
     if file_name is not None:
@@ -173,17 +166,18 @@ def dump_index(store: Path, settings: dict[str, str], as_json: bool, file_name: 
     config = load_config(store, settings)
     layout = IndexLayout(config.max_hash_slot_num, config.max_index_num)
     files = [_index_file(folder / name, layout, most) for name in names]
-    if as_json:
-        output.write_json({"max_hash_slot_num": layout.max_hash_slot_num, "max_index_num": layout.max_index_num,
-                           "files": files})
-        return
+    return Reply({"max_hash_slot_num": layout.max_hash_slot_num, "max_index_num": layout.max_index_num, "files": files},
+                 lambda: _print_index(files))
+
+
+def _print_index(files: list[dict[str, Any]]) -> None:
     output.write_table(
         ("file", "begin time", "end time", "begin position", "end position", "slots used", "count"),
         [(one["name"], output.time_text(one["begin_timestamp_ms"]), output.time_text(one["end_timestamp_ms"]),
           one["begin_physical_offset"], one["end_physical_offset"], one["hash_slot_count"], one["index_count"])
          for one in files])
     for one in files:
-        if most:
+        if "entries" in one:
             output.write_table(("number", "slot", "key hash", "position", "seconds", "previous"),
                                [tuple(entry.values()) for entry in one["entries"]], title=f"entries of {one['name']}")
 
@@ -220,13 +214,9 @@ class Field(NamedTuple):
 
 def owner_of(path: str) -> str:
     """Return the process that writes a field; "" if it is unknown."""
-    plain = "".join("[]" if piece.isdecimal() else piece for piece in _pieces(path))
+    plain = re.sub(r"\[\d+\]", "[]", path)
     fitting = (prefix for prefix in OWNERS if plain == prefix or plain.startswith((f"{prefix}.", f"{prefix}_", f"{prefix}[")))
     return OWNERS.get(max(fitting, key=len, default=""), "")
-
-
-def _pieces(path: str) -> list[str]:
-    return path.replace("[", "\0").replace("]", "\0").split("\0")
 
 
 def fields(control: ms_control) -> Iterator[Field]:
@@ -268,32 +258,8 @@ def _bytes_text(data: bytes) -> str:
     return text.decode("utf-8", "backslashreplace") if text.isascii() and text.decode().isprintable() else data.hex()
 
 
-class LayoutField(NamedTuple):
-    """A field of the layout; of an array the first element, with the number of elements and their distance."""
-
-    path: str
-    offset: int
-    size_bytes: int
-    owner: str
-    repeats: str
-
-
-def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> Iterator[LayoutField]:
-    """Yield every field of the control block's layout, with its owner: what `pyengine dump control STORE` prints."""
-    kind = ffi.typeof("struct ms_control") if kind is None else kind
-    if kind.kind == "struct":
-        for name, field in kind.fields:
-            if name not in _PADDING:
-                yield from layout(f"{path}.{name}" if path else name, field.type, at + field.offset, repeats)
-    elif kind.kind == "array" and ffi.sizeof(kind.item) > 1:
-        times = f"{'n' if kind.length is None else kind.length} x {ffi.sizeof(kind.item)}"
-        yield from layout(f"{path}[]", kind.item, at, f"{repeats}, {times}" if repeats else times)
-    else:
-        yield LayoutField(path, at, ffi.sizeof(kind), owner_of(path), repeats)
-
-
-def dump_control(store: Path, as_json: bool) -> None:
-    """Print the control block of the engine that runs, or last ran, on the store."""
+def dump_control(store: Path) -> Reply:
+    """Show the control block of the engine that runs, or last ran, on the store."""
     with EngineMemory.of(store) as memory:
         found = list(fields(memory.control))
         size_bytes = ffi.sizeof("struct ms_control")
@@ -301,7 +267,7 @@ def dump_control(store: Path, as_json: bool) -> None:
     document = {"size_bytes": size_bytes, "fields": [
         {"field": field.path, "offset": field.offset, "size_bytes": field.size_bytes, "owner": field.owner, "value": field.value}
         for field in named]}
-    output.print_answer(document, as_json, lambda: output.write_table(("offset", "bytes", "field", "value", "owner"), [
+    return Reply(document, lambda: output.write_table(("offset", "bytes", "field", "value", "owner"), [
         (field.offset, field.size_bytes, field.path, str(field.value), field.owner) for field in named]))
 
 
@@ -315,7 +281,7 @@ def _with_kind(path: str) -> str:
 
 @click.command()
 @store_command
-def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
+def inspect(store: Path, settings: dict[str, str]) -> Reply:
     """Show positions, records, queues and queries. It reads them as they are, also beside an engine or broker.
 
     \b
@@ -325,9 +291,10 @@ def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
     from pyengine.storage.inspect import inspect as inspect_store
 
     document = inspect_store(existing_store(store), settings)
-    if as_json:
-        output.write_json(document)
-        return
+    return Reply(document, lambda: _print_content(document))
+
+
+def _print_content(document: dict[str, Any]) -> None:
     facts = document["facts"]
     output.write_facts([
         ("log begins at", facts["minPhy"]), ("log ends at", facts["maxPhy"]),

@@ -12,7 +12,17 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, with_broker_conf
-from pyengine.cli.output import NumberRange, ShowBytes, byte_bar, store_command
+from pyengine.cli.output import (
+    NumberRange,
+    Reply,
+    ShowBytes,
+    byte_bar,
+    json_option,
+    set_option,
+    store_argument,
+    store_command,
+)
+from pyengine.engine_config import keywords
 from pyengine.errors import EngineError, ExitCode, UsageError, command
 from pyengine.ipc.store_lock import owning
 from pyengine.storage.config import existing_store, load_config, set_arguments
@@ -25,7 +35,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@store_command
+@store_argument
+@set_option
+@json_option
 @click.option("--foreground", is_flag=True, help="Stay in the foreground; log on stderr.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=3600.0, show_default=True,
               help="Longest wait, in seconds.")
@@ -59,15 +71,14 @@ def start(
         raise UsageError("--foreground prints the engine's log and has no JSON document: leave --json out")
     settings, notes = with_broker_conf(broker_conf, store, settings)
     for note in notes:
-        print(f"note: {output.printable(note)}", file=sys.stderr)
+        output.note(note)
     config = load_config(store, settings)
     if take_over:
         end_supervisor(store, config)
     if foreground:
         become_supervisor(store, settings)
     with byte_bar("recover", None) as show:
-        ready = start_engine(store, settings, progress=show, timeout_s=timeout_s,
-                             on_wait=lambda text: print(f"note: {output.printable(text)}", file=sys.stderr))
+        ready = start_engine(store, settings, progress=show, timeout_s=timeout_s, on_wait=output.note)
     if as_json:
         config = read_run_settings(find_folder(store))
         output.write_json({"store": str(store), "space": NewStoreSpace.of(config)._asdict(), **ready})
@@ -90,7 +101,7 @@ def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
 @click.command()
 @store_command
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0), default=60.0, show_default=True, help="Longest wait, in seconds.")
-def wait(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
+def wait(store: Path, settings: dict[str, str], timeout_s: float) -> Reply:
     """Wait until the engine of a store takes puts. Another process may make the store and start it.
 
     Exit code 1: not in time, or it cannot (degraded, another user's).
@@ -104,14 +115,14 @@ def wait(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
     started_s = time.monotonic()
     load_config(store, settings)
     until_ready(lambda left_s: open_session(store, timeout_s=left_s).close(), timeout_s)
-    output.print_answer({"store": str(store), "seconds": round(time.monotonic() - started_s, 3)}, as_json, lambda: print("running"))
+    return Reply({"store": str(store), "seconds": round(time.monotonic() - started_s, 3)}, "running")
 
 
 @click.command()
 @store_command
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Longest wait, in seconds.")
-def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
+def stop(store: Path, settings: dict[str, str], timeout_s: float) -> Reply:
     """Stop the engine of a store. It refuses puts and flushes everything; the command succeeds also if none runs.
 
     The next start needs no recovery, and a RocketMQ broker may open the store.
@@ -130,9 +141,9 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
     seconds = time.monotonic() - started_s
     unclean = (store / "abort").exists()
     idle = "was not running" + ("; it was not stopped in order before: the next start recovers it" if unclean else "")
-    output.print_answer(
-        {"store": str(store), "state": "stopped", "was_running": was_running, "unclean": unclean, "seconds": round(seconds, 3)}, as_json,
-        lambda: print(f"stopped in {seconds:.1f} s" if was_running else idle))
+    return Reply(
+        {"store": str(store), "state": "stopped", "was_running": was_running, "unclean": unclean, "seconds": round(seconds, 3)},
+        f"stopped in {seconds:.1f} s" if was_running else idle)
 
 
 @click.command()
@@ -143,8 +154,7 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
               help="Delete the oldest segments until no more of the disk is used.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=600.0, show_default=True,
               help="Longest wait for a running engine, in seconds.")
-def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | None, percent: int | None,
-          timeout_s: float) -> None:
+def clean(store: Path, settings: dict[str, str], hours: float | None, percent: int | None, timeout_s: float) -> Reply:
     """Delete old segments of the log. Queue and index files that only they needed go too.
 
     The cleaner does it by itself (docs/cleaning.md). The last segment, and what is not yet durable and in queues, remain.
@@ -164,13 +174,13 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
         cleaned = _clean(store, config, request, timeout_s, show)
     hold = lowest_log_hold(store, time.time_ns() // 1_000_000)
     if hold is not None:
-        click.echo(f"note: the log hold {hold.name} of {hold.owner} keeps the log from {hold.offset} on (`pyengine status`); to end "
-                   f"it, delete {store / 'config/log-holds' / hold.name}", err=True)
+        output.note(f"the log hold {hold.name} of {hold.owner} keeps the log from {hold.offset} on (`pyengine status`); to end it, "
+                    f"delete {store / 'config/log-holds' / hold.name}")
     document = {"store": str(store), "segments": cleaned.segments, "bytes": cleaned.bytes, "queue_files": cleaned.queue_files,
                 "index_files": cleaned.index_files, "min": cleaned.min_offset}
-    output.print_answer(document, as_json, lambda: print(
-        f"deleted {cleaned.segments} segments ({output.size_text(cleaned.bytes)}), {cleaned.queue_files} queue files and "
-        f"{cleaned.index_files} index files; the log begins at {cleaned.min_offset}"))
+    return Reply(
+        document, f"deleted {cleaned.segments} segments ({output.size_text(cleaned.bytes)}), {cleaned.queue_files} queue files and "
+                  f"{cleaned.index_files} index files; the log begins at {cleaned.min_offset}")
 
 
 def _clean(root: Path, config: EngineConfig, request: CleanRequest, timeout_s: float, show: ShowBytes) -> Cleaned:
@@ -198,6 +208,6 @@ def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show:
         if read_marker(root) is not None or read_rebuild_marker(root) is not None:
             raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: "
                               f"{command('recover', root)} finishes it")
-        with open_store(root, watermark=None, **config.overrides()) as store:
+        with open_store(root, watermark=None, **keywords(config.overrides())) as store:
             end = store.max_physical_offset(ReadLevel.COMMITTED)
         return clean_stopped(MessageStore(root, config.geometry), config, max(0, end), request, show)

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.engine.kinds import kinds_for
-from pyengine.engine_config import DAY_MS
+from pyengine.engine_config import DAY_MS, SLAVE, keywords
 from pyengine.errors import DiskError, EngineUnavailableError, UsageError, command
 from pyengine.formats.consume_queue import is_filler
-from pyengine.ipc.cleaning import Cleaning, held_segments
+from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.control_block import (
     MODE_NAMES,
     ROLE_NAMES,
     STATE_NAMES,
-    EngineIdentity,
     EngineMemory,
     boot_ns,
     difference_from_file,
@@ -40,7 +39,6 @@ from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.live_reader import dead_engine
 from pyengine.ipc.replication import LinkSnapshot, Replication
-from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
@@ -48,6 +46,7 @@ from pyengine.ipc.store_lock import living_kinds, read_holder, sentence_if_lost,
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
+from pyengine.native.session import producer_count
 from pyengine.results import ReadLevel
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import find_later_features
@@ -56,7 +55,7 @@ from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.recovery.recover import copied_note
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_control, ms_worker
+    from pyengine._native import ms_control, ms_identity, ms_worker
     from pyengine.engine_config import EngineConfig
     from pyengine.storage.checkpoint import DurableWatermark
     from pyengine.storage.replication_state import ReadState
@@ -150,7 +149,7 @@ def all_is_well(document: dict[str, Any]) -> Finding:
     """Return the sentence for an engine without problems."""
     ready = sum(1 for one in document["workers"] if one["state"] == "ready")
     takes = "it takes no puts yet"
-    if document["takes_puts"] or document["role"] == "SLAVE":
+    if document["takes_puts"] or document["role"] == SLAVE:
         takes = "it takes puts" if document["takes_puts"] else "it follows its master"
     return Finding(Verdict.OK, f"{takes}; {ready} processes are ready; {document['unflushed_bytes']:,} bytes wait for the disk, "
                                f"{document['dispatch_lag_bytes']:,} for their queues")
@@ -185,7 +184,7 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], workers: Sequence[d
     return Finding(Verdict.WARNING, sentence)
 
 
-def _stuck_workers(control: ms_control, identity: EngineIdentity, workers: Sequence[dict[str, Any]],
+def _stuck_workers(control: ms_control, identity: ms_identity, workers: Sequence[dict[str, Any]],
                    positions: dict[str, int]) -> Iterable[str]:
     """Yield sentences about workers that a signal has stopped, or whose round (or the writer's pass) takes longer than a
     working disk needs."""
@@ -216,7 +215,7 @@ def _blocked_workers(blocked_reasons: Sequence[str]) -> Iterable[Finding]:
         yield Finding(Verdict.STUCK if KIND_NAMES[kind] in NEEDED else Verdict.WARNING, f"{KIND_NAMES[kind]}: {text}" if text else "")
 
 
-def _replication(identity: EngineIdentity, replication: dict[str, Any] | None) -> Iterable[Finding]:
+def _replication(identity: ms_identity, replication: dict[str, Any] | None) -> Iterable[Finding]:
     if replication is None or "links" not in replication:
         return
     if replication["linked"] is not None:
@@ -262,7 +261,7 @@ def _lagging(replication: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     return {link["address"]: link for link in replication["links"] if link["state"] == "transfer" and link["lag_bytes"]}
 
 
-def _why_clock(identity: EngineIdentity, store_timestamp_ms: int) -> str:
+def _why_clock(identity: ms_identity, store_timestamp_ms: int) -> str:
     """Return a sentence if this machine's clock and the store's times contradict each other."""
     now = now_ms()
     if store_timestamp_ms - now > CLOCK_AHEAD_MS:
@@ -302,7 +301,6 @@ WORKER_STATES = {
     native.WORKER_STOPPING: "stopping", native.WORKER_FAILED: "failed",
 }
 POSITIONS = ("wrote", "committed", "flushed", "reput_from", "confirm")
-SLAVE = "SLAVE"
 
 
 def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
@@ -386,10 +384,10 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
-        "producers_attached": producers_attached(identity.sysv_semaphore_id),
+        "producers_attached": producer_count(identity.sysv_semaphore_id),
         "session_list": sessions,
         "store": str(store),
-        "store_uuid": str(identity.store_uuid),
+        "store_uuid": str(memory.store_uuid),
         "epoch": identity.epoch,
         "created_ms": identity.created_ms,
         "last_store_timestamp_ms": store_timestamp_ms,
@@ -426,12 +424,12 @@ def _statistics(store: MessageStore, created_ms: int, figures: Statistics) -> di
 def _disk(memory: EngineMemory) -> dict[str, Any]:
     """Return the cleaner's last measurement and what it did since the engine started; empty if not visible."""
     try:
-        with Cleaning(memory.folder) as cleaning:
+        with Cleaning(memory.folder, writable=False) as cleaning:
             block = cleaning.block
             counters = ("used_percent", "queue_used_percent", "usable_bytes", "removed_segments", "removed_bytes",
                         "removed_queue_files", "removed_index_files", "waited_for_holds", "forced_holds")
             return {name: native.load(block, name) for name in counters} | {
-                "held_segments": [{"segment": segment, "pid": pid} for segment, pid in held_segments(block)],
+                "held_segments": [{"segment": segment, "pid": pid} for segment, pid in cleaning.held()],
                 "reason": native_cleaning.reason(block)}
     except EngineUnavailableError:
         return {}
@@ -471,12 +469,10 @@ def _worker(line: ms_worker, kind: int, holds_its_byte: bool) -> dict[str, Any]:
     if state in ("starting", "ready", "stopping") and not (holds_its_byte and is_alive(pid, start_time_ms)):
         state = "dead"
     return {
-        "kind": KIND_NAMES[kind], "pid": pid, "state": state, "restarts": native.load(line, "restarts"),
+        "kind": KIND_NAMES[kind], "pid": pid, "state": state, "errors": native.load(line, "error_count"),
         "heartbeat_age_ms": max(0, (monotonic_ns() - native.load(line, "heartbeat_ns")) // 1_000_000) if pid else None,
         "build": f"{build:016x}" if (build := native.load(line, "build_id")) else "",
-        "incarnation": native.load(line, "incarnation"), "passes": native.load(line, "passes"),
-        "errors": native.load(line, "error_count"),
-    }
+        **{name: native.load(line, name) for name in ("restarts", "incarnation", "passes")}}
 
 
 def _sessions(control: ms_control) -> list[dict[str, Any]]:
@@ -487,9 +483,7 @@ def _sessions(control: ms_control) -> list[dict[str, Any]]:
         if state != native.SESSION_FREE:
             found.append({
                 "slot": slot, "state": "open" if state == native.SESSION_OPEN else "dead",
-                "pid": native.load(line, "pid"), "uid": native.load(line, "uid"),
-                "generation": native.load(line, "generation"), "ring_bytes": native.load(line, "ring_bytes"),
-                "bad_entry": native.load(line, "bad_entry")})
+                **{name: native.load(line, name) for name in ("pid", "uid", "generation", "ring_bytes", "bad_entry")}})
     return found
 
 
@@ -554,7 +548,7 @@ def _positions_from_files(store: MessageStore, settings: dict[str, str], unclean
     """
     from pyengine.storage.store_reader import open_store
 
-    with open_store(store, watermark=None, **settings) as reader:
+    with open_store(store, watermark=None, **keywords(settings)) as reader:
         files = FilesWatermark(store, reader.commit_log, partial(dead_engine, store))
         end, flushed = files.limit(ReadLevel.COMMITTED), 0
         with contextlib.suppress(UsageError):

@@ -4,10 +4,8 @@ Each producer gets a contiguous share of the input as byte ranges of files. A li
 byte: the producer of a range skips the line in which it starts and finishes the line in which it ends. So every line is
 read exactly once.
 
-One producer runs in the command's own process, several in processes of their own (`python -m pyengine.cli.ingest`). Such a
-process reads its job from stdin, one JSON document, and writes JSON lines to stdout: the tally at most every
-REPORT_INTERVAL_S, then `{"done": true}` or `{"error": ..., "exit_code": ...}`. It ends when its parent dies, since
-stdout is then a broken pipe. SIGTERM ends it after the current batch.
+One producer runs in the command's own process, several in processes of their own, which send what they have put through a pipe.
+Such a process ends when its parent dies, since the pipe is then broken. SIGTERM ends it after the current batch.
 """
 
 from __future__ import annotations
@@ -17,25 +15,26 @@ import contextlib
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
-import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import byte_bar, store_command, topic_option
-from pyengine.engine.kinds import child_environment
+from pyengine.cli.output import Reply, byte_bar, store_command, topic_option
+from pyengine.engine_config import keywords
 from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
 from pyengine.formats.constants import INTERNAL_PROPERTY_NAMES, RESERVED_PROPERTY_NAMES
 from pyengine.results import PutManyResult, PutResult, PutStatus
@@ -58,17 +57,15 @@ STOP_TIMEOUT_S = 20.0
               help="Spread over queues 0 to N-1, batch by batch.")
 @click.option("--producers", type=click.IntRange(min=1), default=1, show_default=True,
               help="Producer processes, each with a share of the input.")
-@click.option("--format", "format_", type=click.Choice(["lines", "jsonl"]), default="lines", show_default=True,
+@click.option("--format", type=click.Choice(["lines", "jsonl"]), default="lines", show_default=True,
               help="Whether a line is a body or a JSON object.")
 @click.option("--tags", default=None, help="The tag of every message, with --format lines.")
 @click.option("--glob", "pattern", default=None, help="Of folders, only such files, as in '*.py'.")
-@click.option("--acked", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE",
+@click.option("--acked", type=click.Path(dir_okay=False), default=None, metavar="FILE",
               help="Append a JSON line for each acknowledged message, for `check --acked`.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Read the input this many times.")
-def ingest(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, files: tuple[Path, ...], queues: int,
-    producers: int, format_: str, tags: str | None, pattern: str | None, acked: Path | None, repeat: int,
-) -> int:
+def ingest(store: Path, settings: dict[str, str], files: tuple[Path, ...], producers: int, pattern: str | None, repeat: int,
+           **options: Any) -> Reply:
     """Put each line of the files as a message. It prints count and rate.
 
     A folder stands for the files under it, - for standard input. Lines of one producer in one queue keep their order.
@@ -83,18 +80,17 @@ def ingest(
     existing_store(store)
     if STDIN in files and (len(files) > 1 or producers > 1 or repeat > 1):
         raise UsageError("- (standard input) is read once, by one producer, and cannot be given with other files")
-    if format_ == "jsonl" and tags is not None:
+    whole = Job(str(store), settings, **options)
+    if whole.format == "jsonl" and whole.tags is not None:
         raise UsageError("--tags needs --format lines: with jsonl each line has its own tags")
-    if acked is not None:
-        with AckedList(acked):  # a file that cannot be written is an error before the first batch
+    if whole.acked is not None:
+        with AckedList(whole.acked):  # a file that cannot be written is an error before the first batch
             pass
-    whole = Job(str(store), topic, settings, queues, 0, format_, tags, [], None if acked is None else str(acked))
     jobs, total_bytes = _split_job(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
     started = time.monotonic()
-    with byte_bar(f"ingest into {topic}", total_bytes) as show:
+    with byte_bar(f"ingest into {whole.topic}", total_bytes) as show:
         tally = _produce_in_process(jobs[0], show) if len(jobs) == 1 else run_jobs(jobs, lambda now: show(now.read_bytes))
-    _print(tally, time.monotonic() - started, len(jobs), topic, as_json)
-    return ExitCode.FAILED if tally.unconfirmed else ExitCode.OK
+    return _answer(tally, time.monotonic() - started, len(jobs), whole.topic)
 
 
 def _produce_in_process(job: Job, show: Callable[[int], None]) -> Tally:
@@ -117,15 +113,16 @@ def _split_job(whole: Job, files: Sequence[Path], producers: int) -> tuple[list[
     return jobs, sum(size for _, size in sized)
 
 
-def _print(tally: Tally, seconds: float, producers: int, topic: str, as_json: bool) -> None:
+def _answer(tally: Tally, seconds: float, producers: int, topic: str) -> Reply:
     rate = tally.messages / seconds if seconds else 0.0
     byte_rate = tally.body_bytes / seconds if seconds else 0.0
     document = {"topic": topic, **asdict(tally), "producers": producers, "seconds": round(seconds, 6),
                 "messages_per_s": round(rate, 1), "body_bytes_per_s": round(byte_rate, 1)}
-    unconfirmed = [f"{tally.unconfirmed:,} of them are stored but not confirmed as durable"] if tally.unconfirmed else []
-    output.print_answer(document, as_json, lambda: print(
-        f"{tally.messages:,} messages, {output.size_text(tally.body_bytes)} in {seconds:.2f} s: {rate:,.0f} messages/s, "
-        f"{output.size_text(byte_rate)}/s, {producers} producer{'' if producers == 1 else 's'}", *unconfirmed, sep="\n"))
+    unconfirmed = f"\n{tally.unconfirmed:,} of them are stored but not confirmed as durable" if tally.unconfirmed else ""
+    return Reply(
+        document, f"{tally.messages:,} messages, {output.size_text(tally.body_bytes)} in {seconds:.2f} s: {rate:,.0f} messages/s, "
+                  f"{output.size_text(byte_rate)}/s, {producers} producer{'' if producers == 1 else 's'}{unconfirmed}",
+        ExitCode.FAILED if tally.unconfirmed else ExitCode.OK)
 
 
 def find_files(paths: Sequence[Path], pattern: str | None) -> list[Path]:
@@ -177,60 +174,64 @@ def run_jobs(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
 
     If one fails, stop the others and raise its EngineError. No producer process remains afterwards, also after Ctrl-C.
     """
-    processes: list[subprocess.Popen[bytes]] = []
-    tallies = [Tally() for _ in jobs]
-    done: set[int] = set()
     try:
-        for job in jobs:
-            processes.append(_start(job))
-        with selectors.DefaultSelector() as selector:
-            for number, process in enumerate(processes):
-                selector.register(_stdout_of(process), selectors.EVENT_READ, number)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    number = key.data
-                    line = _stdout_of(processes[number]).readline()
-                    if line:
-                        tallies[number], finished = _read(line)
-                        done |= {number} if finished else set()
-                        report(_sum(tallies))
-                        continue
-                    selector.unregister(key.fileobj)
-                    code = processes[number].wait()
-                    if number not in done:
-                        raise EngineError(
-                            f"a producer (pid {processes[number].pid}) ended without an answer, exit code {code}; "
-                            f"{tallies[number].messages:,} of its messages had been acknowledged")
+        os.chdir(os.getcwd())  # as multiprocessing has them do
+    except OSError:  # it is removed, or this user may not enter it
+        os.chdir("/")
+    context = multiprocessing.get_context("spawn")
+    processes: list[SpawnProcess] = []
+    pipes: dict[Connection, int] = {}
+    tallies = [Tally() for _ in jobs]
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # also theirs: Ctrl-C is for this process, which then ends them
+        given = os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"  # the producers import nothing from the current directory
+        try:
+            for number, job in enumerate(jobs):
+                pipe, theirs = context.Pipe(duplex=False)
+                pipes[pipe] = number
+                process = context.Process(target=_produce_alone, args=(job, theirs))
+                process.start()
+                processes.append(process)
+                theirs.close()
+        finally:
+            os.environ.pop("PYTHONSAFEPATH")
+            if given is not None:
+                os.environ["PYTHONSAFEPATH"] = given
+            signal.signal(signal.SIGINT, before)
+        while pipes:
+            ready = wait(pipes)
+            for pipe in [pipe for pipe in pipes if pipe in ready]:
+                number = pipes[pipe]
+                found = _received(pipe, processes[number], tallies[number])
+                if found is None:
+                    del pipes[pipe]
+                else:
+                    tallies[number] = found
+                    report(_sum(tallies))
         return _sum(tallies)
     finally:
-        for process in processes:
-            _stop(process)
+        try:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join(STOP_TIMEOUT_S)
+        finally:  # also after a second Ctrl-C
+            for process in processes:
+                process.kill()
 
 
-def _start(job: Job) -> subprocess.Popen[bytes]:
-    # In a process group of its own: Ctrl-C in a terminal must reach this process only, which then ends the producers.
-    process = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.cli.ingest"],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=child_environment(), process_group=0)
-    assert process.stdin is not None
-    process.stdin.write(job.to_json().encode())
-    process.stdin.close()
-    return process
-
-
-def _stdout_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout
-
-
-def _read(line: bytes) -> tuple[Tally, bool]:
-    """Decode one report; return the tally and whether the producer has finished, or raise the reported error."""
-    document = json.loads(line)
-    finished, error, code = document.pop("done", False), document.pop("error", None), document.pop("exit_code", 1)
-    if error is not None:
-        failure = EngineError(error)
-        failure.exit_code = ExitCode(code)
-        raise failure
-    return Tally(**document), finished
+def _received(pipe: Connection, process: SpawnProcess, tally: Tally) -> Tally | None:
+    """Return the tally that a producer sends, None if it has finished, or raise its error."""
+    try:
+        found: Tally | EngineError | None = pipe.recv()
+    except (EOFError, OSError):
+        process.join()
+        raise EngineError(f"a producer (pid {process.pid}) ended without an answer, exit code {process.exitcode}; "
+                          f"{tally.messages:,} of its messages had been acknowledged") from None
+    if isinstance(found, EngineError):
+        raise found
+    return found
 
 
 def _sum(tallies: Sequence[Tally]) -> Tally:
@@ -240,15 +241,26 @@ def _sum(tallies: Sequence[Tally]) -> Tally:
     return total
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
+def _produce_alone(job: Job, pipe: Connection) -> None:
+    """Be the process of one job: send the tally at most every REPORT_INTERVAL_S, then None, or the error."""
+    sent_s = 0.0
+
+    def report(now: Tally) -> None:
+        nonlocal sent_s
+        stop.check()
+        if time.monotonic() - sent_s >= REPORT_INTERVAL_S:
+            sent_s = time.monotonic()
+            pipe.send(now)
+
+    try:
         try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    _stdout_of(process).close()
+            with StopAtBatchEnd(signal.SIGTERM) as stop:
+                pipe.send(produce(job, report))
+            pipe.send(None)
+        except EngineError as error:
+            pipe.send(error)
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 ROWS_AT_ONCE = 1024
@@ -383,22 +395,14 @@ class Job:
     """One producer's part of an ingest. Without ranges it reads standard input."""
 
     store: str
-    topic: str
     settings: dict[str, str]
+    topic: str
     queues: int
-    first_queue: int
     format: str
     tags: str | None
-    ranges: list[Range] = field(default_factory=list)
     acked: str | None = None  # the file that lists acknowledged messages
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        values = json.loads(text)
-        return cls(**values | {"ranges": [Range(*one) for one in values["ranges"]]})
+    first_queue: int = 0
+    ranges: list[Range] = field(default_factory=list)
 
 
 @dataclass
@@ -429,7 +433,8 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     tally = Tally()
     with contextlib.ExitStack() as stack:
         acked = stack.enter_context(AckedList(job.acked)) if job.acked else None
-        producer = stack.enter_context(connect(job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, refusals="return", **job.settings))
+        producer = stack.enter_context(connect(
+            job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, refusals="return", **keywords(job.settings)))
         _enter_topic(job)
         work = _Work(producer, job, tally, report, acked)
         for name, first_line, lines in _inputs(job):
@@ -555,37 +560,3 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
 
 def _location(name: str, number: int | None) -> str:
     return f"{name}, line {number}" if number is not None else name
-
-
-def main() -> int:
-    job = Job.from_json(sys.stdin.read())
-    last = 0.0
-    tally = Tally()
-
-    def report(now: Tally) -> None:
-        nonlocal last, tally
-        tally = now
-        stop.check()
-        if time.monotonic() - last >= REPORT_INTERVAL_S:
-            last = time.monotonic()
-            _send(asdict(now))
-
-    try:
-        with StopAtBatchEnd(signal.SIGTERM) as stop:
-            tally = produce(job, report)
-        _send(asdict(tally) | {"done": True})
-        return ExitCode.OK
-    except EngineError as error:
-        _send(asdict(tally) | {"error": str(error), "exit_code": int(error.exit_code)})
-        return error.exit_code
-    except (KeyboardInterrupt, BrokenPipeError):
-        return ExitCode.INTERRUPTED
-
-
-def _send(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -45,49 +45,19 @@ class Row(NamedTuple):
     section: str
 
 
-COMMANDS = (
-    Row("start", "pyengine.cli.engine", "start", "Run a store"),
-    Row("serve", "pyengine.cli.serve", "serve", "Run a store"),
-    Row("wait", "pyengine.cli.engine", "wait", "Run a store"),
-    Row("stop", "pyengine.cli.engine", "stop", "Run a store"),
-    Row("promote", "pyengine.cli.promote", "promote", "Run a store"),
-    Row("clean", "pyengine.cli.engine", "clean", "Run a store"),
-    Row("config", "pyengine.cli.config", "config", "Run a store"),
-    Row("plan", "pyengine.cli.plan", "plan", "Run a store"),
-    Row("put", "pyengine.cli.messages", "put", "Put and read"),
-    Row("ingest", "pyengine.cli.ingest", "ingest", "Put and read"),
-    Row("get", "pyengine.cli.messages", "get", "Put and read"),
-    Row("tail", "pyengine.cli.messages", "tail", "Put and read"),
-    Row("cancel", "pyengine.cli.messages", "cancel", "Put and read"),
-    Row("topics", "pyengine.cli.topics", "topics", "Put and read"),
-    Row("groups", "pyengine.cli.topics", "groups", "Put and read"),
-    Row("dlq", "pyengine.cli.topics", "dlq", "Put and read"),
-    Row("query", "pyengine.cli.messages", "query", "Look up"),
-    Row("message", "pyengine.cli.messages", "message", "Look up"),
-    Row("offset-at", "pyengine.cli.messages", "offset_at", "Look up"),
-    Row("status", "pyengine.cli.status", "status", "Watch"),
-    Row("top", "pyengine.cli.status", "top", "Watch"),
-    Row("why", "pyengine.cli.why", "why", "Watch"),
-    Row("metrics", "pyengine.cli.metrics", "metrics", "Watch"),
-    Row("stats", "pyengine.cli.spark_jobs", "stats", "Watch"),
-    Row("report", "pyengine.cli.report", "report", "Watch"),
-    Row("backup", "pyengine.cli.backup", "backup", "Back up and copy"),
-    Row("restore", "pyengine.cli.backup", "restore", "Back up and copy"),
-    Row("export", "pyengine.cli.spark_jobs", "export", "Back up and copy"),
-    Row("tables", "pyengine.cli.backup", "tables", "Back up and copy"),
-    Row("check", "pyengine.cli.repair", "check", "Check and repair"),
-    Row("diff", "pyengine.cli.repair", "diff", "Check and repair"),
-    Row("recover", "pyengine.cli.repair", "recover", "Check and repair"),
-    Row("rebuild", "pyengine.cli.repair", "rebuild", "Check and repair"),
-    Row("salvage", "pyengine.cli.repair", "salvage", "Check and repair"),
-    Row("quarantine", "pyengine.cli.repair", "quarantine", "Check and repair"),
-    Row("prove", "pyengine.cli.prove", "prove", "For developers"),
-    Row("bench", "pyengine.cli.bench", "bench", "For developers"),
-    Row("inspect", "pyengine.cli.dump", "inspect", "For developers"),
-    Row("dump", "pyengine.cli.dump", "dump", "For developers"),
-)
+_SECTIONS = {  # section -> module and name of each command
+    "Run a store": "engine.start serve.serve engine.wait engine.stop promote.promote engine.clean config.config plan.plan",
+    "Put and read": "messages.put ingest.ingest messages.get messages.tail messages.cancel topics.topics topics.groups topics.dlq",
+    "Look up": "messages.query messages.message messages.offset-at",
+    "Watch": "status.status status.top why.why metrics.metrics spark_jobs.stats report.report",
+    "Back up and copy": "backup.backup backup.restore spark_jobs.export backup.tables",
+    "Check and repair": "repair.check repair.diff repair.recover repair.rebuild repair.salvage repair.quarantine",
+    "For developers": "prove.prove bench.bench dump.inspect dump.dump",
+}
+COMMANDS = tuple(Row(name, f"pyengine.cli.{module}", name.replace("-", "_"), section)
+                 for section, words in _SECTIONS.items() for module, _, name in (word.partition(".") for word in words.split()))
 BY_NAME = {row.name: row for row in COMMANDS}
-SECTIONS = tuple(dict.fromkeys(row.section for row in COMMANDS))
+SECTIONS = tuple(_SECTIONS)
 
 
 class Guarded(click.Command):

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import fields
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,10 +22,11 @@ from pyengine.cli import output
 from pyengine.cli.output import (
     NumberRange,
     Place,
-    PlaceType,
-    TimeMs,
+    Reply,
     level_option,
     moment,
+    parsed,
+    place_option,
     queue_id_option,
     raw_option,
     reading,
@@ -34,15 +34,18 @@ from pyengine.cli.output import (
     sql_option,
     store_argument,
     store_command,
+    time_option,
     topic_option,
 )
 from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start, start_offset
 from pyengine.client.outgoing import DelayedCancels, OutgoingMessage, RefusedError, check
+from pyengine.engine_config import keywords
 from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command, did_you_mean
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetResult, GetStatus, PutResult
 from pyengine.storage.config import existing_store
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import is_cancelled
 
 if TYPE_CHECKING:
@@ -64,8 +67,7 @@ _WHY_NOTHING = {
 
 def _note_absent_queue(reader: LiveStoreReader, topic: str, queue_id: int) -> None:
     if queue_id not in reader.queue_ids(topic):
-        click.echo(f"note: {reader.name} has no queue {queue_id} of the topic {output.printable(topic)}: "
-                   f"{command('topics', reader.name)} lists them", err=True)
+        output.note(f"{reader.name} has no queue {queue_id} of the topic {topic}: {command('topics', reader.name)} lists them")
 
 
 @click.command()
@@ -78,10 +80,7 @@ def _note_absent_queue(reader: LiveStoreReader, topic: str, queue_id: int) -> No
 @sql_option
 @level_option
 @raw_option
-def get(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int, max_messages: int,
-    tags: str | None, sql: str | None, level: str | None, raw: bool,
-) -> None:
+def get(store: Path, settings: dict[str, str], raw: bool, **wanted: Any) -> Reply:
     """Read messages of one queue from an offset on. The answer has RocketMQ's status and the next offset.
 
     \b
@@ -89,13 +88,14 @@ def get(
       pyengine get STORE --topic orders --queue-id 0 --offset 100 --max-messages 8 --tags "paid || sent" --json
     """
     with reading(store, settings) as reader:
-        found = reader.get_message(topic, queue_id, offset, max_messages, tags=tags, level=level, sql=sql)
-        _note_absent_queue(reader, topic, queue_id)
-    if as_json:
-        output.write_json({
-            "status": found.status.name, "next_begin_offset": found.next_begin_offset, "min_offset": found.min_offset,
-            "max_offset": found.max_offset, "messages": [output.message_document(one, raw) for one in found.messages]})
-        return
+        found = reader.get_message(**wanted)
+        _note_absent_queue(reader, wanted["topic"], wanted["queue_id"])
+    return Reply({"status": found.status.name, "next_begin_offset": found.next_begin_offset, "min_offset": found.min_offset,
+                 "max_offset": found.max_offset, "messages": [output.message_document(one, raw) for one in found.messages]},
+                 lambda: _print_found(found, raw))
+
+
+def _print_found(found: GetResult, raw: bool) -> None:
     if found.messages:
         output.write_message_table(found.messages, raw)
     why = _WHY_NOTHING.get(found.status, "")
@@ -107,32 +107,30 @@ def get(
 @store_command
 @topic_option
 @click.option("--key", required=True, help="One of the message's keys, or its unique key.")
-@click.option("--begin", "begin_ms", type=TimeMs(), default=0, help="Stored at or after this time.")
-@click.option("--end", "end_ms", type=TimeMs(), default=None, help="Stored at or before this time.")
+@time_option("--begin", "begin_ms", default="0", help="Stored at or after this time.")
+@time_option("--end", "end_ms", default=None, help="Stored at or before this time.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=64, show_default=True, help="At most this many.")
 @raw_option
-def query(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, key: str, begin_ms: int, end_ms: int | None,
-    max_messages: int, raw: bool,
-) -> None:
+def query(store: Path, settings: dict[str, str], raw: bool, topic: str, key: str, **wanted: Any) -> Reply:
     """Find the messages with a key, without false hits. A TIME may also be milliseconds since 1970.
 
     \b
     Example:
       pyengine query STORE --topic orders --key order-17 --begin 2026-01-31
     """
-    if end_ms is not None and begin_ms > end_ms:
+    if wanted["end_ms"] is not None and wanted["begin_ms"] > wanted["end_ms"]:
         raise click.UsageError("--begin is after --end")
     with reading(store, settings) as reader:
-        found = reader.query_message(topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_messages)
+        found = reader.query_message(topic, key, **wanted)
         if not reader.queue_ids(topic):
-            click.echo(f"note: {reader.name} has no topic {output.printable(topic)}: {command('topics', reader.name)} lists them", err=True)
-    if as_json:
-        output.write_json({"topic": topic, "key": key, "messages": [output.message_document(one, raw) for one in found]})
-        return
-    if found:
-        output.write_message_table(found, raw)
-    print(f"{len(found)} message{'' if len(found) == 1 else 's'} with key {output.printable(key)}")
+            output.note(f"{reader.name} has no topic {topic}: {command('topics', reader.name)} lists them")
+
+    def show() -> None:
+        if found:
+            output.write_message_table(found, raw)
+        print(f"{len(found)} message{'' if len(found) == 1 else 's'} with key {output.printable(key)}")
+
+    return Reply({"topic": topic, "key": key, "messages": [output.message_document(one, raw) for one in found]}, show)
 
 
 @click.command()
@@ -140,7 +138,7 @@ def query(
 @click.argument("msg_id")
 @click.option("--topic", default=None, help="Search a client's id in this topic only. Default: all topics.")
 @raw_option
-def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, topic: str | None, raw: bool) -> int:
+def message(store: Path, settings: dict[str, str], msg_id: str, topic: str | None, raw: bool) -> Reply:
     """Show one message in full.
 
     MSG_ID is the id in a put's answer, a RocketMQ client's id (UNIQ_KEY), or the position in the log. Exit code 1: none.
@@ -154,19 +152,14 @@ def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, t
         cancelled = found is not None and is_cancelled(reader.root, found)
     if found is None:
         print(f"no message {output.printable(msg_id)} in {store}", file=sys.stderr)
-        if as_json:
-            output.write_json(None)
-        return ExitCode.FAILED
+        return Reply(None, "", ExitCode.FAILED)
     if others:
-        print(f"note: {others} more message{'' if others == 1 else 's'} with this UNIQ_KEY: `pyengine query STORE --topic TOPIC "
-              f"--key {output.printable(msg_id)}` shows them", file=sys.stderr)
+        output.note(f"{others} more message{'' if others == 1 else 's'} with this UNIQ_KEY: `pyengine query STORE --topic TOPIC "
+                    f"--key {msg_id}` shows them")
     if cancelled:
-        print("note: this delayed message is cancelled: it is never delivered", file=sys.stderr)
-    if as_json:
-        output.write_json(output.message_document(found, raw) | ({"cancelled": True} if cancelled else {}))
-    else:
-        output.write_message(found, raw)
-    return ExitCode.OK
+        output.note("this delayed message is cancelled: it is never delivered")
+    return Reply(output.message_document(found, raw) | ({"cancelled": True} if cancelled else {}),
+                 lambda: output.write_message(found, raw))
 
 
 def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tuple[Message | None, int]:
@@ -192,9 +185,8 @@ def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tu
 @store_command
 @topic_option
 @queue_id_option
-@click.option("--timestamp", "timestamp_ms", type=TimeMs(), required=True,
-              help="The time; also milliseconds since 1970.")
-def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, timestamp_ms: int) -> None:
+@time_option("--timestamp", "timestamp_ms", required=True, help="The time; also milliseconds since 1970.")
+def offset_at(store: Path, settings: dict[str, str], topic: str, queue_id: int, timestamp_ms: int) -> Reply:
     """Find the queue offset nearest to a store time. Of two equally near ones it is the older.
 
     \b
@@ -204,8 +196,7 @@ def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, 
     with reading(store, settings) as reader:
         offset = reader.offset_by_time(topic, queue_id, timestamp_ms)
         _note_absent_queue(reader, topic, queue_id)
-    output.print_answer({"topic": topic, "queue_id": queue_id, "timestamp_ms": timestamp_ms, "queue_offset": offset}, as_json,
-                        lambda: print(offset))
+    return Reply({"topic": topic, "queue_id": queue_id, "timestamp_ms": timestamp_ms, "queue_offset": offset}, str(offset))
 
 
 def _properties(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str] | None:
@@ -216,13 +207,6 @@ def _properties(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
             raise click.BadParameter(f"{pair}: give name=value", ctx, param)
         properties[name] = value
     return properties or None
-
-
-def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    try:
-        return None if value is None else moment(value)
-    except ValueError:
-        raise click.BadParameter(f"{value}: give a time like 2030-01-31T12:00:00Z, or @ and milliseconds since 1970", ctx, param) from None
 
 
 @click.command()
@@ -238,17 +222,13 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option("--flag", type=int, default=0, show_default=True, help="A number that the application chooses.")
 @click.option("--delay-level", type=click.IntRange(min=0), default=0, show_default=True,
               help="Deliver after this level of message_delay_level.")
-@click.option("--deliver-at", metavar="TIME", callback=_deliver_at,
-              help="Deliver at this time, up to 40 days ahead.")
+@click.option("--deliver-at", metavar="TIME", help="Deliver at this time, up to 40 days ahead.",
+              callback=parsed(moment, "a time like 2030-01-31T12:00:00Z, or @ and milliseconds since 1970"))
 @click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=None,
               help="Longest wait for the engine, and for its answer. Default: 10, and put_timeout_ms.")
 @click.argument("body")
-def put(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int | None,
-    sharding_key: str | None, tags: str | None, keys: str | None, properties: dict[str, str] | None, flag: int, delay_level: int,
-    deliver_at: datetime | None, no_wait: bool, timeout_s: float | None, body: str,
-) -> int:
+def put(store: Path, settings: dict[str, str], no_wait: bool, timeout_s: float | None, body: str, **message: Any) -> Reply:
     """Put one message. BODY is its text; - reads it from standard input as it is. Exit code 0 only for PUT_OK.
 
     \b
@@ -256,25 +236,16 @@ def put(
       pyengine put STORE --topic orders --tags paid --keys "order-17 customer-4" "17 paid"
       pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
     """
-    if queue_id is not None and sharding_key is not None:
+    if message["queue_id"] is not None and message["sharding_key"] is not None:
         raise click.UsageError("give one of --queue-id and --sharding-key: each chooses the queue")
     data = None if body == "-" else body.encode("utf-8", "surrogateescape")
-    result = _put(store, settings, timeout_s, not no_wait, OutgoingMessage(
-        topic, data or b"", queue_id, tags, keys, properties, flag, delay_level, deliver_at=deliver_at, sharding_key=sharding_key),
-        from_stdin=data is None)
-    if as_json:
-        output.write_json({
-            "status": result.status.name, "msg_id": result.msg_id, "queue_offset": result.queue_offset,
-            "physical_offset": result.physical_offset, "topic": result.topic, "queue_id": result.queue_id,
-            "size_bytes": result.size_bytes, "store_timestamp_ms": result.store_timestamp_ms, "reason": result.reason,
-            "indeterminate": result.indeterminate})
-    elif result.ok:
-        waits = f"waits in {output.printable(result.topic)} " if result.topic != topic else ""
-        print(f"{result.status.name} {result.msg_id} {waits}queue {result.queue_id} offset {result.queue_offset}")
+    result = _put(store, settings, timeout_s, not no_wait, OutgoingMessage(body=data or b"", **message), from_stdin=data is None)
+    names = "msg_id queue_offset physical_offset topic queue_id size_bytes store_timestamp_ms reason indeterminate"
+    document = {"status": result.status.name} | {name: getattr(result, name) for name in names.split()}
     if not result.ok:
-        print(f"error: {result.status.name}: {output.printable(result.reason)}", file=sys.stderr)
-        return ExitCode.FAILED
-    return ExitCode.OK
+        return Reply(document, "", ExitCode.FAILED, f"{result.status.name}: {output.printable(result.reason)}")
+    waits = f"waits in {output.printable(result.topic)} " if result.topic != message["topic"] else ""
+    return Reply(document, f"{result.status.name} {result.msg_id} {waits}queue {result.queue_id} offset {result.queue_offset}")
 
 
 def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: bool, message: OutgoingMessage, *,
@@ -292,7 +263,7 @@ def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: b
         return PutResult(refused.status, topic=message.topic, queue_id=message.queue_id or 0, reason=refused.reason)
     wait_s = timeout_s or CONNECT_TIMEOUT_S
     until_ready(lambda left_s: existing_store(store), wait_s)
-    with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **settings) as producer:
+    with connect(store, ring_bytes=None, timeout_s=wait_s, refusals="return", **keywords(settings)) as producer:
         if from_stdin:
             message.body = sys.stdin.buffer.read(producer._puts.max_message_bytes + 1)
         return producer.put(**{each.name: getattr(message, each.name) for each in fields(message)}, wait=wait, timeout_s=timeout_s)
@@ -301,7 +272,7 @@ def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: b
 @click.command()
 @store_command
 @click.argument("msg_id")
-def cancel(store: Path, settings: dict[str, str], as_json: bool, msg_id: str) -> int:
+def cancel(store: Path, settings: dict[str, str], msg_id: str) -> Reply:
     """Cancel a delayed message. MSG_ID is what its put printed.
 
     Exit code 1: it is due, or was delivered. It needs no engine.
@@ -312,9 +283,9 @@ def cancel(store: Path, settings: dict[str, str], as_json: bool, msg_id: str) ->
     """
     with reading(store, settings) as reader, closing(DelayedCancels(reader)) as cancels:
         is_cancelled = cancels.cancel(msg_id)
-    output.print_answer({"msg_id": msg_id, "cancelled": is_cancelled}, as_json,
-                        lambda: print("cancelled: it is never delivered" if is_cancelled else "not cancelled: it is due, or was delivered"))
-    return ExitCode.OK if is_cancelled else ExitCode.FAILED
+    if is_cancelled:
+        return Reply({"msg_id": msg_id, "cancelled": True}, "cancelled: it is never delivered")
+    return Reply({"msg_id": msg_id, "cancelled": False}, "not cancelled: it is due, or was delivered", ExitCode.FAILED)
 
 
 POLL_INTERVAL_S = 0.5  # also the time until a new queue is seen
@@ -331,6 +302,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
     next_offsets: dict[int, int] = {}
     is_first_round = True
     while True:
+        output.pause()
         seen = reader._arrivals()
         moved = False
         for queue_id in queue_ids or reader.topics().get(topic, []):
@@ -357,7 +329,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
 @topic_option
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="Only this queue; may be repeated. Default: all queues, also new ones.")
-@click.option("--from", "place", type=PlaceType(), default=None, metavar="first|last|OFFSET|TIME",
+@place_option("--from", "place",
               help="Where to start in each queue; last: new messages only. Default: last; with --group first, if the group is new.")
 @click.option("--group", default=None, help="Join this consumer group.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
@@ -366,10 +338,8 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
 @sql_option
 @level_option
 @raw_option
-def tail(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], place: Place | None,
-    group: str | None, follow: bool, max_messages: int | None, tags: str | None, sql: str | None, level: str | None, raw: bool,
-) -> None:
+def tail(store: Path, settings: dict[str, str], as_json: bool, raw: bool, topic: str, group: str | None, follow: bool,
+         **choice: Any) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
     With --group it is a member (docs/consumers.md), unless --queue-id names queues.
@@ -378,20 +348,19 @@ def tail(
     Examples:
       pyengine tail STORE --topic orders --from first --no-follow --json
     """
-    if place is None:
-        place = "last" if group is None else "first"
+    queue_ids, max_messages = choice.pop("queue_ids"), choice.pop("max_messages")
+    place: Place = choice.pop("place") or ("last" if group is None else "first")
     start = AtOffset(place) if isinstance(place, int) else place
     with reading(store, settings) as reader:
-        if not follow and topic not in reader.topics():
+        if not follow and topic not in reader.topics() and topic not in TopicConfigs(store).read().rows:
             raise EngineError(f"{store} has no topic {topic}{did_you_mean(topic, reader.topics())}")
         if group is None:
-            found = follow_topic(reader, topic, queue_ids, start, follow, lambda queue_id, offset: reader.get_message(
-                topic, queue_id, offset, tags=tags, sql=sql, level=level))
+            found = follow_topic(reader, topic, queue_ids, start, follow,
+                                 lambda queue_id, offset: reader.get_message(topic, queue_id, offset, **choice))
             for message in islice(found, max_messages):
                 _print(message, as_json, raw)
             return
-    with consume(store, topic, group=group, tags=tags, sql=sql, from_=start,
-                 queues=queue_ids or None, level=level, auto_commit=False, **cast(dict[str, Any], settings)) as consumer:
+    with consume(store, topic, group=group, from_=start, queues=queue_ids or None, auto_commit=False, **choice | settings) as consumer:
         _print_and_commit(consumer, follow, max_messages, lambda message: _print(message, as_json, raw))
 
 
@@ -407,11 +376,12 @@ def _print_and_commit(consumer: Consumer, follow: bool, max_messages: int | None
         for note in consumer.notes:
             if note not in shown_notes:
                 shown_notes.add(note)
-                print(f"note: {note}", file=sys.stderr)
+                output.note(note)
 
     left, due_s = sys.maxsize if max_messages is None else max_messages, 0.0
     try:
         while left > 0:
+            output.pause()
             found = consumer.pull(min(left, PULL_MESSAGES), timeout_s=COMMIT_INTERVAL_S if follow else 0)
             for message in found:
                 show(message)

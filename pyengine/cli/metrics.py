@@ -36,7 +36,8 @@ from prometheus_client.metrics_core import (
 
 import pyengine
 from pyengine.cli.engine_status import Verdict, live_status
-from pyengine.cli.output import store_command, write_json
+from pyengine.cli.output import json_option, parsed, set_option, store_argument, write_json
+from pyengine.engine_config import SLAVE, keywords
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader
@@ -45,7 +46,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
-from pyengine.settings import split_address
+from pyengine.settings import join_address, split_address
 from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import used_ratio
@@ -54,29 +55,19 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 PORT = 9464
-
-
-def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
-    if value is None:
-        return None
-    try:
-        return split_address(value)
-    except ValueError:
-        raise click.BadParameter(f"{value}: give HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}", ctx, param) from None
-
-
-def host_and_port(host: str, port: int) -> str:
-    """Return HOST:PORT as the option accepts it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+Labels = tuple[str, ...]
 
 
 def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return an option HOST:PORT, whose value is a pair, or None if it is not given and has no default."""
-    return click.option(name, callback=_address, metavar="HOST:PORT", **options)
+    return click.option(name, metavar="HOST:PORT", **options,
+                        callback=parsed(split_address, f"HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}"))
 
 
 @click.command()
-@store_command
+@store_argument
+@set_option
+@json_option
 @address_option("--listen", default=f"127.0.0.1:{PORT}", show_default=True,
                 help="Address to listen on; port 0: a free port, printed.")
 @click.option("--once", is_flag=True, help="Print the metrics to stdout and exit.")
@@ -126,7 +117,7 @@ def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event,
     except OSError as error:
         raise EngineError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
     try:
-        url = f"http://{host_and_port(host, server.server_port)}/metrics"
+        url = f"http://{join_address(host, server.server_port)}/metrics"
         if as_json:
             write_json({"url": url})
             sys.stdout.flush()
@@ -163,8 +154,8 @@ class Exposition:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape; the bytes of names that are not UTF-8 are escaped."""
         for metric in self._collect():
-            metric.samples = [sample._replace(labels={name: _encodable(value) for name, value in sample.labels.items()})
-                              for sample in metric.samples]
+            metric.samples = [sample._replace(labels={name: value.encode(errors="backslashreplace").decode()
+                                                      for name, value in sample.labels.items()}) for sample in metric.samples]
             yield metric
 
     def _collect(self) -> Iterator[Metric]:
@@ -180,12 +171,11 @@ class Exposition:
         yield from _workers(document["workers"])
         if document["replication"] is not None:
             yield from _replication(document["replication"])
-        yield _broker(document["broker"], document["takes_puts"])
-        in_flight = GaugeMetricFamily("pyengine_group_in_flight_messages", "Messages that clients have popped and not acknowledged.",
-                                      labels=("group", "topic"))
-        for one in document["pops"]:
-            in_flight.add_metric((one["group"], one["topic"]), one["in_flight"])
-        yield in_flight
+        broker = document["broker"]  # by its names in routes: of one name one broker must take puts, and only one
+        yield _by(("cluster", "broker", "id"), "pyengine_broker_takes_puts", "1 while the gateway's broker takes puts.",
+                  [] if broker is None else [((broker["cluster"], broker["name"], str(broker["number"])), int(document["takes_puts"]))])
+        yield _by(("group", "topic"), "pyengine_group_in_flight_messages", "Messages that clients have popped and not acknowledged.",
+                  (((one["group"], one["topic"]), one["in_flight"]) for one in document["pops"]))
         yield _by("address", "pyengine_name_server_registered", "1 while the gateway's broker is registered with the name server.",
                   ((one["address"], int(one["registered"])) for one in document["name_servers"]))
         if figures is not None:
@@ -213,32 +203,31 @@ class Exposition:
         document = live[0]
         if Verdict(document["verdict"]).is_trouble or document["takes_puts"]:
             return document["takes_puts"] and not Verdict(document["verdict"]).is_trouble, _sentence(document)
-        if document["role"] == "SLAVE":
+        if document["role"] == SLAVE:
             return False, f"a SLAVE takes no puts; {_sentence(document)}"
         return False, f"it takes no puts now; {_sentence(document)}"
 
     def _groups(self) -> Iterator[Metric]:
         """Yield the next offset and the lag of each consumer group."""
-        labels = ("group", "topic", "queue_id")
-        next_offset = GaugeMetricFamily("pyengine_group_next_offset", "Queue offset that the group reads next.", labels=labels)
-        lag = GaugeMetricFamily("pyengine_group_lag_messages", "Messages in the queue that the group has not read.",
-                                labels=labels)
+        next_offsets: list[tuple[Labels, float]] = []
+        lags: list[tuple[Labels, float]] = []
         with self._reader_lock:
             try:
                 groups = ConsumerOffsets(self._root).groups()
                 for (topic, group), offsets in sorted(groups.items()) if groups else ():
                     for queue_id, offset in sorted(offsets.items()):
                         values = (group, topic, str(queue_id))
-                        next_offset.add_metric(values, offset)
-                        lag.add_metric(values, max(0, self._open().queue_range(topic, queue_id)[1] - offset))
+                        next_offsets.append((values, offset))
+                        lags.append((values, max(0, self._open().queue_range(topic, queue_id)[1] - offset)))
             except EngineError:  # the store cannot be read now; the other metrics are still valid
                 self._close_reader()
-        yield next_offset
-        yield lag
+        labels = ("group", "topic", "queue_id")
+        yield _by(labels, "pyengine_group_next_offset", "Queue offset that the group reads next.", next_offsets)
+        yield _by(labels, "pyengine_group_lag_messages", "Messages in the queue that the group has not read.", lags)
 
     def _open(self) -> LiveStoreReader:
         if self._reader is None:
-            self._reader = LiveStoreReader(self._root, None, **self._settings)
+            self._reader = LiveStoreReader(self._root, None, **keywords(self._settings))
         return self._reader
 
     def _close_reader(self) -> None:
@@ -384,11 +373,6 @@ def _application(exposition: Exposition) -> WSGIApplication:
     return answer
 
 
-def _encodable(text: str) -> str:
-    """Return a text that UTF-8 can encode: a byte of a name that was not UTF-8 becomes `\\udcXX`."""
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
-
-
 def _sentence(document: dict[str, Any]) -> str:
     return f"{document['verdict']}: {document['summary']}"
 
@@ -401,12 +385,13 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _by(label: str, name: str, text: str, values: Iterable[tuple[str, float | None]], *, counts: bool = False) -> Metric:
-    """Return a gauge, or a counter if it `counts`, with a value for each value of the label; None leaves one out."""
-    metric: CounterMetricFamily | GaugeMetricFamily = (CounterMetricFamily if counts else GaugeMetricFamily)(name, text, labels=(label,))
+def _by(label: str | Labels, name: str, text: str, values: Iterable[tuple[str | Labels, float | None]], *, counts: bool = False) -> Metric:
+    """Return a gauge, or a counter if it `counts`, with a value for each value of the label, or labels; None leaves one out."""
+    labels = (label,) if isinstance(label, str) else label
+    metric: CounterMetricFamily | GaugeMetricFamily = (CounterMetricFamily if counts else GaugeMetricFamily)(name, text, labels=labels)
     for one, value in values:
         if value is not None:
-            metric.add_metric((one,), value)
+            metric.add_metric((one,) if isinstance(one, str) else one, value)
     return metric
 
 
@@ -463,14 +448,6 @@ def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
               ((link["address"], link["lag_s"]) for link in links))
     yield _by("address", "pyengine_link_bytes", "Bytes sent or received on the link.",
               ((link["address"], link["bytes"]) for link in links), counts=True)
-
-
-def _broker(broker: dict[str, Any] | None, takes_puts: bool) -> Metric:
-    """Return whether the gateway's broker takes puts, by its names in routes: of one name one broker must, and only one."""
-    metric = GaugeMetricFamily("pyengine_broker_takes_puts", "1 while the gateway's broker takes puts.", labels=("cluster", "broker", "id"))
-    if broker is not None:
-        metric.add_metric((broker["cluster"], broker["name"], str(broker["number"])), int(takes_puts))
-    return metric
 
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:

@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
+import io
 import json
 import os
 import re
+import select
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar
 
 import click
 
-from pyengine.arguments import local_path, moment_ms
+from pyengine.arguments import INT32_MAX, local_path, moment_ms
+from pyengine.engine_config import keywords
 from pyengine.errors import ConfigError, EngineError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
+from pyengine.settings import UNITS
 from pyengine.storage.config import FIXED_NAMES, SET, checked_set, existing_store, load_config, setting_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
+    from rich.table import Table
 
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -68,6 +75,15 @@ def to_its_end() -> Iterator[None]:
         raise EngineError(why_unwritten(error)) from error
 
 
+def pause(seconds: float = 0) -> None:
+    """Wait; BrokenPipeError as soon as the reader of stdout is gone, which a command that prints nothing would not notice."""
+    pipe = select.poll()
+    with contextlib.suppress(io.UnsupportedOperation):  # of a caller that has replaced it
+        pipe.register(sys.stdout.fileno(), 0)
+    if pipe.poll(min(seconds * 1000, INT32_MAX)):
+        raise BrokenPipeError
+
+
 def why_unwritten(error: OSError) -> str:
     """Return the sentence for an answer that stdout does not take."""
     return f"the answer cannot be written to stdout: {error.strerror}"
@@ -79,21 +95,38 @@ def write_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, ensure_ascii=not is_utf8, default=_plain) + "\n")
 
 
-def print_answer(document: Any, as_json: bool, show: Callable[[], None]) -> None:
-    """Print the command's answer: the document for programs, or with `show` for people."""
-    with to_its_end():
-        if as_json:
-            write_json(document)
-        else:
-            show()
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A command's answer: the document for programs, `show` for people, the exit code, and an error that stderr has too."""
+
+    document: Any
+    show: str | Callable[[], None]
+    code: ExitCode = ExitCode.OK
+    error: str = ""
+
+    @classmethod
+    def of(cls, report: FindingsT, show: Callable[[FindingsT], None]) -> Reply:
+        """Return the answer of a command that repairs, whose refusal is an error."""
+        refusal = report.sentence if report.exit_code is ExitCode.CORRUPTION else ""
+        return cls(report.to_dict(), lambda: show(report), report.exit_code, refusal)
+
+    def print(self, as_json: bool) -> ExitCode:
+        """Print it, and return the exit code."""
+        with to_its_end():
+            if as_json:
+                write_json(self.document)
+            elif callable(self.show):
+                self.show()
+            elif self.show:
+                print(self.show)
+        if self.error:
+            print(f"error: {self.error}", file=sys.stderr)
+        return self.code
 
 
-def print_report(report: FindingsT, as_json: bool, show: Callable[[FindingsT], None]) -> ExitCode:
-    """Print the report of a command that repairs, a refusal on stderr too; return its exit code."""
-    print_answer(report.to_dict(), as_json, lambda: show(report))
-    if report.exit_code is ExitCode.CORRUPTION:
-        print(f"error: {report.sentence}", file=sys.stderr)
-    return report.exit_code
+def note(text: str, file: TextIO | None = None) -> None:
+    """Tell the user something beside the answer, on stderr, or as a part of it."""
+    print(f"note: {printable(text)}", file=file or sys.stderr)
 
 
 def _plain(value: object) -> object:
@@ -122,18 +155,32 @@ def console(stderr: bool = False) -> Console:
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print a table; align columns of numbers to the right, with separators of thousands."""
+    console().print(table_of(columns, rows, title))
+
+
+def write_tables(*tables: tuple[Sequence[str], Sequence[Sequence[object]]]) -> None:
+    """Print each table that has rows, after an empty line."""
+    for columns, rows in tables:
+        if rows:
+            print()
+            write_table(columns, rows)
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, right: Collection[str] = ()) -> Table:
+    """Return the table; the columns `right` are aligned as numbers are."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     cells = [list(row) for row in rows]
     numeric = [bool(cells) and all(isinstance(row[at], (int, float)) and not isinstance(row[at], bool) for row in cells)
                for at in range(len(columns))]
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
-    for name, right in zip(columns, numeric, strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for name, is_number in zip(columns, numeric, strict=True):
+        table.add_column(name, justify="right" if is_number or name in right else "left", overflow="fold")
     for row in cells:
-        table.add_row(*(_cell(value) for value in row))
-    console().print(table)
+        table.add_row(*(value if isinstance(value, Text) else _cell(value) for value in row))
+    return table
 
 
 def write_facts(facts: Iterable[tuple[str, object]], title: str | None = None) -> None:
@@ -283,7 +330,6 @@ def _show_nothing(done_bytes: int, total_bytes: int | None = None) -> None:
     pass
 
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
@@ -299,7 +345,7 @@ master_option = click.option(
 spark_option = click.option(
     "--spark", "on_spark", is_flag=True, help="Read in Spark's workers; --master implies it.")
 spark_level_option = click.option(
-    "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
+    "--level", "readLevel", type=click.Choice([level.value for level in ReadLevel]), default="flushed",
     help="How far to read. Default: flushed.")
 
 
@@ -328,35 +374,39 @@ def moment(value: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-class TimeMs(click.ParamType):  # type: ignore[type-arg]  # no generic in click 8.1
-    """A time in ms since 1970: as such a number, or in ISO 8601 (UTC if it names no zone)."""
+def _time_ms(text: str) -> int:
+    return moment_ms(int(text) if re.fullmatch(r"\d+", text) else moment(text), "it")
 
-    name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+def _place(text: str) -> Place:
+    if text in ("first", "begin"):
+        return "first"
+    if text in ("last", "end"):
+        return "last"
+    return int(text) if text.isascii() and text.isdecimal() else moment(text)
+
+
+def parsed(parse: Callable[[str], Any], wanted: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return the callback of an option whose text `parse` reads; what it refuses, as a value, is not `wanted`."""
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         try:
-            return moment_ms(int(value) if re.fullmatch(r"\d+", str(value)) else moment(value), "it")
-        except (ValueError, UsageError):
-            self.fail(f"{value}: give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970", param, ctx)
+            return None if value is None else parse(value)
+        except (ValueError, OverflowError, UsageError):
+            raise click.BadParameter(f"{value}: give {wanted}", ctx, param) from None
+
+    return read
 
 
-class PlaceType(click.ParamType):  # type: ignore[type-arg]
-    """A place in each queue: first, last, an offset, or a time with a time zone."""
+def time_option(*names: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option whose value is a time in ms since 1970: as such a number, or in ISO 8601 (UTC if it names no zone)."""
+    return click.option(*names, metavar="TIME", **options, callback=parsed(
+        _time_ms, "a time like 2026-01-31T12:00:00Z, or milliseconds since 1970"))
 
-    name = "place"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        if value in ("first", "begin"):
-            return "first"
-        if value in ("last", "end"):
-            return "last"
-        if value.isascii() and value.isdecimal():
-            return int(value)
-        try:
-            return moment(value)
-        except ValueError:
-            self.fail(f"{value}: give first, last, an offset, a time like 2026-01-31T12:00:00Z, or @ and milliseconds since 1970",
-                      param, ctx)
+def place_option(*names: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option whose value is a place in each queue: first, last, an offset, or a time with a time zone."""
+    return click.option(*names, default=None, metavar="first|last|OFFSET|TIME", help=help, callback=parsed(
+        _place, "first, last, an offset, a time like 2026-01-31T12:00:00Z, or @ and milliseconds since 1970"))
 
 
 def span_s(text: str) -> float:
@@ -364,7 +414,7 @@ def span_s(text: str) -> float:
     span = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)([smhd])", text)
     if span is None:
         raise ValueError(text)
-    return float(span[1]) * _UNITS_S[span[2]]
+    return float(span[1]) * UNITS["ms"][span[2]] / 1000
 
 
 def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -427,8 +477,7 @@ class StoreArgument(click.Argument):
             elif len(words) > 1:
                 chosen = words.pop(0 if STORE_VARIABLE in os.environ and not os.path.isdir(words[0]) else 1)
                 if chosen in choices and sys.stderr.isatty():
-                    click.echo(f"note: the action comes first, `pyengine {command} {chosen} STORE`: the next version takes no other order",
-                               err=True)
+                    note(f"the action comes first, `pyengine {command} {chosen} STORE`: the next version takes no other order")
         at = [argument for argument in arguments if argument is not action].index(self)
         others = [argument for argument in arguments if argument not in (self, action)]
         if all(argument.nargs == 1 and argument.required for argument in others):
@@ -450,9 +499,18 @@ set_option = click.option(
     help="A setting for this run, by pyengine's or RocketMQ's name; may be repeated.")
 
 
-def store_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add STORE, --set and --json to a command, as `store`, `settings` and `as_json`."""
-    return store_argument(set_option(json_option(function)))
+def answers(function: Callable[..., Reply]) -> Callable[..., ExitCode]:
+    """Add --json to a command that returns a Reply, and print that."""
+    @functools.wraps(function)
+    def command(*, as_json: bool, **arguments: Any) -> ExitCode:
+        return function(**arguments).print(as_json)
+
+    return json_option(command)
+
+
+def store_command(function: Callable[..., Reply]) -> Callable[..., ExitCode]:
+    """Add STORE and --set to a command, as `store` and `settings`, and print its answer, as --json says."""
+    return store_argument(set_option(answers(function)))
 
 
 @contextlib.contextmanager
@@ -461,10 +519,10 @@ def reading(root: Path, settings: dict[str, str]) -> Iterator[LiveStoreReader]:
     from pyengine.ipc.live_reader import open_store
     from pyengine.storage.later_format import queues_are_elsewhere
 
-    with open_store(existing_store(root), **settings) as reader:
+    with open_store(existing_store(root), **keywords(settings)) as reader:
         if queues_are_elsewhere(root):
-            click.echo(f"note: the consume queues of {root} are in RocksDB, which only RocketMQ 5 reads: what is read through queues "
-                       "is not found here", err=True)
+            note(f"the consume queues of {root} are in RocksDB, which only RocketMQ 5 reads: what is read through queues is not found "
+                 "here")
         yield reader
 
 

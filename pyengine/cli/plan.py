@@ -10,16 +10,15 @@ import math
 import mmap
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import NumberRange, json_option, set_option, span_s
+from pyengine.cli.output import NumberRange, Reply, answers, parsed, set_option, span_s
 from pyengine.engine_config import EngineConfig, delete_hours
-from pyengine.errors import ConfigError, UsageError
+from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.record import Message, encode_message, record_size
 from pyengine.native import scan
@@ -158,24 +157,13 @@ def measure_reading(body_bytes: int) -> float:
     return count * len(record) / took_s
 
 
-def _amount(parse: Callable[[str], Any], example: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-        if value is None:
-            return None
-        try:
-            return parse(value)
-        except (ValueError, ConfigError):
-            raise click.BadParameter(f"{value}: give {example}", ctx, param) from None
-    return read
-
-
-_size = _amount(lambda text: SETTINGS["log_retention_bytes"].read(text, "size"), "a size, as 1000, 1KiB or 64MiB")
-_span = _amount(span_s, "a span, as 90s, 10m, 72h or 7d")
+_size = parsed(SETTINGS["log_retention_bytes"].value_of, "a size, as 1000, 1KiB or 64MiB")
+_span = parsed(span_s, "a span, as 90s, 10m, 72h or 7d")
 
 
 @click.command()
 @click.option("--rate", type=NumberRange(min=0, min_open=True, most=1e9), required=True, metavar="N", help="Mean messages a second.")
-@click.option("--size", required=True, callback=_size, metavar="BYTES", help="Size of a body as stored.")
+@click.option("--size", "body_bytes", required=True, callback=_size, metavar="BYTES", help="Size of a body as stored.")
 @click.option("--retention", default=None, callback=_span, metavar="SPAN",
               help="Retention, as 72h or 7d. Default: file_reserved_time_hours.")
 @click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of all topics together.")
@@ -184,14 +172,11 @@ _span = _amount(span_s, "a span, as 90s, 10m, 72h or 7d")
               help="Bytes of a message's properties.")
 @click.option("--topic-bytes", type=click.IntRange(1, 127), default=16, show_default=True, help="Length of a topic's name.")
 @click.option("--producers", type=click.IntRange(min=1), default=4, show_default=True, help="Producers at the same time.")
-@click.option("--lag", default="60s", show_default=True, callback=_span, metavar="SPAN",
+@click.option("--lag", "lag_s", default="60s", show_default=True, callback=_span, metavar="SPAN",
               help="Lag up to which consumers read from memory.")
 @set_option
-@json_option
-def plan(
-    rate: float, size: int, retention: float | None, queues: int, keys: float, properties_bytes: int, topic_bytes: int,
-    producers: int, lag: float, settings: dict[str, str], as_json: bool,
-) -> None:
+@answers
+def plan(retention: float | None, settings: dict[str, str], **expected: Any) -> Reply:
     """Compute the disk and memory of a new store. Also open files and recovery time: upper bounds (docs/capacity.md).
 
     \b
@@ -201,11 +186,11 @@ def plan(
     if retention is not None:
         settings = settings | {"file_reserved_time_hours": str(math.ceil(retention / HOUR_S))}
     config = load_config(None, settings)
-    if size > config.max_message_size_bytes:
-        raise UsageError(f"--size {size:,} is more than max_message_size_bytes ({config.max_message_size_bytes:,})")
-    load = Load(rate, size, topic_bytes, properties_bytes, keys, queues, producers, lag)
-    made = make_plan(load, config, measure_reading(size))
-    output.print_answer(asdict(made), as_json, lambda: write_plan(made, load, config))
+    load = Load(**expected)
+    if load.body_bytes > config.max_message_size_bytes:
+        raise UsageError(f"--size {load.body_bytes:,} is more than max_message_size_bytes ({config.max_message_size_bytes:,})")
+    made = make_plan(load, config, measure_reading(load.body_bytes))
+    return Reply(asdict(made), lambda: write_plan(made, load, config))
 
 
 def write_plan(made: Plan, load: Load, config: EngineConfig) -> None:

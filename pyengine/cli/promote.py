@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
-from pyengine.cli import output
-from pyengine.cli.output import NumberRange, store_command
+from pyengine.cli.output import NumberRange, Reply, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
+from pyengine.engine_config import SLAVE
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_masters, read_run_settings
 from pyengine.ipc.store_lock import living_kinds, owning
@@ -27,7 +27,6 @@ from pyengine.storage.replication_state import ReplicationState, ReplicationStat
 if TYPE_CHECKING:
     from pyengine._native import ms_control
 
-SLAVE = "SLAVE"
 POLL_INTERVAL_S = 0.05
 QUIET_S = 0.5          # a linked slave that receives nothing for so long has everything
 UNLINKED_WAIT_S = 1.0  # for the writer to append what arrived before the link was lost
@@ -64,10 +63,10 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
     except (psutil.Error, ValueError) as error:
         raise EngineUnavailableError(f"cannot tell how the engine on {root} was started (pid {pid}): {error}") from None
     overrides = read_run_settings(memory.folder).overrides()
-    return Start(pid, _started_by(arguments), {name: value for name, value in overrides.items() if name not in FIXED_NAMES})
+    return Start(pid, started_by(arguments), {name: value for name, value in overrides.items() if name not in FIXED_NAMES})
 
 
-def _started_by(arguments: Arguments) -> StartedBy:
+def started_by(arguments: Arguments) -> StartedBy:
     if arguments.no_children:
         return StartedBy.UNITS
     if arguments.embedder_descriptor >= 0:
@@ -95,7 +94,7 @@ class SlaveProgress:
 @click.option("--force", is_flag=True, help="Promote also a slave that lacks bytes, or still receives them.")
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0), default=10.0, show_default=True,
               help="Longest wait for such a slave, in seconds.")
-def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
+def promote(store: Path, settings: dict[str, str], role: str, force: bool, timeout_s: float) -> Reply:
     """Turn a slave into a master, which takes puts.
 
     It changes config/engine.toml, and restarts a running slave. Without ha_secret_file make sure that the old
@@ -113,16 +112,15 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
     if living_kinds(root):
         document = _promote_running(root, settings, role, force, timeout_s, notes)
     else:
-        document = {"running": False, "was": _promote_stopped(root, settings, role, force, notes)}
+        document = {"running": False, "was": promote_stopped(root, settings, role, force, notes)}
         if load_config(root, settings).broker_role != role:
             notes.append(f"broker_role is also set by --set or the environment, which win: leave it out there, or give {role}")
     document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
     is_degraded = "pid" in document and not document["running"]
     how = f", running (pid {document['pid']})" if document["running"] else "; `pyengine start` runs it as one"
     how = f", but it takes no puts (pid {document['pid']})" if is_degraded else how
-    output.print_answer(document, as_json, lambda: print(
-        f"{root} is a master now ({role}){how}", *(f"note: {note}" for note in notes), sep="\n"))
-    return ExitCode.DEGRADED if is_degraded else ExitCode.OK
+    return Reply(document, "\n".join([f"{root} is a master now ({role}){how}", *(f"note: {note}" for note in notes)]),
+                 ExitCode.DEGRADED if is_degraded else ExitCode.OK)
 
 
 def _promote_running(root: Path, settings: dict[str, str], role: str, force: bool, timeout_s: float,
@@ -134,7 +132,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
             raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
         start = launch_settings(root, memory)
         if start.by is not StartedBy.BACKGROUND:
-            raise StoreBusyError(_manual_steps(root, start, role))
+            raise StoreBusyError(manual_steps(root, start, role))
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
         kept["broker_role"] = role
         slave = load_config(root, start.settings)
@@ -143,7 +141,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         kept |= peers
         load_config(root, kept)  # settings that are wrong for a master are an error while it still runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
-    _judge(standing, force, notes)
+    judge(standing, force, notes)
     failpoint("promotion_judged")
     stop_engine(root)
     failpoint("promotion_stopped")
@@ -159,7 +157,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
             "master_end": standing.master_end or None, "was_linked": standing.linked, "missing_bytes": standing.missing_bytes}
 
 
-def _manual_steps(root: Path, start: Start, role: str) -> str:
+def manual_steps(root: Path, start: Start, role: str) -> str:
     if start.by is StartedBy.UNITS:
         name = root.absolute().name
         target, unit = quote(f"pyengine@{name}.target"), quote(f"pyengine-store@{name}.service")
@@ -192,7 +190,7 @@ def _wait_until_caught_up(control: ms_control, timeout_s: float) -> SlaveProgres
             still_since_s = time.monotonic()
 
 
-def _judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
+def judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
     """Raise EngineError if bytes are known to be missing and `force` is not set; otherwise add notes."""
     if standing.missing_bytes:
         text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and the log's "
@@ -209,7 +207,7 @@ def _judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
         notes.append(f"the last known end of its master's log is {standing.master_end}; later messages are unknown")
 
 
-def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> str | None:
+def promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> str | None:
     """Promote a stopped slave; return its role before, None if unknown; EngineError if it is not a slave.
 
     Its role comes from engine.toml, or from its last start.
@@ -224,7 +222,7 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
                     "again: then the other one refuses puts once both meet") if is_fenced else ""
             raise EngineError(f"{root} is not a slave: its role is {last}{more}")
         if noted is not None and noted.role == SLAVE:
-            _judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)
+            judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)
         else:
             notes.append("it does not run, so the end of its master's log is unknown")
         slave = load_config(root, settings)

@@ -24,7 +24,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.ingest import AckedList
-from pyengine.cli.output import GivenPath, NumberRange, json_option, set_option
+from pyengine.cli.output import GivenPath, NumberRange, Reply, answers, set_option
 from pyengine.cli.torture import EngineWatch, KillRounds, check_acked, kill, kill_all
 from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
@@ -78,9 +78,8 @@ class ModeProof:
 @click.option("--seed", type=int, default=None, help="Repeats an earlier run's order of kills.")
 @click.option("--keep", is_flag=True, help="Keep the stores, not only those of a failed run.")
 @set_option
-@json_option
-def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None, keep: bool, settings: dict[str, str],
-          as_json: bool) -> int:
+@answers
+def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None, keep: bool, settings: dict[str, str]) -> Reply:
     """Test durability on your own disk. It kills under load, then looks for every acknowledged message.
 
     The stores in STORE_PARENT are removed afterwards.
@@ -116,8 +115,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
         "held": held, "seed": seed, "seconds": round(time.monotonic() - began_s, 1), "stores": str(folder) if keep or not held else None,
         "disk": asdict(disk) | {"verdict": disk.verdict},
         "modes": [asdict(proof) | {"kills": dict(proof.kills), "kills_total": proof.kills.total()} for proof in proofs]}
-    output.print_answer(document, as_json, lambda: _print(disk, proofs, document))
-    return ExitCode.OK if held else ExitCode.FAILED
+    return Reply(document, lambda: _print(disk, proofs, document), ExitCode.OK if held else ExitCode.FAILED)
 
 
 def require_room(parent: Path, needed_bytes: int, purpose: str) -> None:
@@ -207,6 +205,7 @@ class ModeRun(KillRounds):
         self.was_silent = False          # for SILENT_S or longer, when the producers were ended
         self._acked_path = folder / f"{mode}.acked"
         self._acked = AckedList(self._acked_path)
+        self._unlisted: DiskError | None = None  # why a producer could not list what was acknowledged
         self._advance = advance
         self._ending = threading.Event()
         self._lock = threading.Lock()
@@ -251,6 +250,8 @@ class ModeRun(KillRounds):
         self._acked.write()
 
     def acked_count(self) -> int:
+        if self._unlisted is not None:
+            raise self._unlisted
         return self.proof.acknowledged
 
     def _produce(self, number: int) -> None:
@@ -270,7 +271,12 @@ class ModeRun(KillRounds):
             self._ending.wait(RETRY_INTERVAL_S)
             return
         with self._lock:
-            self._acked.add(result, [body])
+            try:
+                self._acked.add(result, [body])
+            except DiskError as error:  # which is no engine's that is gone for a moment
+                self._unlisted = error
+                self._ending.set()
+                return
             self.proof.acknowledged += 1
             self.acked_s = time.monotonic()
             self.end_offset = max(self.end_offset, result.physical_offset)

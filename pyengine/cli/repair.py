@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ import click
 from pyengine.cli import output
 from pyengine.cli.output import (
     GivenPath,
+    Reply,
     byte_bar,
     master_option,
     raw_option,
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
               help="Messages that the store must have, as `ingest --acked` writes them.")
 @spark_option
 @master_option
-def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
+def check(store: Path, settings: dict[str, str], acked: Path | None, on_spark: bool, master: str | None) -> Reply:
     """Check a whole store, and change nothing. It reads log, CRCs, queues, index, config and checkpoint.
 
     Beside an engine it checks what is dispatched; beside a broker what its checkpoint calls flushed. An error (exit code 3) breaks
@@ -66,8 +69,7 @@ def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | No
 
         with byte_bar("check", None) as show:
             report = check_now(store, config, acked, show)
-    output.print_answer(report.to_dict(), as_json, lambda: _print_report(report))
-    return report.exit_code
+    return Reply(report.to_dict(), lambda: _print_report(report), report.exit_code)
 
 
 def _print_report(report: CheckReport) -> None:
@@ -93,7 +95,7 @@ def _print_report(report: CheckReport) -> None:
 @click.command()
 @store_command
 @click.argument("other", type=GivenPath(path_type=Path), metavar="OTHER")
-def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path) -> int:
+def diff(store: Path, settings: dict[str, str], other: Path) -> Reply:
     """Compare a store with its slave or its copy. It compares each record and the ends of the queues.
 
     Engines may run on both.
@@ -110,8 +112,7 @@ def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path) -> i
 
     with byte_bar("diff", None) as show:
         report = diff_now(store, other, settings=settings, progress=show)
-    output.print_answer(report.to_dict(), as_json, lambda: _print_diff(report))
-    return report.exit_code
+    return Reply(report.to_dict(), lambda: _print_diff(report), report.exit_code)
 
 
 def _print_diff(report: DiffReport) -> None:
@@ -131,8 +132,7 @@ def _print_diff(report: DiffReport) -> None:
             (topic, counts.store, counts.other, counts.differing, counts.only_in_store, counts.only_in_other)
             for topic, counts in sorted(report.found.topics.items())], title="topics")
     print(report.sentence)
-    for note in report.notes:
-        print(f"note: {output.printable(note)}")
+    _print_notes(report.notes)
     output.write_facts([
         *((name, f"{one.min_offset:,} to {one.end_offset:,}  {output.printable(one.path)}")
           for name, one in (("STORE", report.store), ("OTHER", report.other))),
@@ -152,7 +152,7 @@ def _difference_text(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...
 @click.option("--accept-loss", is_flag=True,
               help="Move everything after damage to quarantine.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
-def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
+def recover(store: Path, settings: dict[str, str], accept_loss: bool, dry_run: bool) -> Reply:
     """Recover a store that was not stopped in order. `start` does it first.
 
     Bytes that are removed go to STORE/quarantine. Damaged durable bytes are refused without --accept-loss.
@@ -170,7 +170,7 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
     run = preview_offline if dry_run else recover_offline
     with byte_bar("recover", None) as show:
         report = run(store, config, progress=show, accept_loss=accept_loss)
-    return output.print_report(report, as_json, _print_recovery)
+    return Reply.of(report, _print_recovery)
 
 
 def _print_recovery(report: RecoveryReport) -> None:
@@ -183,18 +183,19 @@ def _print_recovery(report: RecoveryReport) -> None:
         ("bytes drained", report.drained_bytes), ("bytes dispatched", report.dispatched_bytes),
         ("queue entries removed", report.queue_entries_removed), ("index files removed", report.index_files_removed),
         ("shared memory", report.shared_state), ("seconds", report.seconds), ("GB/s", report.gigabytes_per_second)])
-    if report.quarantined:
-        print()
-        output.write_table(("quarantined", "from offset", "bytes", "why"), [
-            (str(piece.path), piece.physical_offset, piece.size_bytes, piece.reason) for piece in report.quarantined])
     losses = [*(("segment", name, "deleted: nothing in it is of the log") for name in report.removed_files),
               *(("queue", f"{cut.topic} {cut.queue_id}", _queue_loss(cut)) for cut in report.cut_queues),
               *(("index file", name, f"deleted: {label}") for name, label in report.deleted_index_files)]
-    if losses:
-        print()
-        output.write_table(("cut", "which", "what"), losses)
-    for note in report.notes:
-        print(f"note: {output.printable(note)}")
+    output.write_tables(
+        (("quarantined", "from offset", "bytes", "why"), [
+            (str(piece.path), piece.physical_offset, piece.size_bytes, piece.reason) for piece in report.quarantined]),
+        (("cut", "which", "what"), losses))
+    _print_notes(report.notes)
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        output.note(note, sys.stdout)
 
 
 def _queue_loss(cut: CutQueue) -> str:
@@ -210,9 +211,7 @@ def _queue_loss(cut: CutQueue) -> str:
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="Only this queue of the topic.")
 @click.option("--queues", is_flag=True, help="Rebuild queues, and the index only with --index.")
 @click.option("--index", is_flag=True, help="Rebuild the index, and queues only with --queues or --topic.")
-def rebuild(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool,
-) -> int:
+def rebuild(store: Path, settings: dict[str, str], topic: str | None, queue_id: int | None, queues: bool, index: bool) -> Reply:
     """Rebuild queues and index from the commit log. Options select some.
 
     Old files go to STORE/quarantine. The store must be stopped.
@@ -232,7 +231,7 @@ def rebuild(
     config = load_config(store, settings)
     with byte_bar("rebuild", None) as show:
         report = rebuild_offline(store, config, selection, progress=show)
-    return output.print_report(report, as_json, _print_rebuild)
+    return Reply.of(report, _print_rebuild)
 
 
 def _print_rebuild(report: RebuildReport) -> None:
@@ -243,8 +242,7 @@ def _print_rebuild(report: RebuildReport) -> None:
                         ("bytes dispatched", report.log_bytes), ("seconds", report.seconds)])
     for topic, queue_id in report.kept:
         print(f"kept: queue {queue_id} of {output.printable(topic)}, of which the log holds no message any more")
-    for note in report.notes:
-        print(f"note: {output.printable(note)}")
+    _print_notes(report.notes)
 
 
 @click.command()
@@ -252,7 +250,7 @@ def _print_rebuild(report: RebuildReport) -> None:
 @click.argument("dest", type=GivenPath(path_type=Path), metavar="DEST")
 @click.option("--quarantine/--no-quarantine", "with_quarantine", default=True, show_default=True,
               help="Copy the messages in STORE/quarantine too.")
-def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
+def salvage(store: Path, settings: dict[str, str], dest: Path, with_quarantine: bool) -> Reply:
     """Make a new store of every whole record of a damaged one. The damaged one, also a broker's, stays as it is.
 
     Records keep their order, those in STORE/quarantine last (docs/recovery.md).
@@ -275,8 +273,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=config, progress=show,
                                with_quarantine=with_quarantine, settings=config)
-    output.print_answer(report.to_dict(), as_json, lambda: _print_salvage(report, dest))
-    return report.exit_code
+    return Reply(report.to_dict(), lambda: _print_salvage(report, dest), report.exit_code)
 
 
 def _print_salvage(report: SalvageReport, dest: Path) -> None:
@@ -292,8 +289,7 @@ def _print_salvage(report: SalvageReport, dest: Path) -> None:
     if report.moved_queues:
         output.write_table(("topic", "queue", "newest offsets moved up by"), [
             (topic, queue_id, by) for (topic, queue_id), by in sorted(report.moved_queues.items())])
-    for note in report.notes:
-        print(f"note: {output.printable(note)}")
+    _print_notes(report.notes)
 
 
 @click.command()
@@ -302,9 +298,7 @@ def _print_salvage(report: SalvageReport, dest: Path) -> None:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--max-messages", type=click.IntRange(min=0), default=32, show_default=True, help="Show at most this many messages.")
 @raw_option
-def quarantine(
-    store: Path, settings: dict[str, str], as_json: bool, action: str, names: tuple[str, ...], max_messages: int, raw: bool,
-) -> int:
+def quarantine(store: Path, settings: dict[str, str], action: str, names: tuple[str, ...], max_messages: int, raw: bool) -> Reply:
     """List or show what recovery cut. The pieces are in STORE/quarantine.
 
     `pyengine salvage STORE/quarantine DEST` makes a store of all messages in them.
@@ -320,14 +314,13 @@ def quarantine(
     if action == "list":
         if names:
             raise UsageError("list takes no NAME: give show before it")
-        output.print_answer({"pieces": [_document(entry) for entry in entries.values()]}, as_json, lambda: _list(list(entries.values())))
-        return ExitCode.OK
+        return Reply({"pieces": [_document(entry) for entry in entries.values()]}, lambda: _list(list(entries.values())))
     if not names:
         raise UsageError(f"{action} needs the name of a piece: {command('quarantine', action, store, 'NAME')}")
     for name in names:
         if name not in entries:
             raise UsageError(f"{store}/quarantine holds no {name}: {command('quarantine', store)} lists what it holds")
-    return _show([entries[name] for name in names], max_messages, raw, as_json)
+    return _show([entries[name] for name in names], max_messages, raw)
 
 
 def _document(entry: QuarantineEntry) -> dict[str, Any]:
@@ -342,12 +335,12 @@ def _list(entries: list[QuarantineEntry]) -> None:
         (entry.name, entry.physical_offset, entry.size_bytes, entry.at, entry.problem or entry.reason) for entry in entries])
 
 
-def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json: bool) -> int:
-    """Print each piece and its messages; return FAILED if a piece differs from the bytes that recovery copied."""
+def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool) -> Reply:
+    """Show each piece and its messages; FAILED if a piece differs from the bytes that recovery copied."""
     from pyengine.storage.recovery.quarantine import changed_content
     from pyengine.storage.salvage import messages_in
 
-    code, documents = ExitCode.OK, []
+    code, documents, shown = ExitCode.OK, [], []
     for entry in entries:
         problem = entry.problem
         if changed_content(entry):
@@ -358,16 +351,17 @@ def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json:
             count += 1
             if count <= max_messages:
                 found.append(message)
-        if as_json:
-            documents.append(_document(entry) | {"problem": problem, "message_count": count, "messages": [
-                output.message_document(one, raw) for one in found]})
-            continue
-        output.write_facts([("piece", entry.name), ("from", entry.origin), ("from offset", entry.physical_offset),
-                            ("bytes", entry.size_bytes), ("since", entry.at), ("why", entry.reason),
-                            ("whole messages", count), *([("problem", problem)] if problem else [])])
-        if found:
-            print()
-            output.write_message_table(found, raw)
-    if as_json:
-        output.write_json({"pieces": documents})
-    return code
+        documents.append(_document(entry) | {"problem": problem, "message_count": count, "messages": [
+            output.message_document(one, raw) for one in found]})
+        shown.append((entry, problem, count, found))
+
+    def show() -> None:
+        for entry, problem, count, found in shown:
+            output.write_facts([("piece", entry.name), ("from", entry.origin), ("from offset", entry.physical_offset),
+                                ("bytes", entry.size_bytes), ("since", entry.at), ("why", entry.reason),
+                                ("whole messages", count), *([("problem", problem)] if problem else [])])
+            if found:
+                print()
+                output.write_message_table(found, raw)
+
+    return Reply({"pieces": documents}, show, code)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pyengine.cli import output
 from pyengine.cli.output import (
+    Reply,
     byte_bar,
     master_option,
     number_text,
@@ -455,9 +455,7 @@ def _whole(number: int) -> str:
               help="Topics and groups with a row of their own.")
 @master_option
 @spark_level_option
-def report(
-    store: Path, settings: dict[str, str], as_json: bool, file: Path, top: int, master: str | None, level: str | None,
-) -> None:
+def report(store: Path, settings: dict[str, str], file: Path, top: int, master: str | None, readLevel: str) -> Reply:
     """Write an HTML report of a store. It shows rates, sizes, topics, hours and lags, and loads no other file.
 
     It uses Spark (extra `spark`, Java 17 or later).
@@ -472,15 +470,14 @@ def report(
     options = size_options(root, settings)
     begun_s = time.monotonic()
     with spark_session("pyengine report", master) as spark, byte_bar("counting", None) as show:
-        figures = collect(spark, root, options, settings, level=level or "flushed", drawn=DRAWN, progress=show)
+        figures = collect(spark, root, options, settings, level=readLevel, drawn=DRAWN, progress=show)
     _write(file, page(figures, top))
     seconds = time.monotonic() - begun_s
     total = figures.total
     document = {"file": str(file), "messages": total.messages, "bytes": total.bytes, "seconds": seconds,
                 "topics": [asdict(topic) for topic in figures.topics], "groups": [asdict(group) for group in figures.groups]}
-    output.print_answer(document, as_json, lambda: print(
-        f"{total.messages:,} messages of {len(figures.topics):,} topics ({size_text(total.bytes)}) in {seconds:.1f} s: "
-        f"{printable(str(file))}"))
+    return Reply(document, f"{total.messages:,} messages of {len(figures.topics):,} topics ({size_text(total.bytes)}) in {seconds:.1f} s: "
+                           f"{printable(str(file))}")
 
 
 def _write(file: Path, text: str) -> None:

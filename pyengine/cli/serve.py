@@ -21,14 +21,15 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, with_broker_conf
-from pyengine.cli.metrics import PORT, address_option, host_and_port
-from pyengine.cli.output import store_command
+from pyengine.cli.metrics import PORT, address_option
+from pyengine.cli.output import json_option, set_option, store_argument
 from pyengine.cli.plan import shared_memory_bytes
 from pyengine.engine.kinds import child_environment
 from pyengine.engine.log_file import log_line
 from pyengine.errors import EngineUnavailableError, ExitCode, os_error_sentence
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import waiting
+from pyengine.settings import join_address
 from pyengine.storage.config import STORE_SIGNS, EngineConfig, load_config, set_arguments
 from pyengine.storage.file_system import file_system_of, free_bytes
 
@@ -43,7 +44,9 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 @click.command()
-@store_command
+@store_argument
+@set_option
+@json_option
 @address_option("--metrics", default=None, help=f"Serve metrics and health checks at this address, as in 0.0.0.0:{PORT}.")
 @broker_conf_option
 def serve(
@@ -71,7 +74,7 @@ def serve(
     for note in notes:
         write_line(f"note: {note}")
     chosen = {**settings, "shm_directory": directory}
-    return Init(store.absolute(), chosen, "" if metrics is None else host_and_port(*metrics)).run()
+    return Init(store.absolute(), chosen, "" if metrics is None else join_address(*metrics)).run()
 
 
 def write_line(text: str) -> None:

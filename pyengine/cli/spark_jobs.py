@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyengine.cli import output
 from pyengine.cli.output import (
+    Reply,
+    answers,
     byte_bar,
-    json_option,
     master_option,
     raw_option,
     set_option,
@@ -25,24 +26,23 @@ if TYPE_CHECKING:
     from pyengine.spark.jobs import By, StatsRow
 
 
-_allow_missing = click.option("--allow-missing", is_flag=True, help="Accept a topic that does not exist (allowMissing=true).")
+# The values of these options have the names of Spark's, as which they are passed on.
+_allow_missing = click.option("--allow-missing", "allowMissing", is_flag=True,
+                              help="Accept a topic that does not exist (allowMissing=true).")
 
 
 @click.command()
 @store_or_uri_argument
 @set_option
-@json_option
+@answers
 @click.option("--by", type=click.Choice(["queue", "topic", "hour", "day"]), default="topic", show_default=True,
               help="Count by queue, topic, or topic and hour or day (UTC).")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
 @_allow_missing
-@click.option("--verify-crc", is_flag=True, help="Check the CRC of every body.")
+@click.option("--verify-crc", "verifyCRC", is_flag=True, help="Check the CRC of every body.")
 @master_option
 @spark_level_option
-def stats(
-    store: str, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], allow_missing: bool, verify_crc: bool,
-    master: str | None, level: str | None,
-) -> None:
+def stats(store: str, settings: dict[str, str], by: By, topics: tuple[str, ...], master: str | None, **options: object) -> Reply:
     """Count messages and bytes in the log. It uses Spark (extra `spark`, Java 17 or later).
 
     STORE may be a URI (s3://bucket/store).
@@ -52,18 +52,15 @@ def stats(
       pyengine stats STORE --by hour --topic orders --json
     """
     source, sizes = spark_source(store, settings)
-    options: dict[str, object] = {**sizes, "verifyCRC": verify_crc, "allowMissing": allow_missing}
-    if level is not None:
-        options["readLevel"] = level
     with spark_session("pyengine stats", master) as spark, byte_bar("counting", None) as show:
         from pyengine.spark.jobs import collect_stats
 
         begun_s = time.monotonic()
-        rows = collect_stats(spark, source, topics or None, by=by, progress=show, **options)
+        rows = collect_stats(spark, source, topics or None, by=by, progress=show, **sizes, **options)
     seconds = time.monotonic() - begun_s
     document = {"by": by, "messages": sum(row.messages for row in rows), "bytes": sum(row.bytes for row in rows), "seconds": seconds,
                 "rows": [asdict(row) for row in rows]}
-    output.print_answer(document, as_json, lambda: _print(rows, by))
+    return Reply(document, lambda: _print(rows, by))
 
 
 def _print(rows: list[StatsRow], by: str) -> None:
@@ -83,7 +80,7 @@ def _print(rows: list[StatsRow], by: str) -> None:
 @click.command()
 @store_or_uri_argument
 @set_option
-@json_option
+@answers
 @click.argument("dest", metavar="DEST")
 @click.option("--format", "file_format", type=click.Choice(["parquet"]), default="parquet", show_default=True,
               help="The format of the files.")
@@ -98,11 +95,7 @@ def _print(rows: list[StatsRow], by: str) -> None:
 @raw_option
 @master_option
 @spark_level_option
-def export(
-    store: str, settings: dict[str, str], as_json: bool, dest: str, file_format: str, topics: tuple[str, ...],
-    allow_missing: bool, columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
-    raw: bool, master: str | None, level: str | None,
-) -> None:
+def export(store: str, settings: dict[str, str], dest: str, topics: tuple[str, ...], master: str | None, **options: Any) -> Reply:
     """Write the log into DEST as Parquet files. It uses Spark (extra `spark`, Java 17 or later).
 
     DEST and STORE are folders or URIs. DEST/_SUCCESS comes last: without it the export is incomplete.
@@ -112,22 +105,19 @@ def export(
       pyengine export STORE s3://bucket/lake --partitioned --incremental
     """
     source, sizes = spark_source(store, settings)
-    options: dict[str, object] = {**sizes, "allowMissing": allow_missing, "decompress": not raw}
-    if level is not None:
-        options["readLevel"] = level
-    if columns is not None:
-        options["columns"] = columns
-    from pyengine.spark.options import AUTO, destination
+    file_format, options["decompress"] = options.pop("file_format"), not options.pop("raw")
+    if options["columns"] is None:
+        del options["columns"]
+    from pyengine.spark.options import destination
 
     destination(dest)  # before Java starts: a wrong DEST is an error
     begun_s = time.monotonic()
     with spark_session("pyengine export", master) as spark, byte_bar("exporting", None) as show:
         from pyengine.spark.export import export_parquet
 
-        done = export_parquet(spark, source, dest, topics or None, compression=compression, overwrite=overwrite,
-                              partitioned=partitioned, incremental=incremental, dest_file_system=AUTO, progress=show, **options)
+        done = export_parquet(spark, source, dest, topics or None, progress=show, **options | sizes)
     seconds = time.monotonic() - begun_s
     document = {"dest": done.dest, "format": file_format, "files": done.files, "messages": done.messages, "bytes": done.bytes,
                 "seconds": seconds}
-    output.print_answer(document, as_json, lambda: print(
-        f"{done.messages:,} messages in {done.files} files ({output.size_text(done.bytes)}) in {seconds:.1f} s: {done.dest}"))
+    return Reply(
+        document, f"{done.messages:,} messages in {done.files} files ({output.size_text(done.bytes)}) in {seconds:.1f} s: {done.dest}")

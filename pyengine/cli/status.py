@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.engine_status import Verdict, engine_status, live_status
-from pyengine.cli.output import NumberRange, set_option, store_argument, store_command
+from pyengine.cli.output import NumberRange, Reply, set_option, store_argument, store_command
 from pyengine.errors import ExitCode
 from pyengine.ipc.statistics import Statistics
 from pyengine.native import store_stats
@@ -22,8 +22,6 @@ from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "lag", "detail")
 DrawSample = Callable[["Sample"], None]
@@ -33,7 +31,7 @@ SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 @click.command()
 @store_command
-def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
+def status(store: Path, settings: dict[str, str]) -> Reply:
     """Show a verdict, state, positions and processes. The store may be stopped.
 
     The verdict is a word and a sentence (docs/operations.md). Exit code 6: stuck, read-only or degraded.
@@ -43,8 +41,8 @@ def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
       pyengine status STORE
     """
     document = engine_status(existing_store(store), settings)
-    output.print_answer(document, as_json, lambda: _print_status(document))
-    return ExitCode.DEGRADED if Verdict(document["verdict"]).is_trouble else ExitCode.OK
+    return Reply(document, lambda: _print_status(document),
+                 ExitCode.DEGRADED if Verdict(document["verdict"]).is_trouble else ExitCode.OK)
 
 
 def _print_status(document: dict[str, Any]) -> None:
@@ -78,7 +76,7 @@ def _print_status(document: dict[str, Any]) -> None:
     output.write_facts(facts)
     print()
     output.write_table(("position", "offset"), list(document["positions"].items()))
-    for columns, rows in (
+    output.write_tables(
         (("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
             (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"]) for one in document["workers"]]),
         (("log hold", "owner", "from offset", "until"), [
@@ -92,11 +90,7 @@ def _print_status(document: dict[str, Any]) -> None:
             (one["group"], one["topic"], one["in_flight"], one["attempts"], output.time_text(one["invisible_until_ms"]))
             for one in document["pops"]]),
         (("session", "pid", "state", "ring"), [
-            (one["slot"], str(one["pid"]), one["state"], output.size_text(one["ring_bytes"])) for one in document["session_list"]]),
-    ):
-        if rows:
-            print()
-            output.write_table(columns, rows)
+            (one["slot"], str(one["pid"]), one["state"], output.size_text(one["ring_bytes"])) for one in document["session_list"]]))
 
 
 def _figures(figures: dict[str, Any]) -> list[tuple[str, object]]:
@@ -183,14 +177,19 @@ def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float,
             samples += 1
             if samples == count:
                 return
-            time.sleep(interval_s)
+            output.pause(interval_s)
 
 
 @contextmanager
 def _drawing(as_json: bool) -> Iterator[DrawSample]:
     """Yield a function that shows a sample: as a JSON line, as the whole screen of a terminal, or after the previous one."""
     if as_json:
-        yield _print_json
+        def print_json(sample: Sample) -> None:
+            output.write_json({**sample.document, "rates_per_s": sample.rates_per_s, "between_samples": sample.latencies_ms,
+                               "topic_rates_per_s": sample.topic_rates_per_s})
+            sys.stdout.flush()
+
+        yield print_json
         return
     console = output.console()
     if not sys.stdout.isatty():
@@ -204,13 +203,6 @@ def _drawing(as_json: bool) -> Iterator[DrawSample]:
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         yield lambda sample: live.update(screen(sample), refresh=True)
-
-
-def _print_json(sample: Sample) -> None:
-    document: dict[str, Any] = {**sample.document, "rates_per_s": sample.rates_per_s, "between_samples": sample.latencies_ms,
-                                "topic_rates_per_s": sample.topic_rates_per_s}
-    output.write_json(document)
-    sys.stdout.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,16 +291,15 @@ def screen(sample: Sample) -> RenderableType:
     from rich.text import Text
 
     document = sample.document
-    parts: list[RenderableType] = [_facts(sample), Text()]
-    parts.append(_table(("position", "offset", "per second"), [
-        (name, f"{value:,}", _size(sample.rates_per_s.get(name))) for name, value in document["positions"].items()]))
+    parts: list[RenderableType] = [_facts(sample), Text(), output.table_of(("position", "offset", "per second"), [
+        (name, value, _size(sample.rates_per_s.get(name))) for name, value in document["positions"].items()], right=("per second",))]
     if document["workers"]:
-        parts += [Text(), _table(("worker", "pid", "state", "restarts", "errors", "heartbeat ms ago"), [
-            (one["kind"], str(one["pid"]), _state(one["state"]), f"{one['restarts']:,}", f"{one['errors']:,}",
-             output.number_text(one["heartbeat_age_ms"])) for one in document["workers"]])]
+        parts += [Text(), output.table_of(("worker", "pid", "state", "restarts", "errors", "heartbeat ms ago"), [
+            (one["kind"], str(one["pid"]), Text(one["state"], "" if one["state"] == "ready" else "red"), one["restarts"], one["errors"],
+             output.number_text(one["heartbeat_age_ms"])) for one in document["workers"]], right=("pid", "heartbeat ms ago"))]
     links = (document["replication"] or {}).get("links")
     if links:
-        parts += [Text(), _table(LINK_COLUMNS, [[output.printable(str(cell)) for cell in link_row(one)] for one in links])]
+        parts += [Text(), output.table_of(LINK_COLUMNS, [link_row(one) for one in links])]
     if sample.figures is not None and sample.figures.topics:
         parts += [Text(), _topics(sample)]
     return Group(*parts)
@@ -360,29 +351,10 @@ def _topics(sample: Sample) -> RenderableType:
     rows = []
     for topic in shown:
         rate = sample.topic_rates_per_s.get(topic, {})
-        rows.append((output.printable(topic), output.number_text(rate.get("messages", 0)), f"{_size(rate.get('bytes', 0))}",
-                     f"{counts[topic].messages:,}", output.size_text(counts[topic].size_bytes)))
+        rows.append((topic, output.number_text(rate.get("messages", 0)), _size(rate.get("bytes", 0)), counts[topic].messages,
+                     output.size_text(counts[topic].size_bytes)))
     title = f"topic ({len(counts)})" if len(counts) > len(shown) else "topic"
-    return _table((title, "messages/s", "bytes/s", "messages", "bytes"), rows)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for at, name in enumerate(columns):
-        table.add_column(name, justify="left" if at == 0 or name == "state" else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
-
-
-def _state(state: str) -> Text:
-    from rich.text import Text
-
-    return Text(state, style="" if state == "ready" else "red")
+    return output.table_of((title, "messages/s", "bytes/s", "messages", "bytes"), rows, right=("messages/s", "bytes/s", "bytes"))
 
 
 def _size(size_bytes: float | None) -> str:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import Place, PlaceType, json_option, set_option, store_argument, store_command
+from pyengine.cli.output import Place, Reply, place_option, store_command
 from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 from pyengine.client.topics import PERMS, Topics
+from pyengine.engine_config import keywords
 from pyengine.errors import UsageError
 from pyengine.storage.config import existing_store
 from pyengine.storage.config_table import SubscriptionGroups
@@ -32,15 +33,12 @@ if TYPE_CHECKING:
 @store_command
 @click.argument("topic", required=False)
 @click.option("--queues", type=click.IntRange(min=1), default=None, help="Queues to read and to write; 8 for a new topic.")
-@click.option("--read-queues", type=click.IntRange(min=1), default=None, help="Queues to read.")
-@click.option("--write-queues", type=click.IntRange(min=1), default=None, help="Queues to write.")
+@click.option("--read-queues", "read_queue_nums", type=click.IntRange(min=1), default=None, help="Queues to read.")
+@click.option("--write-queues", "write_queue_nums", type=click.IntRange(min=1), default=None, help="Queues to write.")
 @click.option("--perm", type=click.Choice(list(PERMS)), default=None, help="What clients may do; rw for a new topic.")
 @click.option("--order/--no-order", default=None, help="Whether it is an ordered topic.")
 @click.option("--sizes", is_flag=True, help="List also the bytes of the messages, the largest topic first.")
-def topics(
-    store: Path, settings: dict[str, str], as_json: bool, action: str, topic: str | None, queues: int | None,
-    read_queues: int | None, write_queues: int | None, perm: str | None, order: bool | None, sizes: bool,
-) -> None:
+def topics(store: Path, settings: dict[str, str], action: str, topic: str | None, sizes: bool, **changes: Any) -> Reply:
     """List topics; create, update or delete one. They are in config/topics.json, or have messages.
 
     It needs no engine. `delete` removes the entry, not the messages.
@@ -49,23 +47,20 @@ def topics(
     Examples:
       pyengine topics create STORE orders --queues 4
     """
-    found = Topics(store, **settings)
-    changes: dict[str, Any] = {
-        "queues": queues, "read_queue_nums": read_queues, "write_queue_nums": write_queues, "perm": perm, "order": order}
+    found = Topics(store, **keywords(settings))
     changes = {name: value for name, value in changes.items() if value is not None}
     if action == "list":
         if topic is not None or changes:
             raise UsageError("list takes no topic and no options but --sizes: give create, update or delete before the topic")
-        _list(found, as_json, sizes)
-        return
+        return _list(found, sizes)
     if sizes:
         raise UsageError("--sizes needs the action list")
     if topic is None:
         raise UsageError(f"{action} needs a topic: pyengine topics {action} STORE TOPIC")
-    _change(found, action, topic, changes, as_json)
+    return _change(found, action, topic, changes)
 
 
-def _change(found: Topics, action: str, topic: str, changes: dict[str, Any], as_json: bool) -> None:
+def _change(found: Topics, action: str, topic: str, changes: dict[str, Any]) -> Reply:
     _warn(found._configs.read().problem)
     made = None
     if action == "delete":
@@ -79,32 +74,27 @@ def _change(found: Topics, action: str, topic: str, changes: dict[str, Any], as_
             raise UsageError("update changes nothing: give --queues, --read-queues, --write-queues, --perm or --order")
         made = found.update(topic, **changes)
     what = f": {made.read_queue_nums} queues to read, {made.write_queue_nums} to write, {made.perm_text}" if made else ""
-    output.print_answer({"topic": topic, "action": action} | (_topic_document(made) if made else {}), as_json,
-                        lambda: print(f"{action}d {output.printable(topic)}{what}"))
+    return Reply({"topic": topic, "action": action} | (_topic_document(made) if made else {}),
+                 f"{action}d {output.printable(topic)}{what}")
 
 
-def _list(found: Topics, as_json: bool, sizes: bool) -> None:
+def _list(found: Topics, sizes: bool) -> Reply:
     states, table = found._list(sizes)
     _warn(table.problem)
     if sizes:
         states = sorted(states, key=lambda state: -(state.size_bytes or 0))
-    if as_json:
-        rows = [{"topic": state.topic, "queues": list(state.queues), "messages": state.messages,
-                 **({"bytes": state.size_bytes} if sizes else {}), "configured": state.config is not None}
-                | (_topic_document(state.config) if state.config else {}) for state in states]
-        output.write_json({"topics": rows, "data_version": {"counter": table.counter, "timestamp_ms": table.timestamp_ms},
-                           "problem": table.problem})
-        return
-    output.write_table(
+    rows = [{"topic": state.topic, "queues": list(state.queues), "messages": state.messages,
+             **({"bytes": state.size_bytes} if sizes else {}), "configured": state.config is not None}
+            | (_topic_document(state.config) if state.config else {}) for state in states]
+    document = {"topics": rows, "data_version": {"counter": table.counter, "timestamp_ms": table.timestamp_ms}, "problem": table.problem}
+    return Reply(document, lambda: output.write_table(
         ("topic", "queues", "messages", *(["bytes"] if sizes else []), "to read", "to write", "perm", "ordered"),
-        [(state.topic, len(state.queues), state.messages, *([state.size_bytes] if sizes else []),
-          *((config.read_queue_nums, config.write_queue_nums, config.perm_text, config.order) if (config := state.config) else (None,) * 4))
-         for state in states])
+        [(row["topic"], len(row["queues"]), row["messages"], *([row["bytes"]] if sizes else []),
+          *(row.get(name) for name in ("read_queue_nums", "write_queue_nums", "perm_text", "order"))) for row in rows]))
 
 
 def _topic_document(config: TopicConfig) -> dict[str, Any]:
-    return {"read_queue_nums": config.read_queue_nums, "write_queue_nums": config.write_queue_nums, "perm": config.perm,
-            "perm_text": config.perm_text, "order": config.order}
+    return {name: getattr(config, name) for name in ("read_queue_nums", "write_queue_nums", "perm", "perm_text", "order")}
 
 
 def _warn(problem: str) -> None:
@@ -117,20 +107,14 @@ GROUP_ACTIONS = ("list", "lag", "update", "reset", "forget")
 
 @click.command()
 @click.argument("action", type=click.Choice(GROUP_ACTIONS), default="list")
-@store_argument
-@set_option
-@json_option
+@store_command
 @click.option("--group", default=None, help="Only this group.")
 @click.option("--topic", default=None, help="Only this topic.")
-@click.option("--to", type=PlaceType(), default=None, metavar="first|last|OFFSET|TIME",
-              help="For reset: where the group continues.")
+@place_option("--to", help="For reset: where the group continues.")
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="For reset: only this queue; may be repeated.")
 @click.option("--order/--no-order", default=None, help="For update: whether RocketMQ 5's clients get each queue's messages in order.")
-def groups(
-    store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, topic: str | None,
-    to: Place | None, queue_ids: tuple[int, ...], order: bool | None,
-) -> None:
+def groups(store: Path, action: str, settings: dict[str, str], group: str | None, topic: str | None, **change: Any) -> Reply:
     """List consumer groups, show their lag, or move offsets. It needs no engine.
 
     `lag` shows each queue, the process that owns it, and what clients have popped. `reset` moves the offset, also under living
@@ -141,60 +125,59 @@ def groups(
       pyengine groups update STORE --group billing --order
       pyengine groups reset STORE --group billing --topic orders --to 2026-01-31T12:00:00Z
     """
-    found = ConsumerGroups(existing_store(store), **settings)
+    to, queue_ids, order = change["to"], change["queue_ids"], change["order"]
+    found = ConsumerGroups(existing_store(store), **keywords(settings))
     for note in found.notes():
-        print(f"note: {output.printable(note)}", file=sys.stderr)
+        output.note(note)
     if action in ("reset", "forget"):
         if group is None or topic is None or (to is None) == (action == "reset"):
             raise click.UsageError(f"{action} needs --group, --topic" + (" and --to" if action == "reset" else ", and no --to"))
-        if to is None:
-            _forget(found, topic, group, as_json)
-        else:
-            _reset(found, topic, group, to, queue_ids, as_json)
-        return
+        return _forget(found, topic, group) if to is None else _reset(found, topic, group, to, queue_ids)
     if to is not None or queue_ids:
         raise click.UsageError("--to and --queue-id need the action reset")
     if (order is not None) != (action == "update"):
         raise click.UsageError("update needs --group and --order or --no-order" if order is None else "--order needs the action update")
     if order is not None:
-        _set_ordered(store, topic, group, order, as_json)
-        return
+        return _set_ordered(store, topic, group, order)
     states = found.groups(topic=topic, group=group)
-    if not states and not (as_json and group is None and topic is None):  # an empty list says it to a program
-        of_topic = "" if topic is None else f" on {output.printable(topic)}"
-        print(f"note: {'no group' if group is None else f'group {output.printable(group)}'} has committed "
-              f"{'an' if group is None else 'no'} offset{of_topic}", file=sys.stderr)
+    of_topic = "" if topic is None else f" on {topic}"
+    none = f"{'no group' if group is None else f'group {group}'} has committed {'an' if group is None else 'no'} offset{of_topic}"
+    if not states and (group is not None or topic is not None):
+        output.note(none)
     lacking = [state.note for state in states if state.note]
     for note in lacking:
-        print(f"note: {output.printable(note)}", file=sys.stderr)
-    if as_json:
-        output.write_json({"groups": [_group_document(state, action) for state in states], "notes": [*found.notes(), *lacking]})
-    elif action == "lag":
-        _write_lag(states)
-    else:
-        output.write_table(("group", "topic", "members", "queues", "lag", "in flight", "lost"), [
-            (state.group, state.topic, len(state.members), len(state.queues), state.lag, state.in_flight, state.lost) for state in states])
+        output.note(note)
+
+    def show() -> None:
+        if not states and group is None and topic is None:  # an empty list says it to a program
+            output.note(none)
+        if action == "lag":
+            _write_lag(states)
+        else:
+            output.write_table(("group", "topic", "members", "queues", "lag", "in flight", "lost"), [
+                (one.group, one.topic, len(one.members), len(one.queues), one.lag, one.in_flight, one.lost) for one in states])
+
+    return Reply({"groups": [_group_document(state, action) for state in states], "notes": [*found.notes(), *lacking]}, show)
 
 
-def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...], as_json: bool) -> None:
+def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...]) -> Reply:
     offsets = found.reset(topic, group, to, queue_ids or None)
-    output.print_answer({"topic": topic, "group": group, "offsets": offsets}, as_json,
-                        lambda: output.write_table(("queue", "next offset"), sorted(offsets.items())))
+    return Reply({"topic": topic, "group": group, "offsets": offsets},
+                 lambda: output.write_table(("queue", "next offset"), sorted(offsets.items())))
 
 
-def _set_ordered(store: Path, topic: str | None, group: str | None, is_ordered: bool, as_json: bool) -> None:
+def _set_ordered(store: Path, topic: str | None, group: str | None, is_ordered: bool) -> Reply:
     if group is None or topic is not None:
         raise click.UsageError("update needs --group, and no --topic: a group is ordered in all of them")
     group_key("T", group)  # UsageError for a name that no group has
     SubscriptionGroups(store).set_ordered(group, is_ordered)
-    output.print_answer({"group": group, "ordered": is_ordered}, as_json, lambda: print(
-        f"{output.printable(group)} is {'' if is_ordered else 'not '}ordered"))
+    return Reply({"group": group, "ordered": is_ordered}, f"{output.printable(group)} is {'' if is_ordered else 'not '}ordered")
 
 
-def _forget(found: ConsumerGroups, topic: str, group: str, as_json: bool) -> None:
+def _forget(found: ConsumerGroups, topic: str, group: str) -> Reply:
     is_forgotten = found.forget(topic, group)
-    output.print_answer({"topic": topic, "group": group, "forgotten": is_forgotten}, as_json, lambda: print(
-        "forgotten" if is_forgotten else f"{output.printable(group)} has no offsets of {output.printable(topic)}"))
+    return Reply({"topic": topic, "group": group, "forgotten": is_forgotten},
+                 "forgotten" if is_forgotten else f"{output.printable(group)} has no offsets of {output.printable(topic)}")
 
 
 def _group_document(state: GroupState, action: str) -> dict[str, object]:
@@ -225,17 +208,12 @@ ACTIONS = ("list", "show", "requeue")
 
 @click.command()
 @click.argument("action", type=click.Choice(ACTIONS), default="list")
-@store_argument
-@set_option
-@json_option
+@store_command
 @click.option("--group", default=None, help="The consumer group.")
 @click.option("--offset", "offsets", type=click.IntRange(min=0), multiple=True,
               help="For show: the first offset. For requeue: only this one; may be repeated.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=32, show_default=True, help="For show: at most this many.")
-def dlq(
-    store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, offsets: tuple[int, ...],
-    max_messages: int,
-) -> None:
+def dlq(store: Path, action: str, settings: dict[str, str], group: str | None, offsets: tuple[int, ...], max_messages: int) -> Reply:
     """List or show dead letters, or put them back. A group has returned each 16 times.
 
     `waiting` counts those not put back yet. `requeue` puts back all, or those at the offsets; it needs an engine.
@@ -246,7 +224,7 @@ def dlq(
     """
     from pyengine.client.retries import DeadLetters
 
-    letters = DeadLetters(existing_store(store), **settings)
+    letters = DeadLetters(existing_store(store), **keywords(settings))
     if action == "list":
         if offsets:
             raise click.UsageError("--offset needs the action show or requeue")
@@ -254,19 +232,17 @@ def dlq(
         document = {"groups": [
             {"group": row.group, "messages": row.messages, "waiting": row.waiting, "first_offset": row.first, "next_offset": row.next,
              "end_offset": row.end, "oldest_ms": row.oldest_ms} for row in rows]}
-        output.print_answer(document, as_json, lambda: output.write_table(("group", "messages", "waiting", "next offset", "oldest"), [
+        return Reply(document, lambda: output.write_table(("group", "messages", "waiting", "next offset", "oldest"), [
             (row.group, row.messages, row.waiting, row.next, output.time_text(row.oldest_ms)) for row in rows]))
-        return
     if group is None:
         raise click.UsageError(f"{action} needs --group")
     if group not in {queue.group for queue in letters.queues()}:
-        click.echo(f"note: group {output.printable(group)} has no dead letters", err=True)
+        output.note(f"group {group} has no dead letters")
     if action == "show":
         if len(offsets) > 1:
             raise click.UsageError("show takes one --offset, at which it begins")
         messages = letters.messages(group, offsets[0] if offsets else None, max_messages)
-        output.print_answer({"group": group, "messages": [output.message_document(one) for one in messages]}, as_json,
-                            lambda: output.write_message_table(messages))
-        return
+        return Reply({"group": group, "messages": [output.message_document(one) for one in messages]},
+                     lambda: output.write_message_table(messages))
     count = letters.requeue(group, offsets or None)
-    output.print_answer({"group": group, "requeued": count}, as_json, lambda: print(f"{count} put back for {output.printable(group)}"))
+    return Reply({"group": group, "requeued": count}, f"{count} put back for {output.printable(group)}")

@@ -7,34 +7,33 @@ store, at whose end `check_acked` looks for every acknowledged message.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import select
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyengine.engine.embedded import deferred, start_engine, stop_engine
 from pyengine.errors import EngineError, StoreBusyError
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import state_of as state_of
+from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.sessions import remove_attach_count
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.storage.check.report import Severity
+from pyengine.storage.config import load_config
 
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.002
 COMMAND_TIMEOUT_S = 120.0
-CHECK_TIMEOUT_S = 600.0
 BUSY_TIMEOUT_S = 5.0  # a worker that a dead supervisor was just starting holds its lock no longer
 MOMENT_S_MAX = 0.06   # from "acknowledgements move" to the next strike
 FINDINGS_MAX = 5
@@ -77,14 +76,6 @@ class EngineWatch:
         """Return the living processes by kind."""
         found = {name: self.pid(name) for name in KIND_NAMES}
         return {name: pid for name, pid in found.items() if pid and state_of(pid) not in ("", "Z")}
-
-
-def state_of(pid: int) -> str:
-    """Return the process state letter (R, S, D, T, Z); empty if the process does not exist."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 @contextlib.contextmanager
@@ -163,9 +154,8 @@ def processes_of(store: Path, module: bytes) -> list[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class AckedCheck:
-    """The result of `pyengine check --acked`; `failure` is "" if it finds no error."""
+class AckedCheck(NamedTuple):
+    """The result of a check with a list of acknowledged messages; `failure` is "" if it finds no error."""
 
     checked: int
     lost: int
@@ -173,18 +163,10 @@ class AckedCheck:
 
 
 def check_acked(store: Path, acked: Path) -> AckedCheck:
-    """Check the whole store, in a process of its own, and look for every message of the list `acked`."""
-    command = [sys.executable, "-P", "-m", "pyengine", "check", str(store), "--acked", str(acked), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S)
-    try:
-        report = json.loads(done.stdout)
-    except ValueError:
-        report = {}
-    if done.returncode == 0:
-        return AckedCheck(report["acked"], report["acked_missing"], "")
-    errors = [finding["text"] for finding in report.get("findings", ()) if finding["severity"] == "error"][:FINDINGS_MAX]
-    return AckedCheck(report.get("acked", 0), report.get("acked_missing", 0),
-                      f"pyengine check ended with {done.returncode}: {'; '.join(errors) or done.stderr[-2000:]}")
+    """Check the whole store as `pyengine check --acked` does, and look for every message of the list `acked`."""
+    report = check_now(store, load_config(store), acked)
+    errors = [finding.text for finding in report.findings if finding.severity is Severity.ERROR][:FINDINGS_MAX]
+    return AckedCheck(report.acked, report.acked_missing, f"pyengine check finds: {'; '.join(errors)}" if report.exit_code else "")
 
 
 class KillRounds:

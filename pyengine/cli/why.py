@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import moment, span_s, store_command
+from pyengine.cli.output import Reply, moment, parsed, span_s, store_command
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.shared_objects import KIND_NAMES, RECORDER, find_folder
 from pyengine.ipc.store_lock import living_kinds
@@ -196,14 +196,6 @@ class Waits:
             rings.append(Ring(len(stalls), None, list(stalls.values()), rows))
         return explain(rings, (), self._began_ns, monotonic_ns(), time.time() * 1000)
 
-    def during(self, began_ns: int, ended_ns: int) -> tuple[str, int]:
-        """Return the writer's main stall in that time, in one clause, and its duration there; ("", 0) without one."""
-        stalls = [*self._stalls[native.WRITER].values(), *self._stalls[recorder.PUTS_RING].values()]
-        found = max(stalls, key=lambda one: _shared_ns(one, began_ns, ended_ns), default=None)
-        if found is None or (shared_ns := _shared_ns(found, began_ns, ended_ns)) <= 0:
-            return "", 0
-        return _means(found.cause, [found]), shared_ns
-
 
 def _is_wait(stall: Stall) -> bool:
     return stall.what in ("puts", "confirm") or stall.what == "sync" and stall.detail == 1
@@ -287,25 +279,21 @@ def _span(ms: float) -> str:
     return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s" if ms < 100_000 else f"{ms / 60_000:,.0f} min"
 
 
-def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[float], float]:
-    """Parse the option into a function from now to the begin, in ms since 1970."""
+def since_of(text: str) -> Callable[[float], float]:
+    """Parse a span or a time into a function from now to the begin, in ms since 1970; ValueError for anything else."""
     with contextlib.suppress(ValueError):
-        back_ms = span_s(value) * 1000
+        back_ms = span_s(text) * 1000
         return lambda now_ms: now_ms - back_ms
-    try:
-        began_ms = moment(value).timestamp() * 1000
-    except (ValueError, OverflowError):
-        raise click.BadParameter(f"{value}: give a span (90s, 10m, 2h, 1d), a time in ISO 8601, or @ and ms since 1970",
-                                 ctx, param) from None
+    began_ms = moment(text).timestamp() * 1000
     return lambda now_ms: began_ms
 
 
 @click.command()
 @store_command
-@click.option("--since", default="1h", show_default=True, callback=_since, metavar="SPAN|TIME",
-              help="How far back: 90s, 10m, 2h, 1d, or a time.")
+@click.option("--since", default="1h", show_default=True, metavar="SPAN|TIME", help="How far back: 90s, 10m, 2h, 1d, or a time.",
+              callback=parsed(since_of, "a span (90s, 10m, 2h, 1d), a time in ISO 8601, or @ and ms since 1970"))
 @click.option("--all", "shows_all", is_flag=True, help="Show also those for which no put waited.")
-def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[float], float], shows_all: bool) -> None:
+def why(store: Path, settings: dict[str, str], since: Callable[[float], float], shows_all: bool) -> Reply:
     """Explain why puts were slow. It shows each wait of 5 ms or more for the engine, with its cause.
 
     The record survives kill -9 (docs/statistics.md).
@@ -319,7 +307,7 @@ def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[f
     now_ns, now_ms = monotonic_ns(), time.time() * 1000
     since_ns = now_ns - round((now_ms - since(now_ms)) * 1e6)
     found = explain(rings, living_kinds(store), since_ns, now_ns, now_ms)
-    output.print_answer(_document(store, found), as_json, lambda: _show(found, shows_all=shows_all))
+    return Reply(_document(store, found), lambda: _show(found, shows_all=shows_all))
 
 
 def _document(store: Path, found: Why) -> dict[str, Any]:
@@ -333,16 +321,13 @@ def _show(found: Why, *, shows_all: bool) -> None:
     print(found.sentence)
     for line in found.now:
         print(line)
-    if found.causes:
-        print()
-        output.write_table(("cause", "waits", "in all", "longest", "what helps"), [
-            (cause.cause, cause.waits, _span(cause.total_ms), _span(cause.longest_ms), cause.advice) for cause in found.causes])
     shown = sorted(found.waits + found.others, key=lambda one: one.ended_ms) if shows_all else found.waits[-SHOWN:]
-    if shown:
-        print()
-        output.write_table(("until (UTC)", "took", "what", "why"), [
+    output.write_tables(
+        (("cause", "waits", "in all", "longest", "what helps"), [
+            (cause.cause, cause.waits, _span(cause.total_ms), _span(cause.longest_ms), cause.advice) for cause in found.causes]),
+        (("until (UTC)", "took", "what", "why"), [
             (output.time_text(round(one.ended_ms)), _span(one.took_ms), _puts(one.puts) if one.puts else one.what, one.sentence)
-            for one in shown])
+            for one in shown]))
     left = len(found.waits) - SHOWN
     if left > 0 and not shows_all:
         print(f"{left:,} earlier ones: --all")

@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer_groups import (
@@ -35,18 +35,22 @@ from pyengine.client.consumer_groups import (
     Start,
     check_offset,
     check_start,
+    different_filters,
     is_offset,
     lack_of_queues,
     queue_lags,
     start_offset,
 )
 from pyengine.client.group_session import (
+    PATIENCE_S,
     AssignedQueue,
     GroupSession,
     HistoryChangedError,
     SharedAssignment,
     SharedFlight,
     SharedSession,
+    TurnTakenError,
+    note_stored,
     unsaved,
 )
 from pyengine.client.outgoing import deliver_at_ms, seconds_ms
@@ -60,7 +64,7 @@ from pyengine.ipc.live_reader import LiveStoreReader, Look, Readiness, open_stor
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Pulse, Sleeper
-from pyengine.results import GetStatus, PutError, PutResult, ReadLevel
+from pyengine.results import GetStatus, Level, PutError, PutResult, ReadLevel
 from pyengine.storage.acknowledgements import Identity, InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
@@ -100,20 +104,20 @@ class _Pulse:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler in a thread that has it may close a consumer
-        self._consumers: tuple[Consumer, ...] = ()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._is_running = False
         self.beats = Pulse()
 
     def add(self, consumer: Consumer) -> None:
         with self._lock:
-            self._consumers = (*self._consumers, consumer)
+            self._consumers.add(consumer)
             if not self._is_running:
                 threading.Thread(target=self._run, name="pyengine-consumers", daemon=True).start()
                 self._is_running = True
 
     def remove(self, consumer: Consumer) -> None:
         with self._lock:
-            self._consumers = tuple(each for each in self._consumers if each is not consumer)
+            self._consumers.discard(consumer)
 
     def _run(self) -> None:
         while self._has_consumers():
@@ -121,7 +125,9 @@ class _Pulse:
             self._look()
 
     def _look(self) -> None:  # a call of its own, so that no variable of the thread keeps a consumer
-        for consumer in self._consumers:
+        with self._lock:
+            consumers = list(self._consumers)
+        for consumer in consumers:
             consumer._look()
 
     def _has_consumers(self) -> bool:
@@ -131,6 +137,21 @@ class _Pulse:
 
 
 _pulse = _Pulse()
+
+
+def _housekeeping_loop(living: weakref.ref[Consumer], is_due: threading.Event, closing: threading.Event) -> None:
+    """A consumer's own thread, which does not keep it: a program may drop it without close()."""
+    while is_due.wait():
+        is_due.clear()  # before the look at what close() has set first
+        if closing.is_set() or (consumer := living()) is None:
+            return
+        consumer._housekeep_once()
+        del consumer
+
+
+def _free(owned: ExitStack, pid: int) -> None:
+    if pid == os.getpid():  # what a forked child drops is the parent's
+        owned.close()
 
 
 def _after_fork_in_child() -> None:
@@ -155,7 +176,7 @@ class ConsumeOptions(EngineSettings, total=False):
     sql: str | None
     from_: Start
     queues: Sequence[int] | None
-    level: ReadLevel | str | None
+    level: Level | None
     commit_interval_s: float
     session_timeout_s: float
     max_reconsume_times: int
@@ -163,6 +184,15 @@ class ConsumeOptions(EngineSettings, total=False):
     max_span: int
     sharing: Sharing
     timeout_s: float
+
+
+class RetryOptions(TypedDict, total=False):
+    """The keywords of Consumer.retry()."""
+
+    delay_s: float | None
+    at: datetime | timedelta | int | None
+    reason: str
+    timeout_s: float | None
 
 
 def consume(
@@ -174,7 +204,7 @@ def consume(
     sql: str | None = None,
     from_: Start = "first",
     queues: Sequence[int] | None = None,
-    level: ReadLevel | str | None = None,
+    level: Level | None = None,
     auto_commit: bool = True,
     commit_interval_s: float = 1.0,
     session_timeout_s: float = 30.0,
@@ -313,7 +343,7 @@ class Consumer:
         self._options = options
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
-        self._has_acks = False
+        self._settles_each: threading.Event = threading.Event() if outer is None else outer._settles_each  # beside commit()
         self._has_suspects = False  # messages that were delivered twice, and never finished, may come
         self._paused: set[int] = set()
         self._is_retried_paused = False
@@ -324,7 +354,7 @@ class Consumer:
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
         self._readiness: Readiness | None = None  # made once the program waits in an event loop
         self._turn = 0
-        self._asker = -1
+        self._asker: _Asker | None = None  # in whose hands the messages are that were delivered last
         self._is_first_take = True
         self._warned: set[str] = set()  # what it has warned of once
         self._background_error: BaseException | None = None
@@ -338,41 +368,49 @@ class Consumer:
         self._make_locks()
         self._pid = os.getpid()
         self._is_made = False
+        self._whole: Consumer | None = None  # what this is a part of, if a program has asked for the part
         _living.add(self)
+        self._owned = ExitStack()  # what ends with it, also if the program only drops it: then nothing is stored
+        self._free = weakref.finalize(self, _free, self._owned, self._pid)
+        self._free.atexit = False
         self._reader: LiveStoreReader = open_store(path, **settings) if outer is None else outer._reader
+        if self._is_outer:
+            self._owned.callback(self._reader.close)
         try:
             self.topic = self._first_topic()
             self._beat: Beat = Beat(_pulse.beats) if outer is None else outer._beat
         except BaseException:
-            self._reader.close()
+            self._free()
             raise
         path = self._reader.root  # from here on this one store, even if another one comes to be at its path
         self._retries = None if group is None or outer is not None else Retries(
             path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._session: GroupSession | None = None
         if self._is_outer:
+            self._owned.callback(self._beat.close)
             _pulse.add(self)  # before it joins, so that heartbeats follow
         try:
-            timeout_s, pulse = options.session_timeout_s, _pulse.beats
+            timeout_s, pulse, wanted = options.session_timeout_s, _pulse.beats, options.wanted.number
             if group is not None and options.sharing == "messages":
-                self._session = SharedSession(path, self.topic, group, session_timeout_s=timeout_s, pulse=pulse)
+                self._session = SharedSession(path, self.topic, group, session_timeout_s=timeout_s, clock=pulse, wanted=wanted)
             elif group is not None:
-                self._session = GroupSession(path, self.topic, group, queue_ids=options.queues, session_timeout_s=timeout_s, pulse=pulse)
+                self._session = GroupSession(
+                    path, self.topic, group, queue_ids=options.queues, session_timeout_s=timeout_s, clock=pulse, wanted=wanted)
             elif options.sharing == "messages":
                 raise UsageError("there is no group to share messages with: give consume() one")
+            if self._session is not None:
+                self._owned.callback(self._session.close)
+            self._owned.callback(self._is_due.set)
+            self._owned.callback(self._closing.set)
             self._epoch = self._session.epoch if self._session else read_epoch(path)
             self._begin()
             self._housekeep()
         except BaseException:
-            for session in [one._session for one in self._consumers]:
-                if session is not None:
-                    session.close()
-            if outer is None:
-                _pulse.remove(self)
-                self._beat.close()
-                self._reader.close()
+            for one in reversed(self._consumers):
+                one._end()
             raise
-        self._thread = threading.Thread(target=self._housekeeping_loop, name=f"pyengine-consumer-{self.topic}", daemon=True)
+        self._thread = threading.Thread(target=_housekeeping_loop, args=(weakref.ref(self), self._is_due, self._closing),
+                                        name=f"pyengine-consumer-{self.topic}", daemon=True)
         if self._is_outer:
             self._thread.start()
         self._is_made = True
@@ -397,7 +435,11 @@ class Consumer:
         """Return what reads one of several topics."""
         if topic not in self.topics:
             raise UsageError(f"this consumer does not read {topic!r}, but {', '.join(self.topics)}")
-        return self if topic == self.topic else self._parts[topic]
+        if topic == self.topic:
+            return self
+        part = self._parts[topic]
+        part._whole = self
+        return part
 
     @property
     def _consumers(self) -> list[Consumer]:
@@ -446,10 +488,16 @@ class Consumer:
         """
         deadline_s = _deadline_s(max_messages, timeout_s)
         with self._pulling:
-            if messages := self._next(max_messages)[0]:  # the common case: no preparation for a sleep
-                return messages
+            with suppress(TurnTakenError):
+                if messages := self._next(max_messages)[0]:  # the common case: no preparation for a sleep
+                    return messages
             while not self._closing.is_set():
-                found, left_s, stirs = self._try_pull(max_messages, deadline_s)
+                try:
+                    found, left_s, stirs = self._try_pull(max_messages, deadline_s)
+                except TurnTakenError as taken:
+                    if not self._await_turn(taken.session, deadline_s):
+                        return []
+                    continue
                 if found is not None:
                     return found
                 if left_s:
@@ -457,11 +505,11 @@ class Consumer:
             self._require_open()
             return []
 
-    def _try_pull(self, max_messages: int, deadline_s: float | None) -> tuple[list[Message] | None, float, int]:
+    def _try_pull(self, max_messages: int, deadline_s: float | None, is_committed: bool = False) -> tuple[list[Message] | None, float, int]:
         """(what a pull returns now, None to continue; how long to wait for more, 0 to try again at once; the sleeper's stirs before)."""
         self._require_open()
         stirs = self._sleeper.stirs
-        messages, has_moved = self._next(max_messages)
+        messages, has_moved = self._next(max_messages, is_committed=is_committed)
         left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
         if messages or not has_moved and left_s <= 0:
             if not messages:
@@ -470,6 +518,15 @@ class Consumer:
         if not has_moved:
             self._arm(stirs)
         return None, 0.0 if has_moved else left_s, stirs
+
+    def _await_turn(self, session: SharedSession, deadline_s: float | None) -> bool:
+        """Wait for the other members that share messages; False if the pull is to end, since one has stopped and the deadline is over."""
+        try:
+            session.wait_for_turn()
+        except StoreBusyError as error:
+            self._note(str(error))
+            return deadline_s is None or time.monotonic() < deadline_s
+        return True
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""
@@ -483,9 +540,17 @@ class Consumer:
         readiness = self._ready()
         while not self._closing.is_set():
             try:
-                found, left_s, _ = self._try_pull(max_messages, deadline_s)
-            except UsageError:  # another thread has closed it
-                if self._is_closed:
+                most = max_messages
+                if self._expects_suspects:
+                    self._begin_call()  # here: another thread goes on after a cancellation, when more may be delivered
+                    most = await loop.run_in_executor(None, self._commit_before_suspects, max_messages)
+                found, left_s, _ = self._try_pull(most, deadline_s, is_committed=True)
+            except TurnTakenError as taken:
+                if not await loop.run_in_executor(None, self._await_turn, taken.session, deadline_s):
+                    return []
+                continue
+            except UsageError:  # another thread closes it
+                if self._closing.is_set():
                     break
                 raise
             if found is not None:
@@ -505,6 +570,7 @@ class Consumer:
             self._require_open()
             if self._readiness is None:
                 self._readiness = self._sleeper.watched = Readiness()
+                self._owned.callback(self._readiness.leave)
                 self._readiness.raise_now()
             return self._readiness
 
@@ -633,6 +699,7 @@ class Consumer:
     def requeue(self, messages: Message | Iterable[Message]) -> None:
         """Give messages back without a delay."""
         self._require_group()
+        self._settles_each.set()
         for consumer, given in self._split(messages):
             with consumer._state:
                 self._require_open()
@@ -702,6 +769,7 @@ class Consumer:
             self._require_open()
             self._paused.difference_update(self._paused.copy() if chosen is None else chosen)
             self._is_retried_paused = self._is_retried_paused and chosen is not None
+            self._has_suspects = self._has_suspects or self._reads_suspects()
         for part in self._parts.values() if queues is None else ():
             part.resume()
         self._stir()
@@ -736,7 +804,7 @@ class Consumer:
 
     def close(self) -> None:
         """Store the offsets (with auto_commit) and leave the group."""
-        self._close(finished=True, closer=threading.get_ident())
+        self._close(_asker_now())
 
     def __repr__(self) -> str:
         group = f"group {self.group!r}" if self.group is not None else "no group"
@@ -749,23 +817,28 @@ class Consumer:
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Close the consumer; if the block ends by an exception, the messages delivered last are not done and are delivered again."""
-        self._close(finished=kind is None, closer=threading.get_ident())
+        self._close(_asker_now() if kind is None else None)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        closer = threading.get_ident()
-        await arguments.event_loop().run_in_executor(
-            None, lambda: self._close(finished=kind is None, closer=closer))
+        closing = arguments.event_loop().run_in_executor(None, self._close, _asker_now() if kind is None else None)
+        await asyncio.shield(closing)  # a cancelled block closes it too, if no thread is free yet
 
-    def _close(self, *, finished: bool, closer: int) -> None:
-        """`closer`: the calling thread. Messages count as done only if it is the thread that they were delivered to."""
+    def _close(self, closer: _Asker | None) -> None:
+        """With auto_commit, messages count as done only if they were delivered to `closer`."""
         if self._pid != os.getpid():
             return
         self._closing.set()
         self._is_due.set()
         self._stir()
+        turns = [one._session._turn for one in self._consumers if isinstance(one._session, SharedSession)]
+        locks = [*turns, *(lock for one in self._consumers for lock in (one._work, one._state))]
+        if any(lock._is_owned() for lock in locks):  # type: ignore[attr-defined]
+            # A signal handler has interrupted a call, which another thread waits for: what that delivers, no program may have got.
+            threading.Thread(target=self._close, args=(None,), name="pyengine-consumer-close").start()
+            return
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         with self._pulling, self._work:
@@ -774,11 +847,11 @@ class Consumer:
             with ExitStack() as rest:  # each of these, whichever fails
                 rest.callback(self._end)
                 for inner in self._consumers[1:]:
-                    rest.callback(inner._close, finished=finished, closer=closer)
+                    rest.callback(inner._close, closer)
                 if self._retries is not None:
                     rest.callback(self._retries.close)
                 if self._session is not None:
-                    if finished and self._options.auto_commit and self._asker == closer:
+                    if self._options.auto_commit and _has_all(closer, self._asker):
                         with self._state:
                             self._finish(None)
                     self._give_back(list(self._held.values()))
@@ -787,55 +860,73 @@ class Consumer:
         with self._state:
             self._is_closed = True
             self._held.clear()
-            if self._session is not None:
-                self._session.close()
-            if self._readiness is not None:
-                self._readiness.leave()
-                self._readiness.raise_now()
             if self._is_outer:
                 _pulse.remove(self)
-                self._beat.close()
-                self._reader.close()
+            self._free()
+            if self._readiness is not None:
+                self._readiness.raise_now()
 
     # -- fetch and deliver --------------------------------------------------------
 
-    def _next(self, max_messages: int) -> tuple[list[Message], bool]:
-        """Return (messages, whether entries were read, even if filtered), from topics and retry topic in turn; never waits."""
+    def _next(self, max_messages: int, *, is_committed: bool = False) -> tuple[list[Message], bool]:
+        """Return (messages, whether entries were read, even if filtered), from topics and retry topic in turn.
+
+        It waits for nothing but the disk, and for that not if `is_committed`: what is done was stored before suspects.
+        """
         is_one = self._retried is None and not self._parts  # the common case
-        if self._has_suspects if is_one else self._expects_suspects:
+        if not is_committed and (self._has_suspects if is_one else self._expects_suspects):
+            self._begin_call()
             max_messages = self._commit_before_suspects(max_messages)
         if is_one:
             return self._next_own(max_messages)
         has_moved, weights = False, sum(one._weight for one in self._consumers)
+        taken: TurnTakenError | None = None
         for consumer in self._begin_turn():
             if consumer is self._retried and self._is_retried_paused:
                 continue
-            messages, moved = consumer._next_own(max_messages)
+            try:
+                messages, moved = consumer._next_own(max_messages)
+            except TurnTakenError as error:  # the others are asked; it saves nothing for later, and is not paid for
+                taken = error
+                consumer._credit -= consumer._weight
+                weights -= consumer._weight
+                continue
             has_moved = has_moved or moved
             if messages:  # from one of them at a time, so that an error of the other loses no message
-                consumer._credit -= weights
-                return [RetriedMessage.of(message) for message in messages] if consumer is self._retried else messages, True
+                try:
+                    consumer._credit -= weights
+                    return [RetriedMessage.of(message) for message in messages] if consumer is self._retried else messages, True
+                except BaseException:
+                    consumer._take_back(messages)
+                    raise
             consumer._credit = 0  # it has no message in its turn, saves none for later, and is not paid for
             weights -= consumer._weight
+        if taken is not None:
+            raise taken
         return [], has_moved
 
     @property
     def _weight(self) -> int:
         return self._choice.weights.get(self.topic, 1)
 
+    def _begin_call(self) -> None:
+        """Note who asks; with auto_commit, what all consumers have delivered is done."""
+        for consumer in self._consumers:
+            with consumer._state:
+                consumer._require_open()
+                consumer._asker = _asker_now()
+                if self._options.auto_commit:
+                    consumer._finish(None)
+
     def _begin_turn(self) -> list[Consumer]:
-        """Return the consumers in the order in which they are asked; with auto_commit, what all of them have delivered is done.
+        """Return the consumers in the order in which they are asked.
 
         Each turn adds a consumer's weight to its credit, and the one that delivers pays for all that may have
         messages: smooth weighted round-robin.
         """
+        self._begin_call()
         for consumer in self._consumers:
             consumer._credit += consumer._weight
-            with consumer._state:
-                consumer._require_open()
-                consumer._asker = threading.get_ident()
-                if self._options.auto_commit:
-                    consumer._finish(None)
         return sorted(self._consumers, key=lambda one: (not one._has_suspects, -one._credit))
 
     def _commit_before_suspects(self, max_messages: int) -> int:
@@ -846,18 +937,21 @@ class Consumer:
         for consumer in self._consumers:
             with self._work:
                 with consumer._state:
-                    if self._options.auto_commit:
-                        consumer._finish(None)
-                    most = self._options.max_deliveries
-                    consumer._has_suspects = any(held.flight.is_suspicious(most) for held in consumer._held.values())
+                    self._require_open()
+                    consumer._has_suspects = consumer._reads_suspects()
                 with suppress(EngineError):  # the thread reports it
                     consumer._commit_done()
         return 1 if self._expects_suspects else max_messages
 
+    def _reads_suspects(self) -> bool:
+        """Whether a queue that is read has messages that were delivered twice and never finished."""
+        return any(held.releasing_since_s is None and held.queue_id not in self._paused
+                   and held.flight.is_suspicious(self._options.max_deliveries) for held in self._held.values())
+
     @property
     def _expects_suspects(self) -> bool:
         """Whether a message may come that was delivered twice and never finished: it comes by itself."""
-        return any(one._has_suspects for one in self._consumers)
+        return any(one._has_suspects and not (one is self._retried and self._is_retried_paused) for one in self._consumers)
 
     def _is_suspect(self, message: Message) -> bool:
         """Whether a message was delivered so often, without an end, that it may be what killed its readers."""
@@ -877,7 +971,7 @@ class Consumer:
             error, self._background_error = self._background_error, None
             if error is not None:
                 raise error
-            self._asker = threading.get_ident()
+            self._asker = _asker_now()
             if self._options.auto_commit:
                 self._finish(None)
             messages: list[Message] = []
@@ -896,14 +990,14 @@ class Consumer:
                     has_moved = self._deliver(held, max_messages, messages) or has_moved
                     if len(messages) >= max_messages:
                         break
+                self._has_suspects = self._has_suspects and self._reads_suspects()
+                if messages or has_moved:
+                    self._beat.rouse()
+                return messages, has_moved
             except BaseException:  # of a disk or a signal handler: the program does not get `messages`
                 for held, was in before:
                     held.restore(*was)
                 raise
-            self._has_suspects = self._has_suspects and any(held.flight.is_suspicious(self._options.max_deliveries) for held in queues)
-            if messages or has_moved:
-                self._beat.rouse()
-            return messages, has_moved
 
     def _next_shared(self, session: SharedSession, max_messages: int) -> tuple[list[Message], bool]:
         """Like _next_own(), of all queues, together with the other members."""
@@ -916,22 +1010,22 @@ class Consumer:
             return messages, has_moved
         self._beat.rouse()
         try:
-            with session.turn(flights):
+            with session.turn(flights, PATIENCE_S):
                 for held in read:
                     has_moved = self._take_shared(held, max_messages, messages) or has_moved
                     if len(messages) >= max_messages:
                         break
+            self._has_suspects = self._reads_suspects()
+        except TurnTakenError:  # before anything was taken
+            raise
         except BaseException as error:
             for held in queues:
                 held.shared.undo()
+                held.shared.take_back(each for each in messages if each.queue_id == held.queue_id)  # a signal came when the turn had ended
                 held.drop_buffer()  # it lacks what was taken
-            if isinstance(error, StoreBusyError):  # another member has stopped in its turn
-                self._note(str(error))
-                return [], False
             if isinstance(error, PassedOverError):  # this one had
                 return [], True
             raise
-        self._has_suspects = any(flight.is_suspicious(self._options.max_deliveries) for flight in flights)
         return messages, has_moved
 
     def _has_news(self, held: SharedAssignment) -> bool:
@@ -1100,7 +1194,7 @@ class Consumer:
             if held is not None:
                 waited = held.flight.exceeds(self._options.max_span)
                 held.acknowledge(message)
-                self._has_acks = True
+                self._settles_each.set()
                 if waited and not held.flight.exceeds(self._options.max_span):
                     self._stir()
                 if not held.flight.is_outstanding:
@@ -1115,18 +1209,15 @@ class Consumer:
         self._reader._wait_for_queues(known, timeout_s, self._sleeper, stirs)
 
     def _all_looks(self) -> list[Look | None]:
-        """Like _looks(), of all topics and the retry topic."""
-        return [look for one in self._consumers if one is not self._retried or not self._is_retried_paused for look in one._looks()]
-
-    def _looks(self) -> list[Look | None]:
         """Return the last look at each queue that is read, which found nothing; None for a queue that was not looked at."""
         looks: list[Look | None] = []
-        with self._state:
-            for held in self._held.values():
-                is_read = held.releasing_since_s is None and held.queue_id not in self._paused
-                if is_read and not held.flight.exceeds(self._options.max_span):
-                    at, look = self._empty.get(held.queue_id, (-1, None))
-                    looks.append(look if at == held.position else None)
+        for one in self._consumers if not self._is_retried_paused else [self, *self._parts.values()]:
+            with one._state:
+                for held in one._held.values():
+                    is_read = held.releasing_since_s is None and held.queue_id not in one._paused
+                    if is_read and not held.flight.exceeds(self._options.max_span):
+                        at, look = one._empty.get(held.queue_id, (-1, None))
+                        looks.append(look if at == held.position else None)
         return looks
 
     def _stir(self) -> None:
@@ -1190,7 +1281,7 @@ class Consumer:
 
     def _has_unstored(self) -> bool:
         """Whether the thread is to store what is done, soon or now."""
-        if self._session is None or not (self._options.auto_commit or self._has_acks):
+        if self._session is None or not (self._options.auto_commit or self._settles_each.is_set()):
             return False
         with self._state:
             return self._session.has_unstored(self._held.values())
@@ -1209,14 +1300,7 @@ class Consumer:
         return names
 
     def _is_commit_due(self) -> bool:
-        return (self._options.auto_commit or self._has_acks) and time.monotonic() >= self._commit_due_s
-
-    def _housekeeping_loop(self) -> None:
-        while self._is_due.wait():
-            self._is_due.clear()  # before the look at what close() has set first
-            if self._closing.is_set():
-                return
-            self._housekeep_once()
+        return (self._options.auto_commit or self._settles_each.is_set()) and time.monotonic() >= self._commit_due_s
 
     def _housekeep_once(self) -> None:
         try:
@@ -1244,6 +1328,8 @@ class Consumer:
                 self._commit_done()
             for inner in self._consumers[1:]:
                 inner._housekeep()
+            for one in self._consumers if self._are_parts_due else ():
+                one._compare_members()
             self._find_parts()
             if self._retried is None and self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
                 # from its first message on
@@ -1260,7 +1346,7 @@ class Consumer:
         session.tend()
         with self._state:
             flights = [held.shared for held in self._held.values() if isinstance(held, SharedAssignment)]
-            self._has_suspects = any(flight.is_suspicious(self._options.max_deliveries) for flight in flights)
+            self._has_suspects = self._reads_suspects()
             if any(flight.state is not None and flight.state.free for flight in flights):
                 self._stir()
 
@@ -1270,10 +1356,12 @@ class Consumer:
             with consumer._state:
                 dead = [held.flight.open[offset] for held in consumer._held.values() for offset in held.flight.dead]
             for message in dead:
-                what = f"{message.msg_id} of {message.topic} was delivered {message.delivery_count} times and never finished"
+                reason = f"was delivered {message.delivery_count} times and never finished"
+                what = f"{message.msg_id} of {message.topic} {reason}"
                 try:
                     assert self._retries is not None
-                    self._retries.put(RetriedMessage.of(message) if consumer is self._retried else message, -1)
+                    self._retries.put(RetriedMessage.of(message) if consumer is self._retried else message, -1,
+                                      reason=f"it {reason} (max_deliveries)")
                     self._note(f"{what}: it is a dead letter of {self.group} (max_deliveries)")
                 except EngineError as error:
                     if not isinstance(error, PutError) or not error.result.status.is_lasting:
@@ -1315,14 +1403,16 @@ class Consumer:
                 elif held.queue_id in wanted:
                     if held.releasing_since_s is not None:
                         held.releasing_since_s = None
+                        self._has_suspects = self._has_suspects or self._reads_suspects()
                         self._stir()
                 elif held.releasing_since_s is None:
                     held.releasing_since_s = _pulse.beats.ran_s()
                     held.put_back()
             oldest_s = _pulse.beats.ran_s() - self._options.session_timeout_s
             # A queue is released once the program has no unfinished message of it or, if only commit() tells, after the timeout.
+            only_commits = not self._options.auto_commit and not self._settles_each.is_set()
             leaving = [held for held in self._held.values() if held.releasing_since_s is not None and (
-                not held.flight.is_outstanding or not self._options.auto_commit and held.releasing_since_s <= oldest_s)]
+                not held.flight.is_outstanding or only_commits and held.releasing_since_s <= oldest_s)]
             missing = wanted - self._held.keys()
             is_settled = not missing and all(held.releasing_since_s is None for held in self._held.values())
         if leaving:
@@ -1330,6 +1420,14 @@ class Consumer:
         if missing:
             self._take(missing)
         return is_settled
+
+    def _compare_members(self) -> None:
+        """Warn once if members of the group want other messages: RocketMQ's consistent subscription."""
+        if self._session is not None and "wanted" not in self._warned:
+            sentence = different_filters(self.topic, self.group or "", self._session.members_now())
+            if sentence:
+                self._warned.add("wanted")
+                self._note(sentence)
 
     def _warn_of_idleness(self, members: int, queues: int) -> None:
         sentence = lack_of_queues(self._reader.root, self.topic, self.group or "", members, queues)
@@ -1343,7 +1441,7 @@ class Consumer:
             make = SharedAssignment if isinstance(flight, SharedFlight) else AssignedQueue
             with self._state:
                 self._held[queue_id] = make(queue_id, claim, flight.done, flight, -1 if stored is None else stored)
-                self._has_suspects = self._has_suspects or flight.is_suspicious(self._options.max_deliveries)
+                self._has_suspects = self._has_suspects or self._reads_suspects()
             self._stir()
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
@@ -1363,7 +1461,7 @@ class Consumer:
                 for held in queues:
                     if isinstance(held, SharedAssignment):
                         held.shared.give_all_back()
-            self._commit_shared(self._session)
+            self._commit_done()
             with self._state:
                 for held in queues:
                     self._held.pop(held.queue_id, None)
@@ -1382,48 +1480,33 @@ class Consumer:
                 self._held.pop(claim.queue_id, None)
                 self._outstanding.discard(claim.queue_id)
 
+    def _commit_done(self) -> None:
+        """Store what is done; once more if a recovery of the store has come between."""
+        for _ in range(2):
+            try:
+                return self._commit_shared(self._session) if isinstance(self._session, SharedSession) else self._commit_claimed()
+            except HistoryChangedError:
+                self._follow_history(certain=True)
+
     def _commit_shared(self, session: SharedSession) -> None:
         with self._state:
             flights = [held.shared for held in self._held.values() if isinstance(held, SharedAssignment)]
-        for _ in range(2):
-            try:
-                offsets = session.store(flights)
-            except HistoryChangedError:
-                self._follow_history(certain=True)
-                continue
-            with self._state:
-                for held in self._held.values():
-                    held.committed = offsets.get(held.queue_id, held.committed)
-            return
+        offsets = session.store(flights)
+        with self._state:
+            for held in self._held.values():
+                held.committed = offsets.get(held.queue_id, held.committed)
 
-    def _commit_done(self) -> None:
-        if isinstance(self._session, SharedSession):
-            self._commit_shared(self._session)
+    def _commit_claimed(self) -> None:
+        with self._state:
+            offsets = {held.grant: held.done for held in self._held.values() if held.done != held.committed}
+            states = unsaved(self._held.values())
+        if not offsets and not states:
             return
-        for _ in range(2):
-            with self._state:
-                offsets = {held.grant: held.done for held in self._held.values() if held.done != held.committed}
-                states = unsaved(self._held.values())
-            if not offsets and not states:
-                return
-            try:
-                self._require_in_log(dict.fromkeys({*offsets, *states}, 0))
-                kept = self._group_session.commit(offsets, states)
-            except HistoryChangedError:
-                self._follow_history(certain=True)
-                continue
-            with self._state:
-                for claim in {*offsets, *states}:
-                    held = self._held.get(claim.queue_id)
-                    if held is None or held.claim != claim:
-                        continue
-                    if claim.queue_id not in kept:
-                        self._revoke(held)
-                        continue
-                    held.committed = offsets.get(claim, held.committed)
-                    if claim in states:
-                        held.flight.note_saved(states[claim])
-            return
+        self._require_in_log(dict.fromkeys({*offsets, *states}, 0))
+        kept = self._group_session.commit(offsets, states)
+        with self._state:
+            for held in note_stored(self._held, offsets, states, kept):
+                self._revoke(held)
 
     def _require_in_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
         """Return `offsets`; HistoryChangedError if one is beyond the end of its queue, since then the log was truncated."""
@@ -1472,11 +1555,7 @@ class Consumer:
         """Whether the message that was read last is still at the same offset of the log."""
         if held.last is None:  # nothing was read yet, but an earlier holder may have saved what it had read last
             return held.flight.last is not None and held.know_same_history(self._reader, self.topic) and held.flight.last is not None
-        found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
-        if found.status is GetStatus.OFFSET_TOO_SMALL:
-            return True
-        here = [(each.queue_offset, Identity.of(each)) for each in found._placed(held.queue_id)]
-        return here == [(held.last.queue_offset, Identity.of(held.last))]
+        return held.is_there(self._reader, self.topic, (held.last.queue_offset, *Identity.of(held.last)))
 
     # -- helpers ------------------------------------------------------------------
 
@@ -1495,6 +1574,25 @@ class Consumer:
             self.notes.append(sentence)
             del self.notes[:-NOTES_MAX]
             _LOG.warning("%s", sentence)
+
+
+_Asker = tuple[int, "asyncio.Task[Any] | None"]  # a thread, and the task that runs in it
+
+
+def _asker_now() -> _Asker:
+    return threading.get_ident(), None if asyncio._get_running_loop() is None else asyncio.current_task()
+
+
+def _has_all(closer: _Asker | None, asker: _Asker | None) -> bool:
+    """Whether the one that closes is the one that asked last, or its task that has ended well: it is done with its messages.
+
+    A task that returns something may have handed them over before it ended, as that of asyncio.wait_for in Python 3.11 does.
+    """
+    if closer is None or asker is None or closer[0] != asker[0]:
+        return False
+    task = asker[1]
+    return task in (None, closer[1]) or (
+        task.done() and not task.cancelled() and not task.cancelling() and task._exception is None and task.result() is None)
 
 
 def _deadline_s(max_messages: int, timeout_s: float | None) -> float | None:

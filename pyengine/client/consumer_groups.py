@@ -7,8 +7,9 @@ in a queue at its first message, after its last, at a time, or at an offset.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard, Unpack
 from pyengine import arguments
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import DiskError, EngineUnavailableError, UsageError, command, did_you_mean
+from pyengine.formats.paths import Root
 from pyengine.formats.record import html_table
 from pyengine.ipc.control_block import read_pops
-from pyengine.ipc.group_members import GroupMembers
+from pyengine.ipc.group_members import GroupMembers, SlotRecord
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.results import ReadLevel
+from pyengine.results import Level
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config import check_keywords
 from pyengine.storage.config_table import GROUP_TOPIC_PREFIXES, TopicConfigs
@@ -44,7 +46,7 @@ class GroupState:
     queues: dict[int, QueueLag]
     holders: dict[int, int]
     note: str = ""
-    """If it has more members than queues."""
+    """If it has more members than queues, or members with different filters."""
 
     def __repr__(self) -> str:
         return (f"GroupState(topic={self.topic!r}, group={self.group!r}, lag={self.lag}, lost={self.lost}, members={len(self.members)}, "
@@ -126,8 +128,7 @@ class ConsumerGroups:
 
         def change(table: Table) -> None:
             self._end_holds(topic, group, chosen)
-            AckFile(self._root, key).void(offsets)
-            table[key] = table.get(key, {}) | offsets
+            set_offsets(self._root, table, key, offsets)
 
         self._offsets.update(change)
         return offsets
@@ -136,7 +137,8 @@ class ConsumerGroups:
         """Remove the group's offsets of a topic; whether there were any. UsageError while it has members."""
         members, _, _ = self._members(topic, group, ())
         if members:
-            raise UsageError(f"{group} has living members on {topic} (pids {', '.join(map(str, members))}): stop them first")
+            pids = ", ".join(str(one.pid) for one in members)
+            raise UsageError(f"{group} has living members on {topic} (pids {pids}): stop them first")
         removed: list[object] = []
 
         def change(table: Table) -> None:
@@ -156,36 +158,48 @@ class ConsumerGroups:
                 queues[queue_id] = replace(lag, in_flight=row["in_flight"], attempts=row["attempts"],
                                            invisible_until_ms=row["invisible_until_ms"])
         members, holders, sharing = self._members(topic, group, tuple(queues))
-        return GroupState(topic, group, members, queues, holders, lack_of_queues(self._root, topic, group, sharing, len(queues)))
+        notes = lack_of_queues(self._root, topic, group, sharing, len(queues)), different_filters(topic, group, members)
+        return GroupState(topic, group, tuple(sorted(one.pid for one in members)), queues, holders, "; ".join(filter(None, notes)))
 
-    def _members(self, topic: str, group: str, queues: Sequence[int]) -> tuple[tuple[int, ...], dict[int, int], int]:
-        """Return (pids of the living members, queue id -> pid of its holder, the number of members that get a share)."""
+    def _members(self, topic: str, group: str, queues: Sequence[int]) -> tuple[Collection[SlotRecord], dict[int, int], int]:
+        """Return (the living members, queue id -> pid of its holder, the number of members that get a share)."""
         try:
             found = GroupMembers(self._root, topic, group, may_create=False)
         except (FileNotFoundError, UsageError, DiskError):  # the group never had a member here, or its file is another user's
             return (), {}, 0
-        try:
+        with closing(found):
             living = found.members().values()
             pids = {one.incarnation: one.pid for one in living}
             records = {queue_id: found.record(queue_id).incarnation for queue_id in queues}
             holders = {queue_id: pids[incarnation] for queue_id, incarnation in records.items() if incarnation in pids}
-            return tuple(sorted(one.pid for one in living)), holders, len(found.sharing())
-        finally:
-            found.close()
+            return living, holders, len(found.sharing())
 
     def _end_holds(self, topic: str, group: str, queues: Sequence[int]) -> None:
-        try:
-            members = GroupMembers(self._root, topic, group, may_create=False)
-        except FileNotFoundError:  # no member has ever held a queue
-            return
-        try:
+        with suppress(FileNotFoundError), closing(GroupMembers(self._root, topic, group, may_create=False)) as members:
             for queue_id in queues:
                 members.fence_off(queue_id)
-        finally:
-            members.close()
 
 
-# ---- more members than queues ----------------------------------------------------
+def set_offsets(root: Root, table: Table, key: str, offsets: dict[int, int]) -> None:
+    """Let a group go on at these offsets, in an update of the table of all: what was acknowledged above others does not count."""
+    AckFile(root, key).void(offsets)
+    table[key] = table.get(key, {}) | offsets
+
+
+# ---- members that do not fit ------------------------------------------------------
+
+
+def different_filters(topic: str, group: str, members: Iterable[SlotRecord]) -> str:
+    """Return a sentence if the members of a group have different tags or conditions, as far as they tell; otherwise ""."""
+    pids: dict[int, list[str]] = {}
+    for one in sorted(members, key=lambda one: one.pid):
+        if one.wanted:
+            pids.setdefault(one.wanted, []).append(str(one.pid))
+    if len(pids) < 2:
+        return ""
+    named = ", the others ".join(f"pid {', '.join(each)}" for each in pids.values())
+    return (f"the members of {group} on {topic} have different tags or sql ({named}), so each passes over messages that only others want: "
+            "give all of them the same, or consume in groups of their own")
 
 
 def lack_of_queues(root: Path, topic: str, group: str, members: int, queues: int) -> str:
@@ -230,7 +244,7 @@ class QueueLag:
 
 
 def queue_lags(
-    reader: StoreReader, topic: str, committed: Mapping[int, int], level: ReadLevel | str | None = None,
+    reader: StoreReader, topic: str, committed: Mapping[int, int], level: Level | None = None,
 ) -> dict[int, QueueLag]:
     """Return the lag in each queue of the topic, and in queues that only have offsets."""
     return {queue_id: _queue_lag(reader, topic, queue_id, committed.get(queue_id), level)
@@ -238,7 +252,7 @@ def queue_lags(
 
 
 def _queue_lag(
-    reader: StoreReader, topic: str, queue_id: int, committed: int | None, level: ReadLevel | str | None,
+    reader: StoreReader, topic: str, queue_id: int, committed: int | None, level: Level | None,
 ) -> QueueLag:
     low, high = reader.queue_range(topic, queue_id, level)
     wanted = low if committed is None else committed
@@ -312,11 +326,8 @@ def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -
     timestamp_ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
     # RocketMQ's own look-up returns the nearest message, and any one of several in the same millisecond: a reader that
     # started there could miss some.
-    while low < high:
-        middle = (low + high) // 2
-        found = reader.get_message(topic, queue_id, middle, 1).messages
-        if found and found[0].store_timestamp_ms >= timestamp_ms:
-            high = middle
-        else:  # older, or deleted just now, which only happens to the oldest
-            low = middle + 1
-    return low
+    def stored_ms(offset: int) -> int:
+        found = reader.get_message(topic, queue_id, offset, 1).messages
+        return found[0].store_timestamp_ms if found else -1  # deleted just now, which only happens to the oldest
+
+    return low + bisect_left(range(low, high), timestamp_ms, key=stored_ms)

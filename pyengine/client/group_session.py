@@ -30,15 +30,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyengine.errors import StoreBusyError
 from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers, SlotRecord
-from pyengine.native.waiting import ITS_LENGTH, THIS_FILE
+from pyengine.native.waiting import ITS_LENGTH, THIS_FILE, Pulse
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage.acknowledgements import (
     AckFile,
@@ -56,15 +56,24 @@ from pyengine.storage.engine_id import read_epoch
 
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
-    from pyengine.native.waiting import Names, Pulse
+    from pyengine.native.waiting import Names
     from pyengine.storage.store_reader import StoreReader
 
-
+_Queue = TypeVar("_Queue", bound="AssignedQueue")
 PASS_OVER_S = 1.5  # so long a member that has a turn may show no life
+PATIENCE_S = 0.05  # so long a thread that has other work waits for a turn
 
 
 class HistoryChangedError(Exception):
     """The store was recovered since the offsets were read: they may count messages that the log has lost."""
+
+
+class TurnTakenError(Exception):
+    """Another thread or member keeps its turn for longer than a moment: try again after `session.wait_for_turn()`."""
+
+    def __init__(self, session: SharedSession) -> None:
+        super().__init__()
+        self.session = session
 
 
 class GroupSession:
@@ -76,16 +85,17 @@ class GroupSession:
 
     def __init__(
         self, root: str | os.PathLike[str], topic: str, group: str, *, queue_ids: Sequence[int] | None = None,
-        session_timeout_s: float = 30.0, clock: Callable[[], float] | None = None, pulse: Pulse | None = None,
+        session_timeout_s: float = 30.0, clock: Callable[[], float] | Pulse = time.monotonic, wanted: int = 0,
     ) -> None:
-        """`clock`: by default that of `pulse`, which pauses while this process is stopped; without both the system's."""
+        """`clock`: a Pulse, which pauses while this process is stopped, sends the heartbeats too. `wanted` is of the SlotRecord."""
         self._root = Path(root)
         self._topic = topic
         self._group = group
         self._key = group_key(topic, group)
         self._only = None if queue_ids is None else sorted(set(queue_ids))
-        self._pulse = pulse
-        self._liveness = LivenessTracker(session_timeout_s, clock or (time.monotonic if pulse is None else pulse.ran_s))
+        self._pulse = clock if isinstance(clock, Pulse) else None
+        self._wanted = wanted
+        self._liveness = LivenessTracker(session_timeout_s, clock.ran_s if isinstance(clock, Pulse) else clock)
         self.members = 1  # those that shared the queues in the last share()
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
         self._offsets = ConsumerOffsets(root)
@@ -141,17 +151,21 @@ class GroupSession:
         """What to watch beside the members."""
         return {str(self._members.path): THIS_FILE}
 
+    def members_now(self) -> Collection[SlotRecord]:
+        """Return the records of the group's living members."""
+        return self._members.members().values()
+
     def has_unstored(self, queues: Iterable[AssignedQueue]) -> bool:
         """Whether a commit of these queues would store something."""
         return any(held.done != held.committed for held in queues) or bool(unsaved(queues))
 
     def _living(self) -> list[int]:
         """Return the slots of the members that get a share: that live, and send heartbeats."""
-        slots = self._members.sharing()
-        states = self._members.slot_states(slots[-1] + 1) if len(slots) > 1 else []
-        silent = [slot for slot in slots if slot != self._slot and self._liveness.is_expired(("member", slot), states[slot])]
-        self._silent = {self._members.record_of(slot).incarnation for slot in silent}
-        return [slot for slot in slots if slot not in silent]
+        sharing = {at - MEMBERS: record for at, record in self._members.members().items() if at < GUESTS}
+        silent = {slot: record.incarnation for slot, record in sharing.items()
+                  if slot != self._slot and self._liveness.is_expired(("member", slot), record)}
+        self._silent = set(silent.values())
+        return [slot for slot in sharing if slot not in silent]
 
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
         """Claim those of these queues that are free or whose holder has sent no heartbeat for session_timeout_s.
@@ -169,8 +183,9 @@ class GroupSession:
         def change(table: Table) -> None:
             row = table.get(self._key, {})
             for queue_id in free:
-                claim = self._members.seize(queue_id) if queue_id in overdue else self._members.claim(queue_id)
-                if claim is not None:
+                if queue_id in overdue:
+                    self._members.fence_off(queue_id)
+                if (claim := self._members.claim(queue_id)) is not None:
                     taken[queue_id] = claim, row.get(queue_id), InFlight(row.get(queue_id, 0))
             if taken:
                 self._resume({queue_id: flight for queue_id, (_, _, flight) in taken.items()}, row)
@@ -258,7 +273,7 @@ class GroupSession:
         self._members.close()
 
     def _joined(self) -> tuple[GroupMembers, int]:
-        members = GroupMembers(self._root, self._topic, self._group, pulse=self._pulse)
+        members = GroupMembers(self._root, self._topic, self._group, pulse=self._pulse, wanted=self._wanted)
         try:
             return members, members.join(MEMBERS if self._only is None else GUESTS)
         except BaseException:  # otherwise the lock would remain, and with it a member that reads nothing
@@ -398,14 +413,18 @@ class AssignedQueue:
     def know_same_history(self, reader: StoreReader, topic: str) -> bool:
         """Drop what earlier holders have saved if the log has lost the newest of those messages; whether that is known."""
         assert self.flight.last is not None
-        offset, *identity = self.flight.last
         try:
-            found = reader.get_message(topic, self.queue_id, offset, 1, level=ReadLevel.WRITTEN)
+            if not self.is_there(reader, topic, self.flight.last):
+                self.flight.forget()
         except StoreBusyError:  # the store is being recovered
             return False
-        if found.status is not GetStatus.OFFSET_TOO_SMALL and [list(Identity.of(each)) for each in found.messages] != [identity]:
-            self.flight.forget()
         return True
+
+    def is_there(self, reader: StoreReader, topic: str, last: Sequence[int]) -> bool:
+        """Whether the message of this offset and Identity is still in the queue, or was deleted with all before it."""
+        offset, *identity = last
+        found = reader.get_message(topic, self.queue_id, offset, 1, level=ReadLevel.WRITTEN)
+        return found.status is GetStatus.OFFSET_TOO_SMALL or [list(Identity.of(each)) for each in found.messages] == [identity]
 
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered before."""
@@ -413,6 +432,23 @@ class AssignedQueue:
         self.last = None
         self.position = offset
         self.flight.seek(offset)
+
+
+def note_stored(queues: Mapping[int, _Queue], offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue],
+                kept: Collection[int]) -> list[_Queue]:
+    """Note that these are stored of the queues `kept`, as commit() says; return the others, which this member does not hold any more."""
+    lost = []
+    for claim in {*offsets, *states}:
+        held = queues.get(claim.queue_id)
+        if held is None or held.claim != claim:
+            continue
+        if claim.queue_id not in kept:
+            lost.append(held)
+            continue
+        held.committed = offsets.get(claim, held.committed)
+        if claim in states and states[claim].tenure == held.flight.tenure:  # no seek() came between
+            held.flight.note_saved(states[claim])
+    return lost
 
 
 def unsaved(queues: Iterable[AssignedQueue]) -> dict[Claim, SavedQueue]:
@@ -431,9 +467,11 @@ class SharedFlight(InFlight):
         super().__init__(0)
         self.queue_id = queue_id
         self._log = log
-        self._notes: dict[str, list[int]] = {"ended": [], "back": [], "undone": []}
+        self._notes: dict[str, list[int]] = {"ended": [], "back": []}
+        self._undone: dict[int, int] = {}      # how often they were delivered without that
         self._told_spared: set[int] = set()
         self._now_spared: set[int] = set()
+        self._now_undone: dict[int, int] = {}
         self._step: dict[str, Any] | None = None  # of this turn, in the table
         self._taken: dict[int, Message] = {}   # in this turn
         self._end = 0                          # of what was taken in this turn
@@ -454,7 +492,7 @@ class SharedFlight(InFlight):
     @property
     def has_notes(self) -> bool:
         """Whether messages were ended or given back since the last turn."""
-        return any(self._notes.values())
+        return bool(self._undone) or any(self._notes.values())
 
     # -- in a turn
 
@@ -484,23 +522,33 @@ class SharedFlight(InFlight):
 
     def undo(self) -> None:
         """Forget a turn that failed: the program did not get its messages."""
-        self._notes["undone"] += self._taken  # the file may have them: a signal or a full disk comes at any moment
-        for offset in self._taken:
-            self.open.pop(offset, None)
-            self.dead.pop(offset, None)
+        self._undo(self._taken)  # the file may have them: a signal or a full disk comes at any moment
         self._taken.clear()
         self._end, self._restart = 0, None
 
     def begin_turn(self, member: int) -> dict[str, int]:
-        """Tell the table what was ended and given back; return how much of each, for end_turn()."""
-        self._step, self._now_spared = None, self.spared
+        """Tell the table what was ended and given back; return how much of each, for end_turn().
+
+        The file may have all or nothing of a turn that failed, so a count changes only if the table has the other one.
+        """
+        self._step, self._now_spared, self._now_undone = None, self.spared, self._undone.copy()
         if not self.has_notes and self._now_spared == self._told_spared:
             return {}
-        parts = {name: offsets[:] for name, offsets in self._notes.items()}
-        counts = {"counted": self._told_spared - self._now_spared, "spared": self._now_spared - self._told_spared}
-        self._step = self.table.step(member, {**parts, **counts})
+        ended, back = (self._notes[name][:] for name in ("ended", "back"))
+
+        def is_counted(offset: int, deliveries: int) -> bool:
+            return self.table.open.get(offset) == (deliveries, member)
+
+        undone = [offset for offset, deliveries in self._now_undone.items() if is_counted(offset, deliveries + 1)]
+        free = {*back, *self._now_undone}.difference(undone)
+        counts = {offset: message.delivery_count for offset in self._told_spared ^ self._now_spared
+                  if (message := self.open.get(offset)) is not None}
+        self._step = self.table.step(member, {
+            "counted": [offset for offset, count in counts.items() if offset in self._told_spared and is_counted(offset, count - 1)],
+            "spared": [offset for offset, count in counts.items() if offset in self._now_spared and is_counted(offset, count)],
+            "ended": ended, "back": free, "undone": undone})
         self._log.add(self._step)
-        return {name: len(offsets) for name, offsets in parts.items()}
+        return {"ended": len(ended), "back": len(back)}
 
     def tell_taken(self, member: int) -> None:
         """Tell the table what was taken in this turn."""
@@ -520,6 +568,8 @@ class SharedFlight(InFlight):
         """Note that the file has what was told."""
         for name, count in told.items():
             del self._notes[name][:count]
+        for offset in self._now_undone:
+            del self._undone[offset]
         self._told_spared = self._now_spared
         self._taken.clear()
         self._end, self._restart = 0, None
@@ -543,15 +593,15 @@ class SharedFlight(InFlight):
 
     def give_back(self, message: Message) -> bool:
         """Note that a message is any member's again; return whether this one has it."""
-        return self._give_back([message.queue_offset] if self._is_same(message) else [], "back")
+        return self._give_back([message.queue_offset] if self._is_same(message) else [])
 
     def give_all_back(self) -> None:
         """Note that all messages that this member has are any member's again."""
-        self._give_back([*self.open], "back")
+        self._give_back([*self.open])
 
     def take_back(self, messages: Iterable[Message]) -> None:
         """Note that the program did not get these messages: they are any member's again, without being counted twice."""
-        self._give_back([message.queue_offset for message in messages], "undone")
+        self._undo([message.queue_offset for message in messages])
 
     def unacknowledged(self, messages: list[Message]) -> list[Message]:
         """Return those messages that no earlier member has acknowledged."""
@@ -575,12 +625,18 @@ class SharedFlight(InFlight):
             self.dead.pop(offset, None)
         self._notes["ended"] += offsets
 
-    def _give_back(self, offsets: list[int], name: str) -> bool:
+    def _give_back(self, offsets: list[int]) -> bool:
         mine = [offset for offset in offsets if self.open.pop(offset, None) is not None]
         for offset in mine:
             self.dead.pop(offset, None)
-        self._notes[name] += mine
+        self._notes["back"] += mine
         return bool(mine)
+
+    def _undo(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            is_dead = self.dead.pop(offset, 0) is None
+            if (message := self.open.pop(offset, None)) is not None:
+                self._undone[offset] = message.delivery_count - (not is_dead)
 
 
 @dataclass(slots=True)
@@ -627,10 +683,10 @@ class SharedSession(GroupSession):
     _slot = -1
 
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, session_timeout_s: float = 30.0,
-                 clock: Callable[[], float] | None = None, pulse: Pulse | None = None) -> None:
+                 clock: Callable[[], float] | Pulse = time.monotonic, wanted: int = 0) -> None:
         self._turn = threading.RLock()  # the kernel's lock excludes other members only
-        super().__init__(root, topic, group, session_timeout_s=session_timeout_s, clock=clock, pulse=pulse)
-        self.log = SharedLog(root, self._key)
+        super().__init__(root, topic, group, session_timeout_s=session_timeout_s, clock=clock, wanted=wanted)
+        self.log = SharedLog(self._acks)
         self._stored_size = -1
 
     def begin(self, starts: Callable[[], Mapping[int, int]]) -> list[str]:
@@ -642,10 +698,10 @@ class SharedSession(GroupSession):
                 self._slot = self._members.join(SHARERS)
             row = table.setdefault(self._key, found)
             if len(self._members.members()) == 1:  # the first one: whoever joins next waits for this lock
-                with self._turn, self._table():
+                with self._table():
                     self.log.forget()
                     self.log.follow()
-                    states = self.log.saved()
+                    states = self._acks.read()
                     for queue_id in sorted({*states, *row}):
                         self.log.add(self._begun_queue(queue_id, states.get(queue_id, ()), row.get(queue_id)))
                     self.log.write()
@@ -664,7 +720,7 @@ class SharedSession(GroupSession):
 
     def rejoin_if_removed(self) -> bool:
         """Join again if the members' file was removed, which ends what this member has; return whether it was."""
-        if self._members.is_current:
+        if self._members.is_current and self._slot >= 0:
             return False
         with self._turn:
             before, self._slot = self._members, -1
@@ -690,25 +746,30 @@ class SharedSession(GroupSession):
         """There is no claim to release."""
 
     @contextlib.contextmanager
-    def _table(self) -> Iterator[None]:
-        """Exclude the other members, and read what they have done. StoreBusyError as durable_file.exclusive().
+    def _table(self, patience_s: float | None = None) -> Iterator[None]:
+        """Exclude other threads and members, and read what they have done. StoreBusyError as durable_file.exclusive().
 
-        A thread of this process that already has it must not ask for it.
+        TurnTakenError after `patience_s`. A thread of this process that already has it must not ask for it.
         """
-        is_newest = False
-        while not is_newest:
-            fence = self._locked_table(self.log.fence)
-            try:
-                self.log.follow()
-                is_newest = self.log.fence == fence
-                if is_newest:
-                    yield
-                else:
-                    self.log.forget()  # others may have been writing
-            finally:
-                self._members.leave_table(fence)
+        if not self._turn.acquire(timeout=-1 if patience_s is None else patience_s):
+            raise TurnTakenError(self)
+        try:
+            is_newest = False
+            while not is_newest:
+                fence = self._locked_table(self.log.fence, patience_s)
+                try:
+                    self.log.follow()
+                    is_newest = self.log.fence == fence
+                    if is_newest:
+                        yield
+                    else:
+                        self.log.forget()  # others may have been writing
+                finally:
+                    self._members.leave_table(fence)
+        finally:
+            self._turn.release()
 
-    def _locked_table(self, fence: int) -> int:
+    def _locked_table(self, fence: int, patience_s: float | None) -> int:
         """Take the lock of this fence, or of a later one past a member that has it and seems stopped; return the fence."""
         if self._members.try_table(fence):  # nearly always
             return fence
@@ -720,6 +781,8 @@ class SharedSession(GroupSession):
             if self._members.try_table(fence):
                 return True
             waited_s = clock_s()
+            if patience_s is not None and waited_s >= patience_s:
+                raise TurnTakenError(self)
             if not seen and waited_s >= PASS_OVER_S / 3:
                 seen = self._members.members()
             elif waited_s >= PASS_OVER_S:
@@ -738,16 +801,17 @@ class SharedSession(GroupSession):
         """Raise the fence above this one, and return it, unless a stopped member replaces the file, which no fence could prevent."""
         with self._members.compaction() as may_raise:
             if may_raise:
-                self.log.raise_fence(fence + 1)
+                self._acks.raise_fence(fence + 1)
         return fence + may_raise
 
     @contextlib.contextmanager
-    def turn(self, flights: Sequence[SharedFlight]) -> Iterator[None]:
+    def turn(self, flights: Sequence[SharedFlight], patience_s: float | None = None) -> Iterator[None]:
         """Exclude the other members; note what they have done, and at the end what this one has, in the file.
 
-        PassedOverError if others have passed over this process meanwhile: what it has noted does not count.
+        PassedOverError if others have passed over this process meanwhile: what it has noted does not count. TurnTakenError after
+        `patience_s`.
         """
-        with self._turn, self._table():
+        with self._table(patience_s):
             member = self._members.incarnation
             try:
                 stored: dict[int, int] | None = None
@@ -765,6 +829,13 @@ class SharedSession(GroupSession):
                 raise
             for flight, counts in zip(flights, told):
                 flight.end_turn(counts)
+
+    def wait_for_turn(self) -> None:
+        """Wait until other members have ended their turns, or are passed over. StoreBusyError as durable_file.exclusive()."""
+        with self._turn:
+            if self._slot >= 0:  # it was not closed meanwhile
+                with self._table():
+                    pass
 
     def tend(self) -> None:
         """Give back the messages of members that died, or sent no heartbeat for session_timeout_s; follow the others."""
@@ -807,30 +878,32 @@ class SharedSession(GroupSession):
             found.update(row | moved)
             if moved:
                 table[self._key] = found.copy()
-            if self.log.is_long:
+            if self._acks.is_long(size_bytes):
                 self._compact(row)
 
         while True:
             with contextlib.suppress(PassedOverError):
+                # No fence ends this lock: a stopped holder that goes on would put its old file in the place of newer offsets.
                 self._offsets.update(change)
                 self._stored_size = size_bytes  # not before the offsets are written
                 return found
 
     def _compact(self, row: Mapping[int, int]) -> None:
-        with self._turn, self._table(), self._members.compaction() as may_replace:
+        with self._table(), self._members.compaction() as may_replace:
             fence = self.log.fence
             self.log.follow()
             if may_replace and self.log.fence == fence:  # others had not passed over this member before it had that lock
-                self.log.compact(row)
+                self._acks.compact(row)
 
     def close(self) -> None:
         """Leave the group; messages that this member still has are the others'."""
-        super().close()
         with self._turn:
+            self._slot = -1
+            super().close()
             self.log.close()
 
     def _joined(self) -> tuple[GroupMembers, int]:
-        return GroupMembers(self._root, self._topic, self._group, pulse=self._pulse), -1
+        return GroupMembers(self._root, self._topic, self._group, pulse=self._pulse, wanted=self._wanted), -1
 
     def _others(self) -> set[int]:
         """Return the other members that have messages."""

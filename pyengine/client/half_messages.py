@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal
 
-from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of, result_of
+from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, TransactionLimits, body_bytes, map_text, raw_of, result_of
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -53,11 +53,11 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutError, PutResult, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.durable_writes import open_shared_file
+from pyengine.storage.durable_file import opened_to_lock
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.message_getter import Wanted
-from pyengine.storage.ofd_lock import try_lock, unlock
+from pyengine.storage.ofd_lock import try_lock
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 Outcome = Literal["commit", "rollback"]
@@ -132,12 +132,11 @@ class HalfMessages:
     """
 
     def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult], *,
-                 host: str | None = None, timeout_ms: int = TRANSACTION_DEFAULTS.timeout_ms,
-                 clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+                 host: str | None = None, limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
         self._store = HeldStore(root)  # what is written below config/ stays in this store, whatever happens to its folder
         self.root = self._store.root
-        self.timeout_ms = timeout_ms
-        self.now_ms = clock_ms
+        self.limits = limits
+        self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._put_raw = put_raw
         self._host = host
         self.last_put_end = 0
@@ -154,8 +153,8 @@ class HalfMessages:
         if not result.stored:
             return result, None
         return result, Message(
-            half.topic, half.body, half.queue_id, result.queue_offset, result.physical_offset, result.size_bytes, half.properties_text,
-            half.flag, half.sys_flag, half.born_timestamp_ms, half.born_host, result.store_timestamp_ms,
+            half.topic, body_bytes(half.body), half.queue_id, result.queue_offset, result.physical_offset, result.size_bytes,
+            half.properties_text, half.flag, half.sys_flag, half.born_timestamp_ms, half.born_host, result.store_timestamp_ms,
             half.store_host or self._host or "127.0.0.1:10911", half.reconsume_times)
 
     def find(self, physical_offset: int) -> Message | None:
@@ -190,7 +189,7 @@ class HalfMessages:
         """Whether a round may have asked about the half message by now, or has: it is a copy."""
         immunity_s = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME, ""), -1)
         return (PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
-                or _age_ms(half, self.now_ms()) >= (self.timeout_ms if immunity_s < 0 else immunity_s * 1000))
+                or _age_ms(half, self.now_ms()) >= (self.limits.timeout_ms if immunity_s < 0 else immunity_s * 1000))
 
     def put_back(self, half: Message, more: dict[str, str]) -> Message:
         """Store a half message again at the end of the half topic, with further properties. PutError if it is not stored.
@@ -198,11 +197,7 @@ class HalfMessages:
         RocketMQ: renewHalfMessageInner.
         """
         raw = replace(raw_of(half, half.properties | more), wait_store_msg_ok=False)
-        result = self._put_raw(raw, None)
-        if not result.stored:
-            raise PutError._of(result, f"cannot put half message {half.msg_id} back: it is checked in the next round "
-                                      f"({result.status.name}: {result.reason})")
-        self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
+        result = self._put(raw, f"put half message {half.msg_id} back")
         return replace(half, raw_properties=raw.properties_text, queue_offset=result.queue_offset,
                        physical_offset=result.physical_offset, size_bytes=result.size_bytes,
                        store_timestamp_ms=result.store_timestamp_ms)
@@ -210,11 +205,15 @@ class HalfMessages:
     def discard(self, half: Message) -> None:
         """Store a half message in TRANS_CHECK_MAX_TIME_TOPIC. PutError if it is not stored."""
         self.enter(TRANSACTION_DISCARD_TOPIC)
-        result = self._put_raw(replace(raw_of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0), None)
+        self._put(replace(raw_of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0),
+                  f"move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}")
+
+    def _put(self, message: RawMessage, what: str) -> PutResult:
+        result = self._put_raw(message, None)
         if not result.stored:
-            raise PutError._of(result, f"cannot move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}: it is checked in the next "
-                                      f"round ({result.status.name}: {result.reason})")
+            raise PutError._of(result, f"cannot {what}: it is checked in the next round ({result.status.name}: {result.reason})")
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
+        return result
 
     def resume(self, physical_offset: int) -> None:
         """Put a message of TRANS_CHECK_MAX_TIME_TOPIC back into the half topic, with no check-back counted.
@@ -262,12 +261,8 @@ class HalfMessages:
     def lock_check(self) -> Iterator[int | None]:
         """Lock the check of half messages for the block; yields the lock file, None if another process has the lock."""
         path = StorePaths(self.root).config / LOCK_NAME
-        descriptor = open_shared_file(path)
-        try:
+        with opened_to_lock(path) as descriptor:
             yield descriptor if try_lock(descriptor, 0, path) else None
-        finally:
-            unlock(descriptor)  # not by close() alone: a child that was forked meanwhile has the descriptor too
-            os.close(descriptor)
 
     def _committed(self, half: Message) -> PutResult | None:
         """Return the commit of a half message from the index, whichever copy of it was committed; None if there is none."""
@@ -299,11 +294,8 @@ class _RoundProgress:
 class PreparedCheck:
     """Reads the half messages of a store in rounds. RocketMQ: TransactionalMessageServiceImpl.check."""
 
-    def __init__(self, halves: HalfMessages, *, check_max: int = TRANSACTION_DEFAULTS.check_max,
-                 reserved_ms: int = TRANSACTION_DEFAULTS.reserved_ms) -> None:
+    def __init__(self, halves: HalfMessages) -> None:
         self._halves = halves
-        self._check_max = check_max
-        self._reserved_ms = reserved_ms
         self._offsets = ConsumerOffsets(halves.root)
         self._reached = _RoundProgress(0)
         self._recent: set[str] = set()  # groups that are not asked in this round
@@ -421,9 +413,9 @@ class PreparedCheck:
     def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
                       asked: list[Message]) -> bool:
         """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
-        times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0)
+        times, limits = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.limits
         age_ms = _age_ms(half, start_ms)
-        if times >= self._check_max or age_ms > self._reserved_ms:
+        if times >= limits.check_max or age_ms > limits.reserved_ms:
             self._halves.discard(half)
             _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, TRANSACTION_DISCARD_TOPIC)
             return True
@@ -432,12 +424,12 @@ class PreparedCheck:
         immunity = half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME)
         if immunity is not None:
             seconds = _number(immunity, -1)
-            if age_ms < (self._halves.timeout_ms if seconds < 0 else seconds * 1000):
+            if age_ms < (limits.timeout_ms if seconds < 0 else seconds * 1000):
                 first = half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
                 if _number(first, -1) not in ended:
                     self._halves.put_back(half, {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
                 return True
-        elif age_ms < self._halves.timeout_ms:
+        elif age_ms < limits.timeout_ms:
             return False
         group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
         if can_ask(group):

@@ -9,11 +9,12 @@ A message is acknowledged when the handler returns and given back (Consumer.retr
 back now, because no engine runs or the disk is full, the handler gets it again after HANDLE_AGAIN_S, as in RocketMQ's
 ConsumeMessageConcurrentlyService. A message that can never be given back is logged as an error and counts as done.
 A kill loses no message: those that were not acknowledged are delivered again. One that was delivered twice and never finished may
-be what killed its readers, so it runs alone (_Running): no other message is counted with it.
+be what killed its readers, so it runs alone (Running): no other message is counted with it.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import inspect
@@ -22,10 +23,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import traceback
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -44,7 +47,9 @@ PULL_S = 0.5           # longest wait for messages before the request to end is 
 HANDLE_AGAIN_S = 5.0
 ALONE_S = 10.0         # longest wait of a message that runs alone for the others, and of the others for it
 _LOG = logging.getLogger("pyengine.client.handler")
-_Call = TypeVar("_Call", bound="Future[None] | asyncio.Task[None]")
+_Result = TypeVar("_Result")
+_Call = TypeVar("_Call", bound=Hashable)
+_Future = TypeVar("_Future", bound="Future[None] | asyncio.Task[None]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +79,21 @@ class _Delays:
             raise UsageError("delay_level and backoff exclude each other: give one")
         return cls(level, given)
 
-    def after(self, message: Message, error: Exception) -> tuple[int | None, dict[str, Any]]:
+    def after(self, message: Message, error: BaseException) -> tuple[int | None, dict[str, Any]]:
         """Return the delay level, and the keywords of Consumer.retry, for a message whose handler has raised this error."""
         if isinstance(error, BadMessageError):
             _LOG.error("%s of %s can never be handled, and becomes a dead letter: %s", message.msg_id, message.topic, error)
             return -1, {"reason": str(error)}
         _LOG.exception("the handler failed for %s, which is delivered again", message.msg_id)
+        why = {"reason": "".join(traceback.format_exception_only(error)).strip()}  # str() of a program's error may fail
         if self.backoff is None:
-            return self.level, {}
+            return self.level, why
         try:
             delay_s = arguments.number(self.backoff(message.reconsume_times), "what backoff returns")
-            return None, {"delay_s": min(delay_s, DELIVER_AT_DAYS_MAX * 86_400)}
+            return None, {"delay_s": min(delay_s, DELIVER_AT_DAYS_MAX * 86_400), **why}
         except Exception:  # noqa: BLE001 - the program's own: the message must not be lost for it
             _LOG.exception("backoff failed for %s, which comes again after the usual delay", message.msg_id)
-            return None, {}
+            return None, why
 
 
 def run_consumer(
@@ -103,14 +109,19 @@ def run_consumer(
     are handled at once, each in a thread; with 1, in this thread and in order. The end waits for running handlers; a second signal
     does not. Outside the main thread no signal is caught. An error of the store, or a handler's BaseException, ends the call.
     """
-    given: dict[str, Any] = {**options}
-    _check(handler, concurrency, given, is_async=False)
+    given, patience = _checked(handler, concurrency, options, is_async=False)
     delays = _Delays.of(delay_level, backoff)
     stopping = threading.Event() if stop is None else stop
     if isinstance(stop, asyncio.Event) or not hasattr(stopping, "set"):
         raise arguments.wrong_type(stop, "stop", "a threading.Event; run_consumer_async takes an asyncio.Event")
-    patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
-    with _signals_to(stopping.set):
+
+    def end() -> None:
+        try:
+            _thread.start_new_thread(stopping.set, ())  # this one may be in wait(), with the event's lock
+        except RuntimeError:  # no thread can be had
+            stopping.set()
+
+    with _signals_to(end):
         while not stopping.is_set():
             try:
                 consumer = consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given)
@@ -118,6 +129,7 @@ def run_consumer(
                 stopping.wait(patience.pause_s(error))
                 continue
             with consumer:
+                consumer._settles_each.set()
                 handle = partial(_handle, consumer, handler, delays, stopping)
                 if concurrency > 1:
                     _handle_in_threads(consumer, handle, concurrency, stopping)  # until it is stopping
@@ -133,10 +145,8 @@ async def run_consumer_async(
     **options: Unpack[ConsumeOptions],
 ) -> None:
     """Like run_consumer(), for asyncio. A cancelled call cancels the handlers."""
-    given: dict[str, Any] = {**options}
-    _check(handler, concurrency, given, is_async=True)
+    given, patience = _checked(handler, concurrency, options, is_async=True)
     delays = _Delays.of(delay_level, backoff)
-    patience = Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
     loop = arguments.event_loop()
     stopping = asyncio.Event() if stop is None else stop
     if not isinstance(stopping, asyncio.Event):  # whose wait() would stop the loop
@@ -146,8 +156,8 @@ async def run_consumer_async(
         try:
             while not stopping.is_set():
                 try:
-                    consumer = await loop.run_in_executor(
-                        None, lambda: consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given))
+                    consumer = await in_thread(
+                        lambda: consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given), undo=Consumer.close)
                 except EngineError as error:  # the store or its engine may start later
                     await asyncio.wait({stopped}, timeout=patience.pause_s(error))
                     continue
@@ -157,29 +167,46 @@ async def run_consumer_async(
             stopped.cancel()
 
 
+async def in_thread(call: Callable[[], _Result], undo: Callable[[_Result], object] = lambda result: None) -> _Result:
+    """Return what the call returns; if the task is cancelled meanwhile, once or more, wait for the end of the call and undo it."""
+    loop = arguments.event_loop()
+    called = loop.run_in_executor(None, call)
+    try:
+        return await asyncio.shield(called)
+    except asyncio.CancelledError:
+        await _ended(called)
+        if called.exception() is None:
+            await _ended(loop.run_in_executor(None, undo, called.result()))
+        raise
+
+
+async def _ended(future: asyncio.Future[Any]) -> None:
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):  # anyio cancels again in each turn of the loop
+            await asyncio.wait({future})
+
+
 def _handle(consumer: Consumer, handler: Callable[[Message], object], delays: _Delays, stopping: threading.Event,
             message: Message) -> None:
     """Handle a message until it is done or given back, or until the call must end."""
     while True:
         try:
-            handler(message)
+            result = handler(message)
         except Exception as error:  # noqa: BLE001 - the handler's own: the message is delivered again
-            level, options = delays.after(message, error)
+            failure = delays.after(message, error)
         else:
+            if result is not None and inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise UsageError("the handler returns an awaitable: use run_consumer_async")
             consumer.ack(message)
             return
-        try:
-            consumer.retry(message, level, **options)
-            return
-        except EngineError as error:
-            if _is_given_up(consumer, message, error):
-                return
-        if stopping.wait(HANDLE_AGAIN_S):
+        if _is_given_back(consumer, message, *failure) or stopping.wait(HANDLE_AGAIN_S):
             return
 
 
-class _Running(Generic[_Call]):
-    """The handlers that run at once. A suspect, which may have killed its readers, runs alone.
+class Running(Generic[_Call]):
+    """The handlers, or tasks of a library, that run at once. A suspect, which may have killed its readers, runs alone.
 
     So it waits for the handlers that run, and those after it wait for it, each up to ALONE_S: a handler that hangs stops no
     others. A handler that took longer runs beside the suspect and is spared: the kill counts for the suspect.
@@ -193,6 +220,7 @@ class _Running(Generic[_Call]):
         self._suspect: _Call | None = None
         self._since_s: float | None = None  # since when handlers are waited for
         self._has_spared = False
+        consumer._settles_each.set()  # or a joining member would get the queue of a handler that runs, until the first one has ended
 
     def room(self) -> int:
         """Return how many messages may be asked for now; 0 if a running handler must end first."""
@@ -214,13 +242,18 @@ class _Running(Generic[_Call]):
         self._overdue |= hinders
         return self.room()
 
-    def begin(self, messages: Iterable[Message], call: Callable[[Message], _Call]) -> None:
-        """Call the handler with these messages."""
-        for message in messages:
-            begun = call(message)
-            self.calls[begun] = message
-            if self._consumer._is_suspect(message):
-                self._suspect = begun
+    def begin(self, call: _Call, message: Message) -> None:
+        """Note that the handler was called with a message."""
+        self.calls[call] = message
+        if self._consumer._is_suspect(message):
+            self._suspect = call
+
+    def end(self, call: _Call) -> None:
+        """Note that a handler has ended."""
+        self.calls.pop(call, None)
+        self._overdue.discard(call)
+        if call == self._suspect:
+            self._suspect = None
 
     def _spare(self, calls: Iterable[_Call]) -> None:
         spared = [self.calls[call] for call in calls]
@@ -228,48 +261,84 @@ class _Running(Generic[_Call]):
             self._consumer._spare(spared)
             self._has_spared = bool(spared)
 
+
+def _end_done(running: Running[_Future]) -> None:
+    """Forget the handlers that have ended; raises the exception of one that failed."""
+    for call in [call for call in running.calls if call.done()]:
+        running.end(call)
+        call.result()
+
+
+class _HandlerThreads:
+    """Threads that call the handler, begun when they are needed. No end of the program waits for one whose handler hangs."""
+
+    def __init__(self, handle: Callable[[Message], None]) -> None:
+        self._handle = handle
+        self._calls: SimpleQueue[tuple[Future[None], Message] | None] = SimpleQueue()
+        self._count = 0
+
+    def call(self, message: Message, busy: int) -> Future[None]:
+        """Let a thread handle a message, beside at most `busy` others."""
+        called = Future[None]()
+        self._calls.put((called, message))
+        if self._count <= busy:
+            threading.Thread(target=self._run, name=f"pyengine-handler_{self._count}", daemon=True).start()
+            self._count += 1
+        return called
+
     def end(self) -> None:
-        """Forget the handlers that have ended; raises the exception of one that failed."""
-        for call in [call for call in self.calls if call.done()]:
-            del self.calls[call]
-            self._overdue.discard(call)
-            if call is self._suspect:
-                self._suspect = None
-            call.result()
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            called, message = call
+            try:
+                self._handle(message)
+            except BaseException as error:  # noqa: BLE001 - ends run_consumer()
+                called.set_exception(error)
+            else:
+                called.set_result(None)
+            del call, called, message  # not kept until the next one comes
 
 
 def _handle_in_threads(consumer: Consumer, handle: Callable[[Message], None], concurrency: int, stopping: threading.Event) -> None:
-    with ThreadPoolExecutor(concurrency, thread_name_prefix="pyengine-handler") as pool:
-        running: _Running[Future[None]] = _Running(consumer, concurrency)
-        try:
-            while not stopping.is_set():
-                if room := running.room():
-                    running.begin(consumer.pull(room, timeout_s=PULL_S), lambda message: pool.submit(handle, message))
-                else:
-                    wait(running.calls, PULL_S, FIRST_COMPLETED)
-                running.end()
-            while running.calls:
-                wait(running.calls)
-                running.end()
-        except BaseException:
-            stopping.set()  # wakes handlers' threads that wait before a next try
-            raise
+    threads = _HandlerThreads(handle)
+    running: Running[Future[None]] = Running(consumer, concurrency)
+    try:
+        while not stopping.is_set():
+            if room := running.room():
+                for message in consumer.pull(room, timeout_s=PULL_S):
+                    running.begin(threads.call(message, len(running.calls)), message)
+            else:
+                wait(running.calls, PULL_S, FIRST_COMPLETED)
+            _end_done(running)
+        while running.calls:
+            wait(running.calls)
+            _end_done(running)
+    except BaseException as error:
+        stopping.set()  # wakes handlers' threads that wait before a next try
+        if not isinstance(error, KeyboardInterrupt):  # a second signal, which waits for no handler
+            wait(running.calls)
+        raise
+    finally:
+        threads.end()
 
 
 async def _handle_in_tasks(consumer: Consumer, handler: Callable[[Message], Awaitable[object]], concurrency: int,
                            delays: _Delays, stopped: asyncio.Future[Any]) -> None:
-    running: _Running[asyncio.Task[None]] = _Running(consumer, concurrency)
+    running: Running[asyncio.Task[None]] = Running(consumer, concurrency)
     try:
         while not stopped.done():
             if room := running.room():
-                running.begin(await consumer.pull_async(room, timeout_s=PULL_S), lambda message: asyncio.ensure_future(
-                    _handle_async(consumer, handler, delays, stopped, message)))
+                for message in await consumer.pull_async(room, timeout_s=PULL_S):
+                    running.begin(asyncio.ensure_future(_handle_async(consumer, handler, delays, stopped, message)), message)
             else:
                 await asyncio.wait({*running.calls, stopped}, timeout=PULL_S, return_when=asyncio.FIRST_COMPLETED)
-            running.end()
+            _end_done(running)
         while running.calls:
             await asyncio.wait(running.calls)
-            running.end()
+            _end_done(running)
     finally:
         for task in running.calls:
             task.cancel()
@@ -282,48 +351,66 @@ async def _handle_async(
 ) -> None:
     while True:
         try:
-            await handler(message)
-        except Exception as error:  # noqa: BLE001 - the handler's own: the message is delivered again
-            level, options = delays.after(message, error)
+            result = handler(message)
+            if is_awaitable := inspect.isawaitable(result):
+                await result
+        except (Exception, asyncio.CancelledError) as error:  # the message is delivered again
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # otherwise it has awaited what others have cancelled
+            failure = delays.after(message, error)
         else:
+            if not is_awaitable:
+                raise UsageError("the handler returns no awaitable: use run_consumer")
             consumer.ack(message)
             return
-        try:
-            await consumer.retry_async(message, level, **options)
+        if await in_thread(partial(_is_given_back, consumer, message, *failure)):
             return
-        except EngineError as error:
-            if _is_given_up(consumer, message, error):
-                return
         await asyncio.wait({stopped}, timeout=HANDLE_AGAIN_S)
         if stopped.done():
             return
 
 
-def _is_given_up(consumer: Consumer, message: Message, error: EngineError) -> bool:
-    """Report a message that could not be given back. If it never can be, it counts as done: those after it must not wait for it."""
-    if isinstance(error, PutError) and error.result.status.is_lasting:
+def _is_given_back(consumer: Consumer, message: Message, level: int | None, options: dict[str, Any]) -> bool:
+    """Give a message back; False if that is not possible now."""
+    try:
+        _give_back(consumer, message, level, **options)
+    except EngineError as error:
+        _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
+        return False
+    return True
+
+
+def _give_back(consumer: Consumer, message: Message, level: int | None, **options: Any) -> None:
+    """Give a message back; PutError or EngineUnavailableError if that is not possible now.
+
+    If it never is, the message counts as done, and the log says so: those after it must not wait for it.
+    """
+    try:
+        consumer.retry(message, level, **options)
+    except PutError as error:
+        if not error.result.status.is_lasting:
+            raise
         _LOG.error("%s of %s failed and can neither be delivered again nor be a dead letter of %s, so it counts as done; read it by "
                    "its id: %s", message.msg_id, message.topic, consumer.group, error)
-        consumer.ack(message)
-        return True
-    _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
-    return False
+        if not consumer._options.auto_commit:
+            consumer.ack(message)
 
 
-def _check(handler: object, concurrency: int, options: dict[str, Any], *, is_async: bool) -> None:
+def _checked(handler: object, concurrency: int, options: ConsumeOptions, *, is_async: bool) -> tuple[dict[str, Any], Patience]:
+    """Return the options for consume(), and how long to wait for a store."""
     if not callable(handler):
         raise TypeError(f"handler must be callable, not {type(handler).__name__}")
-    is_coroutine = inspect.iscoroutinefunction(handler)
-    if is_coroutine and not is_async:
+    if not is_async and inspect.iscoroutinefunction(handler):
         raise UsageError("the handler is a coroutine function: use run_consumer_async")
-    if is_async and inspect.isfunction(handler) and not is_coroutine:
-        raise UsageError("the handler is not a coroutine function: use run_consumer")
     if arguments.integer(concurrency, "concurrency") < 1:
         raise UsageError(f"concurrency is {concurrency}; give at least 1")
     others = {name: value for name, value in options.items() if name not in inspect.signature(consume).parameters}
     check_keywords(run_consumer_async if is_async else run_consumer, others, consume)
     if "auto_commit" in options:
         raise UsageError("run_consumer acknowledges each message itself: leave auto_commit out")
+    given: dict[str, Any] = {**options}
+    return given, Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
 
 
 @contextlib.contextmanager
@@ -354,21 +441,15 @@ def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
 
 # ---- for brokers of task libraries, whose queues are topics with a group of the same name ----
 
+SESSION_TIMEOUT_S = 3600.0  # of a worker that is stopped: the queues of a killed one are free at once, that of a task that hangs is kept
+
 
 def give_up(consumer: Consumer, message: Message, reason: str = "") -> None:
     """Make a message a dead letter of the group; PutError or EngineUnavailableError if that is not possible now.
 
     If it can never be one, it counts as done, and the log says so.
     """
-    try:
-        consumer.retry(message, delay_level=-1, reason=reason)
-    except PutError as error:
-        if not error.result.status.is_lasting:
-            raise
-        _LOG.error("%s failed and can never be a dead letter of %s, so it counts as done; read it by its id: %s", message.msg_id,
-                   consumer.group, error)
-        if not consumer._options.auto_commit:
-            consumer.ack(message)
+    _give_back(consumer, message, -1, reason=reason)
 
 
 def undone(store: str | os.PathLike[str], topic: str) -> int:
@@ -377,7 +458,8 @@ def undone(store: str | os.PathLike[str], topic: str) -> int:
     if groups:
         return sum(each.lag for each in groups)
     with open_store(store) as reader:
-        return sum(reader.queue_end(topic, queue_id) for queue_id in reader.queue_ids(topic))
+        ranges = [reader.queue_range(topic, queue_id, "written") for queue_id in reader.queue_ids(topic)]
+        return sum(end - first for first, end in ranges)
 
 
 def skip_undone(store: str | os.PathLike[str], topic: str) -> None:

@@ -13,7 +13,6 @@ the checkpointer enters for it after its first message.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import threading
 import time
@@ -22,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from pyengine import arguments
 from pyengine._front import Turn
@@ -52,24 +51,29 @@ from pyengine.formats.constants import (
 from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, DelayedId, DelayMark, timed_properties, wait_level
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, string_hash
+from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, shown, string_hash
 from pyengine.results import PutResult, PutStatus, ReadLevel
-from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import FORBIDDEN_TOPICS, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets
-from pyengine.storage.durable_writes import open_shared_file
+from pyengine.storage.durable_file import opened_to_lock
 from pyengine.storage.file_system import HeldStore
-from pyengine.storage.ofd_lock import try_lock, unlock
+from pyengine.storage.ofd_lock import try_lock
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.replication_state import ROLES, ReplicationStateFile
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from pyengine.engine_config import EngineConfig
     from pyengine.ipc.live_reader import LiveStoreReader
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
 PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, and with it an empty value
+
+
+Body = bytes | bytearray | memoryview
+"""The body of a message that is put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class BatchMessage:
     Its `delay_level` and `deliver_at` replace those of the call.
     """
 
-    body: bytes
+    body: Body
     tags: str | None = None
     keys: str | Iterable[str] | None = None
     properties: Mapping[str, str] | None = None
@@ -87,13 +91,57 @@ class BatchMessage:
     delay_level: int = 0
     deliver_at: datetime | timedelta | int | None = None
 
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class QueueOptions(TypedDict, total=False):
+    """The keywords that every put has: see Producer.put()."""
+
+    queue_id: int | None
+    delay_level: int
+    timeout_s: float | None
+    deliver_at: datetime | timedelta | int | None
+    sharding_key: str | None
+
+
+class MessageOptions(QueueOptions, total=False):
+    """Those of a put whose messages have the same tags, keys, properties and flag."""
+
+    tags: str | None
+    keys: str | Iterable[str] | None
+    properties: Mapping[str, str] | None
+    flag: int
+
+
+class BatchOptions(QueueOptions, total=False):
+    """Those of a put of several messages, which need not wait for the disk."""
+
+    wait: bool
+
+
+class PutManyOptions(MessageOptions, BatchOptions, total=False):
+    """The keywords of put_many()."""
+
+
+class PutAsyncOptions(PutManyOptions, total=False):
+    """The keywords of put_async()."""
+
+    unique_key: str | None
+
+
+class PutOptions(PutAsyncOptions, total=False):
+    """The keywords of put()."""
+
+    once: bool
+
 
 @dataclass(slots=True)
 class OutgoingMessage:
     """The unchecked arguments of put() and put_async(); of put_many() those that all bodies share."""
 
     topic: str
-    body: bytes
+    body: Body
     queue_id: int | None = None
     tags: str | None = None
     keys: str | Iterable[str] | None = None
@@ -124,7 +172,7 @@ class RawMessage:
     """
 
     topic: str
-    body: bytes = b""
+    body: Body = b""
     queue_id: int = 0
     properties_text: str = ""
     flag: int = 0
@@ -138,6 +186,9 @@ class RawMessage:
     delay_level: int = 0
     clock_ms: int = 0
     deliver_at_ms: int = 0
+
+    def __repr__(self) -> str:
+        return shown(self)
 
 
 def raw_of(message: Message, properties: Mapping[str, str]) -> RawMessage:
@@ -177,14 +228,19 @@ class TransactionLimits(NamedTuple):
     check_interval_ms: int = 60_000
     reserved_ms: int = 72 * 3_600_000
 
+    @classmethod
+    def of(cls, config: EngineConfig) -> TransactionLimits:
+        return cls(config.transaction_timeout_ms, config.transaction_check_max, config.transaction_check_interval_ms,
+                   config.file_reserved_time_hours * 3_600_000)
+
 
 TRANSACTION_DEFAULTS = TransactionLimits()
 
 
 class RefusedError(Exception):
-    """A message is refused before it is submitted: RocketMQ's status and the reason."""
+    """A message is refused before it is submitted: the reason, and RocketMQ's status."""
 
-    def __init__(self, status: PutStatus, reason: str) -> None:
+    def __init__(self, reason: str, status: PutStatus = PutStatus.MESSAGE_ILLEGAL) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
@@ -195,28 +251,28 @@ def topic_bytes(topic: str) -> bytes:
     try:
         data = arguments.text(topic, "topic").encode()
     except UnicodeEncodeError:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a lone surrogate: give it as valid text") from None
+        raise RefusedError("the topic holds a lone surrogate: give it as valid text") from None
     if not data:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic is empty: name one")
+        raise RefusedError("the topic is empty: name one")
     if len(data) > TOPIC_BYTES_MAX:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
-                      f"the topic has {len(data)} bytes in UTF-8, {TOPIC_BYTES_MAX} are possible: shorten it")
+        raise RefusedError(f"the topic has {len(data)} bytes in UTF-8, {TOPIC_BYTES_MAX} are possible: shorten it")
     if topic in (".", "..") or "/" in topic:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
+        raise RefusedError(f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
     if any(mark in topic for mark in _FORBIDDEN):
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a character 0, 1 or 2: leave it out")
+        raise RefusedError("the topic holds a character 0, 1 or 2: leave it out")
     return data
 
 
 def put_topic_bytes(topic: str) -> bytes:
-    """Like topic_bytes(), for a put of a program: RefusedError also for a topic that no group could consume."""
+    """Like topic_bytes(), for a put of a program: RefusedError also for a topic of the system, or that no group could consume."""
     data = topic_bytes(topic)
+    if topic in FORBIDDEN_TOPICS:
+        raise RefusedError(f"the topic {topic} is one of the system's, to which no program sends: name another")
     if SEPARATOR in topic:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} holds '{SEPARATOR}', which separates topic and group in the "
-                                                      "file of offsets, so no group could consume it: leave it out")
+        raise RefusedError(f"the topic {topic!r} holds '{SEPARATOR}', which separates topic and group in the file of offsets, so no group "
+                           "could consume it: leave it out")
     if not topic.isprintable():
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} has a character that is not printable, so no group could "
-                                                      "consume it: leave it out")
+        raise RefusedError(f"the topic {topic!r} has a character that is not printable, so no group could consume it: leave it out")
     return data
 
 
@@ -228,22 +284,22 @@ def check(message: OutgoingMessage) -> None:
         deliver_at_ms(message.deliver_at)
 
 
-def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
+def body_bytes(body: Body, name: str = "body") -> bytes:
     """Return the body as bytes; TypeError for text, whose encoding would be a guess."""
     if type(body) is bytes:
         return body
     if isinstance(body, (bytes, bytearray, memoryview)):
         return bytes(memoryview(body))  # a subclass may say that it has another length
     how = "text first, for example with .encode()" if isinstance(body, str) else "it first, for example with json.dumps(...).encode()"
-    raise TypeError(f"body must be bytes, not {type(body).__name__}: encode {how}")
+    raise TypeError(f"{name} must be bytes, not {type(body).__name__}: encode {how}")
 
 
-def _value(name: str, value: str, what: str) -> str:
+def property_value(name: str, value: str, what: str) -> str:
+    """Return a value of a property, or a part of it without a name; RefusedError, naming `what`, if the text cannot contain it."""
     if any(mark in arguments.text(value, what) for mark in _FORBIDDEN):
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
-                      f"{what} holds a character 0, 1 or 2, which separate properties on disk: leave it out")
+        raise RefusedError(f"{what} holds a character 0, 1 or 2, which separate properties on disk: leave it out")
     if name and len(name) + 1 + len(value) < PROPERTY_PIECE_CHARS_MIN or not value:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it out")
+        raise RefusedError(f"{what} is empty: readers of the format would drop it; leave it out")
     return value
 
 
@@ -253,23 +309,17 @@ def _light_queues(names: str) -> None:
         try:
             topic_bytes(name)
         except RefusedError as refused:
-            raise RefusedError(refused.status, f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}") from None
-
-
-def property_value(value: str, what: str) -> str:
-    """Return `value` if the property text can contain it, else raise RefusedError naming `what`."""
-    return _value(what, value, what)
+            raise RefusedError(f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}", refused.status) from None
 
 
 def _user_property(name: str, value: str) -> str:
     if not arguments.text(name, "a property's name") or any(mark in name for mark in _FORBIDDEN):
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
+        raise RefusedError(f"the property name {name!r} is empty or holds a character 0, 1 or 2")
     if name == PROPERTY_INNER_MULTI_DISPATCH:
         _light_queues(value)
     elif name in _RESERVED:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
-                      f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
-    return f"{name}{NAME_VALUE_SEPARATOR}{_value(name, value, f'the property {name}')}"
+        raise RefusedError(f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
+    return f"{name}{NAME_VALUE_SEPARATOR}{property_value(name, value, f'the property {name}')}"
 
 
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
@@ -281,13 +331,13 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
     if keys is not None:
         if not isinstance(keys, str):
             arguments.several(keys, "keys", "str or an iterable of str")
-        words = keys if isinstance(keys, str) else " ".join(_value("", word, "a key") for word in keys)
+        words = keys if isinstance(keys, str) else " ".join(property_value("", word, "a key") for word in keys)
         if words:
-            pieces.append(f"{PROPERTY_KEYS}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_KEYS, words, 'keys')}")
+            pieces.append(f"{PROPERTY_KEYS}{NAME_VALUE_SEPARATOR}{property_value(PROPERTY_KEYS, words, 'keys')}")
     if unique_key is not None:
-        pieces.append(f"{PROPERTY_UNIQ_KEY}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_UNIQ_KEY, unique_key, 'unique_key')}")
+        pieces.append(f"{PROPERTY_UNIQ_KEY}{NAME_VALUE_SEPARATOR}{property_value(PROPERTY_UNIQ_KEY, unique_key, 'unique_key')}")
     if tags:
-        pieces.append(f"{PROPERTY_TAGS}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_TAGS, tags, 'tags')}")
+        pieces.append(f"{PROPERTY_TAGS}{NAME_VALUE_SEPARATOR}{property_value(PROPERTY_TAGS, tags, 'tags')}")
     return PROPERTY_SEPARATOR.join(pieces)
 
 
@@ -377,15 +427,14 @@ def _values(batch: pyarrow.RecordBatch, name: str, kind: str) -> list[Any]:
 def properties_bytes(text: str) -> bytes:
     """Return the property text in UTF-8. As in RocketMQ, too many characters and too many bytes are different statuses."""
     if len(text) > PROPERTIES_BYTES_MAX:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
-                      f"the properties have {len(text)} characters, {PROPERTIES_BYTES_MAX} are possible: store less in them")
+        raise RefusedError(f"the properties have {len(text)} characters, {PROPERTIES_BYTES_MAX} are possible: store less in them")
     try:
         data = text.encode()
     except UnicodeEncodeError:
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "a property holds a lone surrogate: give it as valid text") from None
+        raise RefusedError("a property holds a lone surrogate: give it as valid text") from None
     if len(data) > PROPERTIES_BYTES_MAX:
-        raise RefusedError(PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                      f"the properties have {len(data)} bytes in UTF-8, {PROPERTIES_BYTES_MAX} are possible: store less in them")
+        raise RefusedError(f"the properties have {len(data)} bytes in UTF-8, {PROPERTIES_BYTES_MAX} are possible: store less in them",
+                           PutStatus.PROPERTIES_SIZE_EXCEEDED)
     return data
 
 
@@ -419,7 +468,7 @@ class Delay(NamedTuple):
         if deliver_at is not None and level:
             raise UsageError("delay_level and deliver_at exclude each other")
         if arguments.integer(level, "delay_level") < 0:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 or more, or 0 for no delay")
+            raise RefusedError(f"delay_level {level} is negative: give 1 or more, or 0 for no delay")
         return cls(level, None if deliver_at is None else deliver_at_ms(deliver_at))
 
 
@@ -445,8 +494,8 @@ def later_batch(topic: str, queue_id: int, shared: str, texts: list[str], delays
     if len(several) == 1 and not times_ms:
         return *later(topic, queue_id, shared, delays[0], delays_ms), texts
     if len(times_ms) < len(delays):
-        raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch is stored in one queue, and each delay level is a queue of its own: give "
-                                                      "all its messages the same delay_level, or each of them a deliver_at")
+        raise RefusedError("a batch is stored in one queue, and each delay level is a queue of its own: give all its messages the same "
+                           "delay_level, or each of them a deliver_at")
     now_ms = time.time_ns() // 1_000_000
     if max(times_ms) <= now_ms:
         return topic, queue_id, shared, texts
@@ -576,27 +625,21 @@ class FirstPuts:
         path = StorePaths(self._reader.root).config / ONCE_LOCK
         byte = int.from_bytes(hashlib.blake2b(f"{topic}\0{unique_key}".encode(), digest_size=7).digest(), "big")
         deadline_s, (pause_s, most_s) = time.monotonic() + timeout_s, ONCE_PAUSES_S
-        descriptor = open_shared_file(path)
-        try:
+        with opened_to_lock(path) as descriptor:
             while not try_lock(descriptor, byte, path):
                 if time.monotonic() >= deadline_s:
-                    raise RefusedError(PutStatus.SERVICE_NOT_AVAILABLE, f"another put of the unique key {unique_key!r} takes longer than "
-                                                                        f"{timeout_s:g} s: put it again later")
+                    raise RefusedError(f"another put of the unique key {unique_key!r} takes longer than {timeout_s:g} s: put it again "
+                                       "later", PutStatus.SERVICE_NOT_AVAILABLE)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, most_s)
-            try:
-                yield
-            finally:
-                unlock(descriptor)  # not by close() alone: a child that was forked meanwhile has the descriptor too
-        finally:
-            os.close(descriptor)
+            yield
 
     def find(self, topic: str, unique_key: str) -> Message | None:
         """Return the oldest message of the key, as it was put; RefusedError if the index does not have all messages in time."""
         with self._reading:
             if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
-                raise RefusedError(PutStatus.SERVICE_NOT_AVAILABLE, f"the index does not have the newest messages within {INDEX_S:g} s, so "
-                                                                    "the unique key cannot be looked up: put it again later")
+                raise RefusedError(f"the index does not have the newest messages within {INDEX_S:g} s, so the unique key cannot be looked "
+                                   "up: put it again later", PutStatus.SERVICE_NOT_AVAILABLE)
             hits = [found for where in (topic, SCHEDULE_TOPIC, TIMER_TOPIC)
                     for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
                     if found.uniq_key == unique_key and _real_topic(found) == topic
@@ -691,9 +734,13 @@ class DelayedCancels:
         """Return when the message is due; INT64_MAX while its queue does not have it. EngineError if only recovery can tell."""
         if mark.due_ms:
             return mark.due_ms
+        # What is not dispatched has no entry yet, or half of one, and the first one of a store is like the zeros that are there before it.
+        if self._reader.is_live and message.physical_offset >= self._reader.dispatched_offset(ReadLevel.COMMITTED):
+            return INT64_MAX
         queue = self._reader._queue(SCHEDULE_TOPIC, message.queue_id)
         entry = None if queue is None else queue.entry(message.queue_offset, message.queue_offset + 1)
-        if queue is None or entry is None or entry.physical_offset != message.physical_offset:
+        if queue is None or entry is None or (entry.physical_offset, entry.size_bytes) != (
+                message.physical_offset, message.size_bytes):
             if self._reader.is_live:  # it was recovered, and the scheduler sees no message before its queue has it
                 return INT64_MAX
             raise EngineError(f"queue {message.queue_id} of {SCHEDULE_TOPIC} lacks its offset {message.queue_offset} since a crash, so "

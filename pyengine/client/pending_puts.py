@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from asyncio import Future as LoopFuture
 
 POLL_INTERVAL_NS = 250_000_000
+CLOSE_SILENCE_MAX_NS = 2_000_000_000
 _SLICE_NS = 50_000_000
 _LATE = "submitted, but not answered in time: it may or may not be stored"
 LOST = "submitted by the parent of this process: it may or may not be stored"
@@ -335,12 +336,8 @@ class PendingPuts(_OrderedThread):
 
     # ---- the thread ---------------------------------------------------------------
 
-    def keep(self, future: PutFuture[Any]) -> None:
-        """End this future also if the program does not keep it."""
-        self._put((future, None))
-
-    def ask(self, future: PutFuture[Any], puts: LoopPuts) -> None:
-        """Let puts.wake() be called when this future is over."""
+    def ask(self, future: PutFuture[Any], puts: LoopPuts | None = None) -> None:
+        """End this future also if the program does not keep it; then let puts.wake() be called."""
         self._put((future, puts))
 
     def loop_puts(self, loop: AbstractEventLoop) -> LoopPuts:
@@ -389,7 +386,9 @@ class PendingPuts(_OrderedThread):
     def end(self) -> None:
         """Let the remaining puts end soon (answered or indeterminate), in the thread if there are any, and the session then."""
         if self.front is not None and not self.front.give_up_ns:
-            self.front.give_up_ns = monotonic_ns() + POLL_INTERVAL_NS  # one short timeout for all of them together
+            # After the last answer: longer than a restart of the writer or a slow sync; a writer that stays dead is waited for once.
+            self.front.patience_ns = CLOSE_SILENCE_MAX_NS
+            self.front.give_up_ns = monotonic_ns() + CLOSE_SILENCE_MAX_NS
             if self.front.has_open:
                 self.start()
         super().end()

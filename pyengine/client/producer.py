@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
@@ -35,10 +35,13 @@ from pyengine.client import outgoing
 from pyengine.client.outgoing import (
     TRANSACTION_DEFAULTS,
     BatchMessage,
+    BatchOptions,
+    Body,
     Delay,
     DelayedCancels,
     FirstPuts,
     OutgoingMessage,
+    PutManyOptions,
     QueueChoice,
     RawMessage,
     RefusedError,
@@ -49,6 +52,7 @@ from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineUnavailableError, UsageError, command
 from pyengine.formats.constants import (
+    BLANK_HEADER_BYTES,
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
     PROPERTY_SHARDING_KEY,
@@ -72,21 +76,21 @@ from pyengine.formats.record import (
     record_size,
 )
 from pyengine.native import session as native
-from pyengine.results import PutManyResult, PutResult, PutStatus, ReadLevel
+from pyengine.results import PutManyResult, PutResult, ReadLevel
 from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywords, load_config
 from pyengine.storage.engine_id import read_engine_id
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from pyengine.client.transactions import Checker, GroupTransactions, TransactionBlock
+    from pyengine.client.transactions import Checker, GroupTransactions, Transaction
     from pyengine.ipc.session_client import OpenSession
 
 Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
 _Made = TypeVar("_Made")
 _Given = ParamSpec("_Given")
-_REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
+REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
 class ConnectOptions(EngineSettings, total=False):
@@ -147,7 +151,7 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
         if limit_s is None:
             limit_s = timeout_s if first_timeout_s is None else first_timeout_s
         session = open_session(root, ring_bytes, min(limit_s, timeout_s))
-        own = str(session.identity.store_uuid)
+        own = str(session.memory.store_uuid)
         engine_id = read_engine_id(root) if stores and own not in stores else None
         if stores and own not in stores and (engine_id is None or stores.isdisjoint(engine_id.copied_from)):
             session.close()
@@ -157,18 +161,15 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
         return session
 
     return Producer(open_now, refusals=refusals, store_host=config.store_host,
-                    delays_ms=config.delay_levels_ms, topic_queue_nums=config.put_topic_queue_nums,
-                    enters_topics=config.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET),
-                    transaction_limits=TransactionLimits(
-                        config.transaction_timeout_ms, config.transaction_check_max, config.transaction_check_interval_ms,
-                        config.file_reserved_time_hours * 3_600_000))
+                    delays_ms=config.delay_levels_ms,
+                    new_topics=(config.put_topic_queue_nums, config.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)),
+                    transaction_limits=TransactionLimits.of(config))
 
 
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
-_DELAYS = ("delay_level", "deliver_at")
-_PUT_BATCH_KEYWORDS = ("topic", "messages", "queue_id", "properties", *_DELAYS, "wait", "timeout_s", "sharding_key")
-_PUT_ARROW_KEYWORDS = ("topic", "table", "body", "keys", "tags", "properties", "queue_id", *_DELAYS, "wait", "timeout_s", "sharding_key")
-_PUT_MANY_KEYWORDS = ("topic", "bodies", "queue_id", "tags", "keys", "properties", "flag", *_DELAYS, "wait", "timeout_s", "sharding_key")
+_PUT_BATCH_KEYWORDS = ("topic", "messages", "properties", *BatchOptions.__annotations__)
+_PUT_ARROW_KEYWORDS = ("topic", "table", "body", "keys", "tags", "properties", *BatchOptions.__annotations__)
+_PUT_MANY_KEYWORDS = ("topic", "bodies", *PutManyOptions.__annotations__)
 
 
 def _named(name: str, keywords: Sequence[str] = ()) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
@@ -195,15 +196,15 @@ class Producer(ProducerFront):
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
-                 "_topic_queue_nums", "_enters_topics", "_transaction_limits", "_group_transactions", "_first_puts", "_delayed_cancels",
-                 "__weakref__")
+                 "_new_topics", "_transaction_limits", "_group_transactions", "_first_puts", "_delayed_cancels", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], *, refusals: Refusals = "raise",
                  store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
-                 topic_queue_nums: int = 1, enters_topics: bool = False,
+                 new_topics: tuple[int, bool] = (1, False),
                  transaction_limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
-        # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
+        # open_session(limit_s) is called with None now, and later with the remaining seconds of a put. new_topics: how many queues
+        # a topic gets that topics.json lacks, and whether this producer enters it.
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
         self._host_flags = _host_flags(self._born_host, self._store_host)
@@ -211,8 +212,7 @@ class Producer(ProducerFront):
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._choice: QueueChoice | None = None
-        self._topic_queue_nums = topic_queue_nums
-        self._enters_topics = enters_topics
+        self._new_topics = new_topics
         self._transaction_limits = transaction_limits
         self._group_transactions: GroupTransactions | None = None
         self._first_puts: FirstPuts | None = None
@@ -226,7 +226,7 @@ class Producer(ProducerFront):
         self._puts.forked()
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then close the session."""
+        """Wait for all answers, at most 2 s after the last one, then close the session."""
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()
@@ -255,7 +255,7 @@ class Producer(ProducerFront):
     # ---- puts -------------------------------------------------------------------
 
     if TYPE_CHECKING:  # implemented by the base class in C
-        def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
+        def put(self, topic: str, body: Body, *, queue_id: int | None = None, tags: str | None = None,
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                 timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
@@ -268,7 +268,7 @@ class Producer(ProducerFront):
             disk and no slave. `timeout_s` bounds the wait for the writer (default put_timeout_ms).
             """
 
-        def put_async(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
+        def put_async(self, topic: str, body: Body, *, queue_id: int | None = None, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                       timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
@@ -279,14 +279,11 @@ class Producer(ProducerFront):
             order, so bound the pending ones by awaiting. Callbacks run in the thread that takes the answers: keep them short.
             """
 
-        def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
-                     keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                     delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
-                     deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutManyResult:
+        def put_many(self, topic: str, bodies: Iterable[Body], **options: Unpack[PutManyOptions]) -> PutManyResult:
             """Store up to 256 MiB of messages, each with all of `keys`, in one queue, all or none, with contiguous queue offsets."""
 
     @_named("put")
-    def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, once: bool = False,
+    def _put_any(self, topic: str, body: Body, *, wait: bool = True, timeout_s: float | None = None, once: bool = False,
                  **options: Any) -> PutResult:
         """Handle a put() with any combination of arguments."""
         arguments.known_keywords("put", options, (*_PUT_KEYWORDS, "once"))
@@ -319,52 +316,46 @@ class Producer(ProducerFront):
         return firsts.result(first, level, limit_s)
 
     @_named("put_async")
-    def _put_async_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None,
+    def _put_async_any(self, topic: str, body: Body, *, wait: bool = True, timeout_s: float | None = None,
                        **options: Any) -> PutFuture[PutResult]:
         """Handle a put_async() with any combination of arguments."""
         arguments.known_keywords("put_async", options, _PUT_KEYWORDS)
         return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
 
     @_named("put_many", _PUT_MANY_KEYWORDS)
-    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, wait: bool = True, timeout_s: float | None = None,
+    def _put_many_any(self, topic: str, bodies: Iterable[Body], *, wait: bool = True, timeout_s: float | None = None,
                       **options: Any) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
-        message = OutgoingMessage(topic, b"", **options)
-        return cast(PutManyResult, self._put(self._checked(self._many_entry, message, bodies, wait), timeout_s))
+        made = self._several(self._many_entry, topic, bodies, wait=wait, timeout_s=timeout_s, **options)
+        return cast(PutManyResult, self._put(*made))
+
+    def _several(self, make: Callable[..., PutEntry], topic: str, messages: Iterable[object], *, wait: bool = True,
+                 timeout_s: float | None = None, **options: Any) -> tuple[PutEntry | PutOutcome, float | None]:
+        """Return what `make` makes of several messages, or their refusal, and the longest wait."""
+        return self._checked(make, OutgoingMessage(topic, b"", **options), messages, wait), timeout_s
 
     def _put(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
         return self._puts.give(self._puts.put_and_wait(entry, timeout_s))
 
     @_named("put_many_async", _PUT_MANY_KEYWORDS)
-    def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = None, tags: str | None = None,
-                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
-                       flag: int = 0, delay_level: int = 0, wait: bool = True, timeout_s: float | None = None,
-                       deliver_at: datetime | timedelta | int | None = None,
-                       sharding_key: str | None = None) -> PutFuture[PutManyResult]:
-        """Like put_many(), but return a Future; see put_async()."""
-        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, delay_level, None, deliver_at, sharding_key)
-        return self._puts.submit(self._checked(self._many_entry, message, bodies, wait), timeout_s)
+    def put_many_async(self, topic: str, bodies: Iterable[Body], **options: Unpack[PutManyOptions]) -> PutFuture[PutManyResult]:
+        """Like put_many(), but return a Future."""
+        return self._puts.submit(*self._several(self._many_entry, topic, bodies, **options))
 
     @_named("put_batch", _PUT_BATCH_KEYWORDS)
-    def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = None,
-                  properties: Mapping[str, str] | None = None, delay_level: int = 0, wait: bool = True,
-                  timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
-                  sharding_key: str | None = None) -> PutResult:
+    def put_batch(self, topic: str, messages: Iterable[BatchMessage | Body], *, properties: Mapping[str, str] | None = None,
+                  **options: Unpack[BatchOptions]) -> PutResult:
         """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
 
         `properties` are appended to those of each. Together they obey max_message_size_bytes. All have the same delay level, or
         each has a time.
         """
-        message = OutgoingMessage(topic, b"", queue_id, properties=properties, delay_level=delay_level, deliver_at=deliver_at,
-                                  sharding_key=sharding_key)
-        return cast(PutResult, self._put(self._checked(self._batch_entry, message, messages, wait), timeout_s))
+        return cast(PutResult, self._put(*self._several(self._batch_entry, topic, messages, properties=properties, **options)))
 
     @_named("put_arrow", _PUT_ARROW_KEYWORDS)
     def put_arrow(self, topic: str, table: object, *, body: str = "body", keys: str | None = None, tags: str | None = None,
-                  properties: Sequence[str] = (), queue_id: int | None = None, delay_level: int = 0, wait: bool = True,
-                  timeout_s: float | None = None, deliver_at: datetime | timedelta | int | None = None,
-                  sharding_key: str | None = None) -> list[PutManyResult]:
-        """Store each row as a message, in order, in one queue; needs pyarrow.
+                  properties: Sequence[str] = (), **options: Unpack[BatchOptions]) -> list[PutManyResult]:
+        """Store each row as a message in one queue; needs pyarrow.
 
         `table` is of pyarrow, Polars, DuckDB or pandas, or an Arrow stream. `body`, `keys`, `tags` and `properties` name columns.
         Each piece (64 MiB; 256 KiB with keys, tags or properties) is stored as by put_many(); a note of the PutError says what is
@@ -372,15 +363,19 @@ class Producer(ProducerFront):
         """
         columns = outgoing.RowColumns(body, keys, tags, tuple(arguments.several(properties, "properties", "a sequence of str")))
         most_bytes = outgoing.PIECE_BYTES if columns.are_plain else outgoing.BATCH_PIECE_BYTES
+        given: dict[str, Any] = {**options}
+        wait, timeout_s = given.pop("wait", True), given.pop("timeout_s", None)
+        message = OutgoingMessage(topic, b"", **given)  # which keeps the queue that is chosen for the first piece
+        make = self._many_entry if columns.are_plain else self._batch_entry
         results: list[PutManyResult] = []
         try:
             for piece in outgoing.pieces_of(table, columns, most_bytes):
-                message = OutgoingMessage(topic, b"", queue_id, delay_level=delay_level, deliver_at=deliver_at, sharding_key=sharding_key)
-                make = self._many_entry if columns.are_plain else self._batch_entry
-                results.append(_of_many(self._put(self._checked(make, message, piece, wait), timeout_s)))
+                if results and message.sharding_key is not None:
+                    message.queue_id = None
+                rows = _Named("row {}", sum(result.count for result in results))
+                results.append(_of_many(self._put(self._checked(make, message, piece, wait, rows), timeout_s)))
                 if not results[-1].ok:
                     break
-                queue_id = message.queue_id if sharding_key is None else None
         except Exception as error:
             if results:
                 error.add_note(f"{sum(result.count for result in results)} rows of the table are stored, those of earlier pieces")
@@ -427,20 +422,11 @@ class Producer(ProducerFront):
         """Like put_batch_raw(), but return a Future."""
         return self._puts.submit(self._checked(self._raw_batch_entry, message, members), timeout_s)
 
-    def _serve_sends(self, sends: native.SendRounds, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
-                     ) -> tuple[int, bytes, list[tuple[PutFuture[PutResult], int, int, int]]]:
-        """Store the plain sends of RocketMQ's protocol (csrc/sends.cdef.h) with which `data` begins at `at`; for an event loop.
-
-        Return their bytes, the frames that answer those which are stored within the time, and (future, request number, queue id,
-        frame size) of each of the others. If puts of this session wait for the disk or for slaves, it takes none.
-        """
-        return self._puts.serve_sends(sends, data, at, born_host, timeout_ns)
-
     # ---- transactions -------------------------------------------------------------
 
     def transaction(
         self, *, checker: Checker | None = None, group: str = "pyengine", check_after_s: int | None = None,
-    ) -> TransactionBlock:
+    ) -> Transaction:
         """Return a block for `with` and `async with` whose `put()`s consumers see at its end, and never if it raises.
 
         `checker` decides, in a thread, about messages of `group` that a kill left undecided for transaction_timeout_ms, or
@@ -476,7 +462,7 @@ class Producer(ProducerFront):
         self._topic_bytes(message.topic)
         queue_id = self._choose_queue(message)
         pieces = [outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key)]
-        pieces += [f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}"
+        pieces += [f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(name, value, name)}"
                    for name, value in ({PROPERTY_TRANSACTION_PREPARED: "true"} | more).items()]
         body = outgoing.body_bytes(message.body)
         self._refuse_sizes(len(body), queue_id, message.flag)
@@ -494,7 +480,8 @@ class Producer(ProducerFront):
             return message.queue_id
         self._topic_bytes(message.topic)
         if self._choice is None:
-            self._choice = QueueChoice(self._puts.root, self._topic_queue_nums, self._turns, is_own=self._enters_topics)
+            queue_nums, is_own = self._new_topics
+            self._choice = QueueChoice(self._puts.root, queue_nums, self._turns, is_own=is_own)
         if message.sharding_key is None:
             message.queue_id = self._choice.next_queue(message.topic, may_wait=self._puts.may_wait())
             return message.queue_id
@@ -528,38 +515,42 @@ class Producer(ProducerFront):
         self._refuse_sizes(len(body), queue_id, message.flag)
         if message.delay_level or message.deliver_at is not None:
             topic, name, queue_id, text = self._later(message, text)
-        header = self._header(native.PUT, name, text)
-        header.queue_id, header.flag, header.payload_bytes = queue_id, message.flag, len(body)
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
         self._remember(message, name, text)
-        return PutEntry(header, name, text, context, body)
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        return self._made(context, name, text, message.flag, body)
 
-    def _many_entry(self, message: OutgoingMessage, bodies: Sequence[bytes], wait: bool) -> PutEntry:
+    def _many_entry(self, message: OutgoingMessage, bodies: Iterable[Body], wait: bool, named: _Named | None = None) -> PutEntry:
         """Return put_many's entry, all bodies with what they share; or raise RefusedError."""
         queue_id = self._choose_queue(message)
         name = self._topic_bytes(message.topic)
         text = self._properties(message)
-        arguments.several(bodies, "bodies", "a sequence of bytes")
-        if not isinstance(bodies, (list, tuple)):
-            bodies = list(bodies)
+        bodies = [*arguments.several(bodies, "bodies", "an iterable of bytes")]
         if not bodies:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
+            raise RefusedError("put_many got no bodies: give at least one")
         self._refuse_sizes(0, queue_id, message.flag)
         topic = message.topic
         if message.delay_level or message.deliver_at is not None:
             topic, name, queue_id, text = self._later(message, text)
-        try:
-            lengths, joined = native.pack_many(bodies)
-        except TypeError:
-            lengths, joined = native.pack_many([outgoing.body_bytes(body) for body in bodies])
-        if len(lengths) + len(joined) > native.SIDE_BYTES_MAX - 131072:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many takes at most 256 MiB at once: split it")
-        header = self._header(native.MANY, name, text)
-        header.queue_id, header.flag, header.count = queue_id, message.flag, len(bodies)
-        header.payload_bytes = len(lengths) + len(joined)
-        context = PutContext(native.MANY, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        with named or _Named("bodies[{}]") as one:
+            try:
+                payload = native.pack_many(bodies)
+            except TypeError:
+                payload = native.pack_many([outgoing.body_bytes(body, one.name(at)) for at, body in enumerate(bodies)])
+            sizes = memoryview(payload)[:4 * len(bodies)].cast("I")
+            room = self._puts.segment_bytes - BLANK_HEADER_BYTES - record_size(0, len(name), len(text), self._host_flags)
+            if max(sizes) > min(self._puts.max_message_bytes, room):
+                for one.at, size_bytes in enumerate(sizes):
+                    self._refuse_sizes(size_bytes, queue_id, message.flag)
+                    if size_bytes > room:
+                        raise RefusedError(f"the body has {size_bytes} bytes, which no segment of the commit log can hold: split it, or "
+                                           "make the store with a larger mapped_file_size_commit_log_bytes")
+        if len(payload) > native.SIDE_BYTES_MAX - 131072:
+            raise RefusedError("put_many takes at most 256 MiB at once: split it")
         self._remember(message, name, text)
-        return PutEntry(header, name, text, context, lengths, joined)
+        context = PutContext(native.MANY, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        entry = self._made(context, name, text, message.flag, payload)
+        entry.header.count = len(bodies)
+        return entry
 
     def _remember(self, message: OutgoingMessage, name: bytes, text: bytes) -> None:
         """Let C handle puts of this topic, queue and tags from now on."""
@@ -568,7 +559,8 @@ class Producer(ProducerFront):
         if common and type(queue_id) is int:  # True is not queue 1
             _remember(self._prefixes, (message.topic, queue_id, message.tags, 0), self._puts.native.prefix(name, text, queue_id, 0))
 
-    def _batch_entry(self, message: OutgoingMessage, messages: Iterable[BatchMessage | bytes], wait: bool) -> PutEntry:
+    def _batch_entry(self, message: OutgoingMessage, messages: Iterable[BatchMessage | Body], wait: bool,
+                     named: _Named | None = None) -> PutEntry:
         """Return put_batch's entry, or raise RefusedError."""
         queue_id = self._choose_queue(message)
         self._topic_bytes(message.topic)
@@ -576,23 +568,23 @@ class Producer(ProducerFront):
         delay = Delay.of(message.delay_level, message.deliver_at)
         members: list[tuple[bytes, int]] = []
         texts, delays = [], []
-        for each in arguments.several(messages, "messages", "an iterable of BatchMessage or bytes"):
-            each = each if isinstance(each, BatchMessage) else BatchMessage(outgoing.body_bytes(each))
-            self._refuse_sizes(len(each.body), queue_id, each.flag)
-            has_own = each.delay_level or each.deliver_at is not None
-            texts.append(outgoing.properties_text(each.tags, each.keys, each.properties))
-            delays.append(Delay.of(each.delay_level, each.deliver_at) if has_own else delay)
-            members.append((outgoing.body_bytes(each.body), each.flag))
+        with named or _Named("messages[{}]") as one:
+            for one.at, each in enumerate(arguments.several(messages, "messages", "an iterable of BatchMessage or bytes")):
+                each = each if isinstance(each, BatchMessage) else BatchMessage(each)
+                body = each.body if type(each.body) is bytes else outgoing.body_bytes(each.body, one.name())
+                self._refuse_sizes(len(body), queue_id, each.flag)
+                has_own = each.delay_level or each.deliver_at is not None
+                texts.append(outgoing.properties_text(each.tags, each.keys, each.properties))
+                delays.append(Delay.of(each.delay_level, each.deliver_at) if has_own else delay)
+                members.append((body, each.flag))
         if not members:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
+            raise RefusedError("put_batch got no messages: give at least one")
         topic, queue_id, text, texts = outgoing.later_batch(message.topic, queue_id, shared.decode(), texts, delays, self._delays_ms)
-        for own_text in texts:
-            outgoing.properties_bytes(own_text)
-        name, shared = topic.encode(), outgoing.properties_bytes(text)
-        header = self._header(native.BATCH, name, shared)
-        header.queue_id = queue_id
+        with one:
+            for one.at, own_text in enumerate(texts):
+                outgoing.properties_bytes(own_text)
         context = PutContext(native.BATCH, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
-        return self._with_members(PutEntry(header, name, shared, context),
+        return self._with_members(self._made(context, topic.encode(), outgoing.properties_bytes(text)),
                                   [BatchMember(body, flag, own_text) for (body, flag), own_text in zip(members, texts)])
 
     def _with_members(self, entry: PutEntry, members: Sequence[BatchMember]) -> PutEntry:
@@ -600,8 +592,8 @@ class Producer(ProducerFront):
         payload = encode_batch(members)
         most, header, context = self._puts.max_message_bytes, entry.header, entry.context
         if len(payload) > most:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the batch has {len(payload)} bytes, {most} are possible "
-                                                             "(max_message_size_bytes): split it, or use put_many")
+            raise RefusedError(f"the batch has {len(payload)} bytes, {most} are possible (max_message_size_bytes): split it, or use "
+                               "put_many")
         header.payload_bytes, header.count = len(payload), len(members)
         sizes = []
         for member in members:
@@ -614,22 +606,20 @@ class Producer(ProducerFront):
     def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry:
         """Check and encode a raw batch, or raise RefusedError."""
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0 or message.deliver_at_ms:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
+            raise RefusedError("a batch holds no transaction and no delayed messages: put them singly")
         name = outgoing.topic_bytes(message.topic)
         shared = outgoing.properties_bytes(message.properties_text)
-        store_host = self._store_host_of(message)
-        header = self._raw_header(native.BATCH, name, shared, message, store_host)
-        header.queue_id, header.prepared_transaction_offset = message.queue_id, 0
         wait = message.wait_store_msg_ok and is_wait_store_ok(decode_properties(message.properties_text))
-        context = PutContext(native.BATCH, message.topic, message.queue_id, store_host, self._puts.waits if wait else 0)
-        return self._with_members(PutEntry(header, name, shared, context), members)
+        context = self._raw_context(native.BATCH, message, message.topic, message.queue_id, wait)
+        entry = self._made(context, name, shared, raw=message)
+        entry.header.prepared_transaction_offset = 0
+        return self._with_members(entry, members)
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
         """Check and encode a raw message, for the delay schedule if it is delivered later; or raise RefusedError."""
         topic, queue_id, properties_text = message.topic, message.queue_id, message.properties_text
         if len(topic) > TOPIC_BYTES_MAX:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
-                                  f"the topic has {len(topic)} characters, {TOPIC_BYTES_MAX} are possible: shorten it")
+            raise RefusedError(f"the topic has {len(topic)} characters, {TOPIC_BYTES_MAX} are possible: shorten it")
         transaction = message.sys_flag & SYS_FLAG_TRANSACTION_MASK
         if ((message.delay_level > 0 or message.deliver_at_ms)
                 and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)):
@@ -640,45 +630,40 @@ class Producer(ProducerFront):
         text = outgoing.properties_bytes(properties_text)
         body = outgoing.body_bytes(message.body)
         self._refuse_sizes(len(body), queue_id, message.flag)
-        store_host = self._store_host_of(message)
-        header = self._raw_header(native.PUT, name, text, message, store_host)
-        header.queue_id, header.flag, header.payload_bytes = queue_id, message.flag, len(body)
-        context = PutContext(native.PUT, topic, queue_id, store_host, self._puts.waits if message.wait_store_msg_ok else 0)
-        return PutEntry(header, name, text, context, body)
+        context = self._raw_context(native.PUT, message, topic, queue_id, message.wait_store_msg_ok)
+        return self._made(context, name, text, message.flag, body, raw=message)
 
-    def _header(self, kind: int, name: bytes, text: bytes) -> Any:
-        """Return the `struct ms_entry_header` of a put that is made now; the caller sets queue, flag, count and payload."""
-        header = native.new_header()
-        header.kind, header.count, header.sys_flag = kind, 1, self._host_flags
+    def _raw_context(self, kind: int, message: RawMessage, topic: str, queue_id: int, wait: bool) -> PutContext:
+        store_host = encode_host(message.store_host) if message.store_host else self._store_host
+        return PutContext(kind, topic, queue_id, store_host, self._puts.waits if wait else 0)
+
+    def _made(self, context: PutContext, name: bytes, text: bytes, flag: int = 0, payload: bytes = b"",
+              raw: RawMessage | None = None) -> PutEntry:
+        """Return an entry, with the header of a put that is made now, or of a raw message."""
+        header, born_host = native.new_header(), self._born_host
+        header.kind, header.count, header.sys_flag = context.kind, 1, self._host_flags
+        header.queue_id, header.flag, header.payload_bytes = context.queue_id, flag, len(payload)
         header.topic_bytes, header.properties_bytes = len(name), len(text)
         header.born_timestamp_ms = time.time_ns() // 1_000_000
-        native.fill_hosts(header, self._born_host, self._store_host)
-        return header
-
-    def _raw_header(self, kind: int, name: bytes, text: bytes, message: RawMessage, store_host: bytes) -> Any:
-        born_host = encode_host(message.born_host)
-        header = self._header(kind, name, text)
-        header.sys_flag = (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
-                           | _host_flags(born_host, store_host))
-        header.born_timestamp_ms = message.born_timestamp_ms
-        header.reconsume_times = message.reconsume_times
-        header.prepared_transaction_offset = message.prepared_transaction_offset
-        header.clock_ms = message.clock_ms
-        native.fill_hosts(header, born_host, store_host)
-        return header
-
-    def _store_host_of(self, message: RawMessage) -> bytes:
-        return encode_host(message.store_host) if message.store_host else self._store_host
+        if raw is not None:
+            born_host = encode_host(raw.born_host)
+            header.sys_flag = (raw.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
+                               | _host_flags(born_host, context.store_host))
+            header.born_timestamp_ms = raw.born_timestamp_ms
+            header.reconsume_times = raw.reconsume_times
+            header.prepared_transaction_offset = raw.prepared_transaction_offset
+            header.clock_ms = raw.clock_ms
+        native.fill_hosts(header, born_host, context.store_host)
+        return PutEntry(header, name, text, context, payload)
 
     def _refuse_sizes(self, body_size: int, queue_id: int, flag: int) -> None:
         if body_size > self._puts.max_message_bytes:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL,
-                          f"the body has {body_size} bytes, {self._puts.max_message_bytes} are possible: split it or raise "
-                          "max_message_size_bytes")
+            raise RefusedError(f"the body has {body_size} bytes, {self._puts.max_message_bytes} are possible: split it or raise "
+                               "max_message_size_bytes")
         if not 0 <= arguments.integer(queue_id, "queue_id") <= INT32_MAX:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {INT32_MAX}")
+            raise RefusedError(f"the queue id {queue_id} is not in 0 .. {INT32_MAX}")
         if not INT32_MIN <= arguments.integer(flag, "flag") <= INT32_MAX:
-            raise RefusedError(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {INT32_MIN} .. {INT32_MAX}")
+            raise RefusedError(f"the flag {flag} is not in {INT32_MIN} .. {INT32_MAX}")
 
     def _topic_bytes(self, topic: str) -> bytes:
         name = self._topics.get(topic) if isinstance(topic, str) else None
@@ -700,6 +685,24 @@ class Producer(ProducerFront):
         topic, queue_id, waiting = outgoing.later(
             message.topic, message.queue_id, text.decode(), Delay.of(message.delay_level, message.deliver_at), self._delays_ms)
         return topic, topic.encode(), queue_id, outgoing.properties_bytes(waiting)
+
+
+class _Named:
+    """Names the member `at`, of those from `first` on, in a RefusedError about it that ends the block."""
+
+    def __init__(self, form: str, first: int = 0) -> None:
+        self._form, self._first = form, first
+        self.at = 0
+
+    def name(self, at: int | None = None) -> str:
+        return self._form.format(self._first + (self.at if at is None else at))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RefusedError):
+            raise RefusedError(f"{self.name()}: {error.reason}", error.status) from None
 
 
 def _of_many(result: PutOutcome) -> PutManyResult:
@@ -729,6 +732,6 @@ def _host_flags(born_host: bytes, store_host: bytes) -> int:
 
 def _remember(memory: dict[_Key, bytes], key: _Key, value: bytes) -> None:
     """Remember a value; a full dictionary is cleared first, so that tags which are no longer used make room for current ones."""
-    if len(memory) >= _REMEMBERED_MAX:
+    if len(memory) >= REMEMBERED_MAX:
         memory.clear()
     memory[key] = value

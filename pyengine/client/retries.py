@@ -67,12 +67,12 @@ _LOG = logging.getLogger("pyengine.client.retries")
 
 def retry_topic(group: str) -> str:
     """Return the group's retry topic; UsageError for a group whose name is too long for it."""
-    return _group_topic(RETRY_PREFIX, group)
+    return RETRY_PREFIX + check_group(group)
 
 
 def dlq_topic(group: str) -> str:
     """Return the topic of the group's dead letters; UsageError as for retry_topic()."""
-    return _group_topic(DLQ_PREFIX, group)
+    return DLQ_PREFIX + check_group(group)
 
 
 class SentBack(NamedTuple):
@@ -128,13 +128,13 @@ def sent_back(
 def fitting(properties: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Return the properties that fit into a message, and which do not ("" if all do): the least needed are left out.
 
-    Those are WAIT and DELAY, which no reader of a dead letter needs, then the program's own, then RocketMQ's; of equals as few and as
-    short ones as possible. The topic to go back to and the id of the original remain.
+    Those are WAIT and DELAY, which no reader of a dead letter needs, and its reason, then the program's own, then RocketMQ's; of
+    equals as few and as short ones as possible. The topic to go back to and the id of the original remain.
     """
     kept = dict(properties)
     excess = len(map_text(kept).encode()) - PROPERTIES_BYTES_MAX
-    needless = {PROPERTY_WAIT, PROPERTY_DELAY} & kept.keys()
-    own = kept.keys() - RESERVED_PROPERTY_NAMES
+    needless = {PROPERTY_WAIT, PROPERTY_DELAY, PROPERTY_REASON} & kept.keys()
+    own = kept.keys() - needless - RESERVED_PROPERTY_NAMES
     lost = []
     for names in (needless, own, kept.keys() - needless - own - _KEPT):
         sizes = sorted((len(f"{name}{NAME_VALUE_SEPARATOR}{kept[name]}{PROPERTY_SEPARATOR}".encode()), name) for name in names)
@@ -183,6 +183,8 @@ class Retries:
         If the status of the PutError is a lasting one, the message can neither be retried nor be a dead letter.
         """
         level = 0 if delay_level is None else arguments.integer(delay_level, "delay_level")
+        if not reason and level >= 0 and message.reconsume_times >= self._max_reconsume_times:
+            reason = f"it was given back {message.reconsume_times + 1} times (max_reconsume_times)"
         topic, raw, note = sent_back(message, self._group, delay_level=level, deliver_at_ms=deliver_at_ms,
                                      max_reconsume_times=self._max_reconsume_times, reason=reason)
         result = self.put_into(topic, raw, timeout_s=timeout_s)
@@ -298,9 +300,15 @@ class DeadLetters:
                     count = put_back(self._read_at(reader, queue, offsets))
                 else:
                     for at in range(queue.next, queue.end, REQUEUE_MESSAGES):
-                        end = min(at + REQUEUE_MESSAGES, queue.end)
-                        count += put_back(list(_read(reader, group, at, end, REQUEUE_MESSAGES)))
-                        ConsumerOffsets(reader.root).commit(dlq_topic(group), group, {0: end})
+                        done, end = at, min(at + REQUEUE_MESSAGES, queue.end)
+                        try:
+                            for message in _read(reader, group, at, end, REQUEUE_MESSAGES):
+                                count += put_back([message])
+                                done = message.queue_offset + 1
+                            done = end
+                        finally:  # after an error those before it are not put back again
+                            if done > at:
+                                ConsumerOffsets(reader.root).commit(dlq_topic(group), group, {0: done})
         finally:
             retries.close()
         if refused:
@@ -338,10 +346,6 @@ def check_group(group: str) -> str:
         raise UsageError(f"the group {group!r} has {size_bytes} bytes in UTF-8; give it 1 to {GROUP_BYTES_MAX}, so that the topic of its "
                          f"retries, {RETRY_PREFIX}GROUP, has at most {TOPIC_BYTES_MAX}")
     return group
-
-
-def _group_topic(prefix: str, group: str) -> str:
-    return prefix + check_group(group)
 
 
 def _read(reader: LiveStoreReader, group: str, offset: int, end: int, count: int) -> Iterator[Message]:

@@ -54,12 +54,11 @@ class PutEntry:
     properties: bytes
     context: PutContext
     payload: bytes = b""
-    rest: bytes = b""  # of put_many: the lengths of the bodies, then the bodies
 
     @property
     def size_bytes(self) -> int:
         """The bytes that it needs in the ring."""
-        return native.layout_bytes(self.topic, self.properties, len(self.payload) + len(self.rest))
+        return native.layout_bytes(self.topic, self.properties, len(self.payload))
 
 
 class Submitter(SubmitterFront):
@@ -73,8 +72,8 @@ class Submitter(SubmitterFront):
     not PUT_OK.
     """
 
-    __slots__ = ("_open_session", "_constants", "_opening", "session", "closed_ns", "native", "max_message_bytes",
-                 "timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
+    __slots__ = ("_open_session", "_constants", "_opening", "session", "closed_ns", "native", "max_message_bytes", "segment_bytes",
+                 "timeout_s", "_threads", "_queued", "_pending", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], constants: tuple[bytes, bytes, int],
                  raises: bool) -> None:
@@ -91,7 +90,7 @@ class Submitter(SubmitterFront):
         """Begin without threads and without a session."""
         self._queued = QueuedPuts()
         self.queued_puts = self._queued.waiting
-        self._threads: dict[str, PendingPuts | QueuedPuts] = {"queued": self._queued}
+        self._threads: list[PendingPuts | QueuedPuts] = [self._queued]
         self._finalizer = weakref.finalize(self, _end_threads, self._threads)
         self._finalizer.atexit = False  # daemon threads and exit handlers may put until the process ends, which the supervisor notices
 
@@ -111,23 +110,18 @@ class Submitter(SubmitterFront):
             if self.closed_ns:
                 pending.end()
                 return
-            self._threads["pending"] = pending
+            self._pending = pending
+            self._threads[1:] = [pending]
             self.root = session.root
             self.waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
                            | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
-            self.max_message_bytes = identity.max_message_bytes
+            self.max_message_bytes, self.segment_bytes = identity.max_message_bytes, identity.segment_bytes
             self.timeout_s = identity.put_timeout_ms / 1000
             self.native = end
             self.payload_bytes_max = end.entry_limit - 65536  # the rest is for header, topic and properties
-            self.body_bytes_max = min(self.max_message_bytes, self.payload_bytes_max)
+            self.body_bytes_max = min(self.max_message_bytes, self.payload_bytes_max, self.segment_bytes // 2)  # of a body that surely fits
             self.session = session
             self.front = pending.front
-
-    @property
-    def _pending(self) -> PendingPuts:
-        pending = self._threads["pending"]
-        assert isinstance(pending, PendingPuts)
-        return pending
 
     def _detach(self) -> None:
         """Stop using the session, which its answers' thread ends. The caller holds the lock."""
@@ -164,12 +158,11 @@ class Submitter(SubmitterFront):
         self._opening = threading.Lock()
         self.session = self.front = None
         self.native.pointer.finishing = 0  # a thread of the parent may have been in ms_producer_finish
-        of_parent = self._threads
         self._pending.forked()
         self._queued.forked()
         self._finalizer.detach()
         self._begin()
-        self._threads["pending"] = of_parent["pending"]  # until there is a session
+        self._threads.append(self._pending)  # until there is a session
 
     def close(self) -> None:
         """Wait for the answers of all puts, then close the session. A second call does nothing."""
@@ -250,7 +243,11 @@ class Submitter(SubmitterFront):
 
     def serve_sends(self, sends: native.SendRounds, data: bytearray, at: int, born_host: bytes, timeout_ns: int,
                     ) -> tuple[int, bytes, list[tuple[PutFuture[Any], int, int, int]]]:
-        """Store the plain sends with which `data` begins at `at`; see Producer._serve_sends()."""
+        """Store the plain sends of RocketMQ's protocol (csrc/sends.cdef.h) with which `data` begins at `at`; for an event loop.
+
+        Return their bytes, the frames that answer those which are stored within the time, and (future, request number, queue id,
+        frame size) of each of the others. If puts of this session wait for the disk or for slaves, it takes none.
+        """
         if self._queued.waiting or self._opening.locked() or self.lock.locked():
             return 0, b"", []
         with self.lock:
@@ -311,7 +308,7 @@ class Submitter(SubmitterFront):
         session, context = self.native, entry.context
         deadline_ns = min(deadline_ns, monotonic_ns() + _ROOM_SLICE_NS)
         if entry.size_bytes <= session.entry_limit:
-            code = session.submit(entry.header, entry.topic, entry.properties, entry.payload, entry.rest, deadline_ns)
+            code = session.submit(entry.header, entry.topic, entry.properties, entry.payload, deadline_ns)
         else:
             code = session.wait_for_room_beside(deadline_ns)
             if code == 0:
@@ -339,13 +336,13 @@ class Submitter(SubmitterFront):
         front.assign(future, session.sequence, context.kind, context.topic, context.queue_id, context.waits, monotonic_ns(),
                      None if is_plain else context)
         if future._is_watched or context.side is not None:
-            self._pending.keep(future)
+            self._pending.ask(future)
         return True
 
     def _write_side(self, entry: PutEntry) -> Path:
         """Write an entry that is larger than half the ring to a file of its own, a side object, which the writer reads."""
         sequence = entry.header.sequence = self.native.sequence + 1
-        image = native.entry_bytes(entry.header, entry.topic, entry.properties, entry.payload, entry.rest)
+        image = native.entry_bytes(entry.header, entry.topic, entry.properties, entry.payload)
         session = self.session
         assert session is not None
         path = session.folder.path / side_name(
@@ -364,9 +361,9 @@ class Submitter(SubmitterFront):
         return path
 
 
-def _end_threads(threads: dict[str, PendingPuts | QueuedPuts]) -> None:
+def _end_threads(threads: list[PendingPuts | QueuedPuts]) -> None:
     """End the threads and the session of a producer that was dropped, without waiting."""
-    for thread in threads.values():
+    for thread in threads:
         thread.end()
 
 

@@ -23,7 +23,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -72,7 +72,7 @@ CATALOG = "catalog.db"
 STORE, TOPIC, OFFSET = "pyengine.store", "pyengine.topic", "pyengine.offset"
 CHECKPOINT_EACH = 100  # number of commits of a Delta table, as in delta-rs
 # A commit lists the log's files several times: with those of a day, one each ten seconds, it would take half a second.
-_DELTA_SETTINGS = {"delta.logRetentionDuration": "interval 1 hours"}
+DELTA_SETTINGS = {"delta.logRetentionDuration": "interval 1 hours"}
 NAME_LENGTH_MAX = 255  # of a folder, and of a table in the catalog
 # Years 1 to 9999, which Python's datetime has: pyiceberg keeps the least and the greatest time of a file as one.
 TIME_MIN_US, TIME_MAX_US = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -81,7 +81,7 @@ _DATA_FILE = re.compile(r"part-(\d{20})-\d{20}\.parquet")
 _ICEBERG_TYPES = {"int32": IntegerType(), "int64": LongType(), "timestamp[us, tz=UTC]": TimestamptzType(), "string": StringType(),
                   "binary": BinaryType(), "date32[day]": DateType(), "double": DoubleType(), "bool": BooleanType()}
 # Iceberg's own settings, which bound what a commit reads and writes; a table that has one of them keeps it.
-_ICEBERG_SETTINGS = {
+ICEBERG_SETTINGS = {
     TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true", TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "20",
     TableProperties.MANIFEST_MERGE_ENABLED: "true", TableProperties.MANIFEST_MIN_MERGE_COUNT: "50",
     TableProperties.MANIFEST_TARGET_SIZE_BYTES: str(1 << 20),
@@ -291,16 +291,15 @@ class DeltaTables(TopicTables[deltalake.DeltaTable]):
         folder = self._dest / name
         if table is None:
             table = deltalake.DeltaTable.create(
-                folder, rows.schema, partition_by=[DATE], configuration={STORE: self._store, TOPIC: topic, **_DELTA_SETTINGS},
+                folder, rows.schema, partition_by=[DATE], configuration={STORE: self._store, TOPIC: topic, **DELTA_SETTINGS},
                 raise_if_key_not_exists=False, post_commithook_properties=_ONLY_COMMIT)
-            _sync_commits(folder, range(1))
+            _sync_commits(table, folder, -1)
             self._open[topic] = name, table
         names = {field.name for field in table.schema().fields}
         if lacking := [field for field in rows.schema if field.name not in names]:
             before = table.version()
             table.alter.add_columns(list(deltalake.Schema.from_arrow(pa.schema(lacking)).fields), post_commithook_properties=_ONLY_COMMIT)
-            table.update_incremental()
-            _sync_commits(folder, range(before + 1, table.version() + 1))
+            _sync_commits(table, folder, before)
         actions: list[AddAction | RemoveAction] = [
             self._write(folder, rows, day, start, end) for day in pc.unique(rows[DATE]).to_pylist()]
         failpoint("table_data_durable")
@@ -309,8 +308,7 @@ class DeltaTables(TopicTables[deltalake.DeltaTable]):
             actions, "append", table.schema(), [DATE],
             commit_properties=CommitProperties(app_transactions=[Transaction(self._application, end)], custom_metadata={OFFSET: str(end)}),
             post_commithook_properties=_ONLY_COMMIT)
-        table.update_incremental()
-        _sync_commits(folder, range(before + 1, table.version() + 1))
+        _sync_commits(table, folder, before)
         failpoint("table_committed")
         if table.version() // CHECKPOINT_EACH > before // CHECKPOINT_EACH:
             _checkpoint(table, folder / "_delta_log")
@@ -325,11 +323,10 @@ class DeltaTables(TopicTables[deltalake.DeltaTable]):
         configuration = self._properties(table)
         if configuration.get(STORE) == self._store:
             self._remove_uncommitted(folder, table.transaction_version(self._application) or 0)
-            before, lacking = table.version(), {key: value for key, value in _DELTA_SETTINGS.items() if key not in configuration}
+            before, lacking = table.version(), {key: value for key, value in DELTA_SETTINGS.items() if key not in configuration}
             if lacking:
                 table.alter.set_table_properties(lacking, raise_if_not_exists=False, post_commithook_properties=_ONLY_COMMIT)
-                table.update_incremental()
-                _sync_commits(folder, range(before + 1, table.version() + 1))
+                _sync_commits(table, folder, before)
         return table
 
     def _properties(self, table: deltalake.DeltaTable) -> Mapping[str, Any]:
@@ -360,17 +357,14 @@ class DeltaTables(TopicTables[deltalake.DeltaTable]):
                 path.unlink()
 
 
-def _sync_commits(folder: Path, versions: Sequence[int]) -> None:
-    """Make these commits durable, with their names."""
+def _sync_commits(table: deltalake.DeltaTable, folder: Path, before: int) -> None:
+    """Make the commits after that version durable, with their names."""
     log = folder / "_delta_log"
-    for version in versions:
+    table.update_incremental()
+    for version in range(before + 1, table.version() + 1):
         sync_file(log / f"{version:020d}.json")
     for path in (log, folder, folder.parent):
         sync_folder(path)
-
-
-def _commits(log: Path) -> list[Path]:
-    return list(log.glob("[0-9]" * 20 + ".json"))
 
 
 def _checkpoint(table: deltalake.DeltaTable, log: Path) -> None:
@@ -388,7 +382,7 @@ def _remove_torn(log: Path) -> None:
     The commits that a checkpoint replaces are deleted only after it is durable.
     """
     torn = []
-    if commits := _commits(log):
+    if commits := list(log.glob("[0-9]" * 20 + ".json")):
         try:
             for line in max(commits).read_text().splitlines() or [""]:
                 json.loads(line)
@@ -434,7 +428,7 @@ class IcebergTables(TopicTables[Table]):
                     update.add_column(field.name, _ICEBERG_TYPES[str(field.type)])
         with table.transaction() as commit:
             commit.append(rows, snapshot_properties={OFFSET: str(end)})
-            lacking = {name: value for name, value in _ICEBERG_SETTINGS.items() if name not in table.properties}
+            lacking = {name: value for name, value in ICEBERG_SETTINGS.items() if name not in table.properties}
             commit.set_properties({**lacking, OFFSET: str(end)})
             _expire_snapshots(commit)
             failpoint("table_metadata_due")
@@ -455,7 +449,7 @@ class IcebergTables(TopicTables[Table]):
                   for number, field in enumerate(columns, 1)]
         spec = PartitionSpec(PartitionField(source_id=len(fields), field_id=1000, transform=IdentityTransform(), name=DATE))
         return self._catalog.create_table((NAMESPACE, name), Schema(*fields), partition_spec=spec,
-                                          properties={STORE: self._store, TOPIC: topic, **_ICEBERG_SETTINGS})
+                                          properties={STORE: self._store, TOPIC: topic, **ICEBERG_SETTINGS})
 
 
 def _expire_snapshots(commit: IcebergTransaction) -> None:

@@ -37,7 +37,6 @@ from pyengine.errors import (
     did_you_mean,
     require_extra,
 )
-from pyengine.formats.constants import TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import segment_start
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, lost_end, open_store
@@ -45,7 +44,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
 from pyengine.storage.backup_files import LOCK_NAME, locked_folder, store_identity
-from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
+from pyengine.storage.config_table import FORBIDDEN_TOPICS
 from pyengine.storage.durable_writes import make_folders, write_config
 from pyengine.storage.file_system import refuse_inside, refuse_path_of_others
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
@@ -63,7 +62,6 @@ HOLD_MS_MIN = 600_000  # of the hold, while a run renews it
 START_TIMEOUT_S = 60.0  # for a killed engine to come up again, while `follow` waits
 RETRY_INTERVAL_S = 600.0  # after which `follow` tries the tables again that could not be written
 INTERVAL_S_MAX = 1e6
-_FOR_MESSAGES = {DEFAULT_TOPIC, "BenchmarkTest"}  # the broker's own topics that applications put to
 _BEFORE_BYTES = 4096
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # errors that no topic causes, and that end the run
 # What the libraries read in a path as part of a URI, or refuse. Iceberg's metadata hold the folder as a URI, for all that read them.
@@ -479,6 +477,6 @@ class _Filling:
 
 def is_internal(topic: str) -> bool:
     """Whether a topic is internal: its messages are delivered to other topics later, or are the broker's own records."""
-    return topic in BROKERS_TOPICS - _FOR_MESSAGES or topic == TRANSACTION_DISCARD_TOPIC or topic.startswith("RMQ_SYS_")
+    return topic in FORBIDDEN_TOPICS or topic.startswith("RMQ_SYS_")
 
 

@@ -25,12 +25,12 @@ import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, Unpack
 
 from pyengine import arguments
-from pyengine.client.consumer import ConsumeOptions, Consumer, consume
+from pyengine.client.consumer import ConsumeOptions, Consumer, RetryOptions, consume
 from pyengine.client.handler import give_up
-from pyengine.client.outgoing import RefusedError, put_topic_bytes
+from pyengine.client.outgoing import PutAsyncOptions, PutManyOptions, PutOptions, RefusedError, put_topic_bytes
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import BadMessageError, UsageError
 from pyengine.formats.record import Message
@@ -50,6 +50,7 @@ else:
     _Value = typing.TypeVar("_Value")
 
 _LOG = logging.getLogger("pyengine.client.topics")
+Perm = Literal["rw", "r", "w", "none"] | int
 PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 
@@ -100,14 +101,14 @@ class Topics:
         return found, table
 
     def create(self, topic: str, *, queues: int | None = None, read_queue_nums: int | None = None, write_queue_nums: int | None = None,
-               perm: str | int | None = None, order: bool | None = None, exist_ok: bool = False) -> TopicConfig:
+               perm: Perm | None = None, order: bool | None = None, exist_ok: bool = False) -> TopicConfig:
         """Enter a topic with `queues` (8), `perm` "rw", "r", "w" or "none"; UsageError if it exists, unless `exist_ok`."""
         _check_name(topic)
         config = TopicConfig(topic, **_changes(queues, read_queue_nums, write_queue_nums, perm, order))
         return self._configs.ensure(config) if exist_ok else self._configs.create(config)
 
     def update(self, topic: str, *, queues: int | None = None, read_queue_nums: int | None = None, write_queue_nums: int | None = None,
-               perm: str | int | None = None, order: bool | None = None) -> TopicConfig:
+               perm: Perm | None = None, order: bool | None = None) -> TopicConfig:
         """Change a topic's entry; producers follow within 5 seconds. UsageError without one."""
         changes = _changes(queues, read_queue_nums, write_queue_nums, perm, order)
         if not changes:
@@ -132,7 +133,7 @@ def _record_bytes(reader: LiveStoreReader, topic: str, queue_id: int, first: int
     return 0 if queue is None else queue.record_bytes(first, end)
 
 
-def _changes(queues: int | None, read_queue_nums: int | None, write_queue_nums: int | None, perm: str | int | None,
+def _changes(queues: int | None, read_queue_nums: int | None, write_queue_nums: int | None, perm: Perm | None,
              order: bool | None) -> dict[str, Any]:
     """Return the fields of a TopicConfig that are given; TypeError or UsageError for a wrong one."""
     numbers = {"read_queue_nums": queues if read_queue_nums is None else read_queue_nums,
@@ -247,7 +248,7 @@ class Topic(Generic[_Value]):
     group it is skipped and logged. TypeError for another value.
     """
 
-    def __init__(self, name: str, type: type[_Value], *, codec: str | Codec = "json") -> None:
+    def __init__(self, name: str, type: type[_Value], *, codec: Literal["json", "msgspec", "pydantic"] | Codec = "json") -> None:
         _check_name(name)
         self.name = name
         self.type = type
@@ -262,15 +263,15 @@ class Topic(Generic[_Value]):
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, {getattr(self.type, '__name__', self.type)})"
 
-    def put(self, producer: Producer, value: _Value, **options: Any) -> PutResult:
+    def put(self, producer: Producer, value: _Value, **options: Unpack[PutOptions]) -> PutResult:
         """As Producer.put."""
         return producer.put(self.name, self._encoded(value), **self._with_type(options))
 
-    def put_async(self, producer: Producer, value: _Value, **options: Any) -> PutFuture[PutResult]:
+    def put_async(self, producer: Producer, value: _Value, **options: Unpack[PutAsyncOptions]) -> PutFuture[PutResult]:
         """As Producer.put_async."""
         return producer.put_async(self.name, self._encoded(value), **self._with_type(options))
 
-    def put_many(self, producer: Producer, values: Iterable[_Value], **options: Any) -> PutManyResult:
+    def put_many(self, producer: Producer, values: Iterable[_Value], **options: Unpack[PutManyOptions]) -> PutManyResult:
         """As Producer.put_many."""
         return producer.put_many(self.name, [self._encoded(value) for value in values], **self._with_type(options))
 
@@ -280,15 +281,15 @@ class Topic(Generic[_Value]):
             raise arguments.wrong_type(value, f"a value of topic {self.name!r}", self.type.__name__)
         return self.codec.encode(value)
 
-    def _with_type(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _with_type(self, options: PutManyOptions) -> Any:
         own = options.get("properties")
         own = {} if own is None else arguments.mapping(own, "properties")
-        return options | {"properties": {**own, CONTENT_TYPE: self.codec.content_type}}
+        return {**options, "properties": {**own, CONTENT_TYPE: self.codec.content_type}}
 
     def decode(self, message: Message) -> Typed[_Value]:
         """Return the message with its value; BadMessageError."""
         given = message.properties.get(CONTENT_TYPE, self.codec.content_type)
-        if given.partition(";")[0].strip().lower() != self.codec.content_type:
+        if _media_type(given) != _media_type(self.codec.content_type):
             raise BadMessageError(f"the content type is {given}, not {self.codec.content_type}")
         try:
             return Typed(self.codec.decode(message.content), message)
@@ -327,7 +328,7 @@ class TypedConsumer(Generic[_Value]):
             messages = self.consumer.pull(max_messages, timeout_s)
             found, bad = self._decoded(messages)
             if bad:
-                self._bury(messages, bad)
+                self._bury({id(message): message for message in messages}, bad)
             if found or not messages:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -339,10 +340,11 @@ class TypedConsumer(Generic[_Value]):
             messages = await self.consumer.pull_async(max_messages, timeout_s)
             found, bad = self._decoded(messages)
             if bad:
+                left = {id(message): message for message in messages}
                 try:
-                    await arguments.event_loop().run_in_executor(None, self._bury, messages, bad)
+                    await arguments.event_loop().run_in_executor(None, self._bury, left, bad)
                 except asyncio.CancelledError:  # the thread goes on with the bad ones
-                    self.consumer._take_back([each.message for each in found])
+                    self._take_back(left, [id(each.message) for each in found])
                     raise
             if found or not messages:
                 return found
@@ -358,19 +360,22 @@ class TypedConsumer(Generic[_Value]):
                 bad.append((message, str(error)))
         return found, bad
 
-    def _bury(self, messages: Sequence[Message], bad: Sequence[tuple[Message, str]]) -> None:
-        """Make dead letters of these messages; after an error the others of `messages` are delivered again."""
-        open_ones = {id(message): message for message in messages}
+    def _bury(self, left: dict[int, Message], bad: Sequence[tuple[Message, str]]) -> None:
+        """Make dead letters of these messages; after an error what is left of all that came with them, by id(), is delivered again."""
         try:
             for message, reason in bad:
                 _LOG.error("%s of %s is %s: %s", message.msg_id, self.topic.name,
                            "skipped" if self.consumer.group is None else f"a dead letter of {self.consumer.group}", reason)
                 if self.consumer.group is not None:
                     give_up(self.consumer, message, reason)
-                del open_ones[id(message)]
+                del left[id(message)]
         except BaseException:
-            self.consumer._take_back(open_ones.values())
+            self._take_back(left, list(left))
             raise
+
+    def _take_back(self, left: dict[int, Message], keys: Iterable[int]) -> None:
+        """Have these delivered again, each once: a thread and the pull that has left it may both ask for it."""
+        self.consumer._take_back([message for key in keys if (message := left.pop(key, None)) is not None])
 
     def __iter__(self) -> Iterator[Typed[_Value]]:
         """Yield values as they arrive, one by one, until close()."""
@@ -395,7 +400,7 @@ class TypedConsumer(Generic[_Value]):
         """As Consumer.requeue."""
         self.consumer.requeue(_messages(messages))
 
-    def retry(self, message: Typed[_Value], delay_level: int | None = None, **options: Any) -> PutResult:
+    def retry(self, message: Typed[_Value], delay_level: int | None = None, **options: Unpack[RetryOptions]) -> PutResult:
         """As Consumer.retry."""
         return self.consumer.retry(arguments.instance(message, "message", Typed).message, delay_level, **options)
 
@@ -411,6 +416,11 @@ class TypedConsumer(Generic[_Value]):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.consumer.__aexit__(*exception)
+
+
+def _media_type(content_type: str) -> str:
+    """Return a content type without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _messages(given: Typed[_Value] | Iterable[Typed[_Value]]) -> list[Message]:

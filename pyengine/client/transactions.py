@@ -13,16 +13,16 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any, Self, Unpack
 
 from pyengine import arguments
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
-from pyengine.client.outgoing import OutgoingMessage, RawMessage, TransactionLimits
+from pyengine.client.outgoing import Body, MessageOptions, OutgoingMessage, RawMessage, TransactionLimits
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -37,17 +37,22 @@ _OF_PARENT = "this transaction was begun before a fork: the parent ends it; begi
 _LOG = logging.getLogger("pyengine.client.transactions")
 
 
-class TransactionBlock:
-    """A `with` or `async with` block around one Transaction, which its end commits, or rolls back after an exception."""
+class Transaction:
+    """The messages of one transaction: a `with` or `async with` block, whose end commits them, or rolls them back after an exception."""
 
     def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
         self._owner = owner
         self._group = group
         self._check_after_s = check_after_s
+        self._halves: list[Message] = []
+        self._keys: set[str] = set()
+        self._is_open = False
+        self.results: list[PutResult] = []
+        """After the block."""
 
-    def __enter__(self) -> Transaction:
-        self._transaction = Transaction(self._owner, self._group, self._check_after_s)
-        return self._transaction
+    def __enter__(self) -> Self:
+        self._halves, self._keys, self.results, self._is_open = [], set(), [], True
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._owner.is_of_parent:
@@ -55,57 +60,41 @@ class TransactionBlock:
                 raise UsageError(_OF_PARENT)
             return
         try:
+            self._end("commit" if error is None else "rollback")
+        except EngineError as failed:
             if error is None:
-                self._transaction._end("commit")
-                return
-            try:
-                self._transaction._end("rollback")
-            except EngineError as failed:  # the program's own exception says more; the checker is called later
-                _LOG.warning("a transaction of %s could not be rolled back: %s", self._group, failed)
+                raise
+            # The program's own exception says more; the checker is called later.
+            _LOG.warning("a transaction of %s could not be rolled back: %s", self._group, failed)
         finally:
-            self._owner.open_keys -= self._transaction.keys
+            self._owner.open_keys -= self._keys
 
-    async def __aenter__(self) -> Transaction:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         await arguments.event_loop().run_in_executor(None, self.__exit__, kind, error, trace)
 
-
-class Transaction:
-    """The messages of one transaction."""
-
-    def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
-        self._owner = owner
-        self._group = group
-        self._check_after_s = check_after_s
-        self._halves: list[Message] = []
-        self._is_ended = False
-        self.keys: set[str] = set()
-        self.results: list[PutResult] = []
-        """After the block."""
-
-    def put(self, topic: str, body: bytes, *, queue_id: int | None = None, tags: str | None = None,
-            keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-            delay_level: int = 0, unique_key: str | None = None, timeout_s: float | None = None,
-            deliver_at: datetime | timedelta | int | None = None, sharding_key: str | None = None) -> PutResult:
+    def put(self, topic: str, body: Body, *, unique_key: str | None = None, **options: Unpack[MessageOptions]) -> PutResult:
         """Store one message that consumers do not see before the commit; the result is the half message's.
 
         A `delay_level` begins with the commit.
         """
         if self._owner.is_of_parent:
             raise UsageError(_OF_PARENT)
-        if self._is_ended:  # nothing would commit the message
+        if not self._is_open:  # nothing would commit the message
             raise UsageError("the block of this transaction has ended: put() belongs inside of it")
-        unique_key = unique_key or uuid.uuid4().hex.upper()
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at, sharding_key)
+        given: dict[str, Any] = {**options}
+        arguments.known_keywords("put", given, ("topic", "body", "unique_key", *MessageOptions.__annotations__))
+        timeout_s, unique_key = given.pop("timeout_s", None), unique_key or uuid.uuid4().hex.upper()
+        message = OutgoingMessage(topic, body, unique_key=unique_key, **given)
         more = {PROPERTY_PRODUCER_GROUP: self._group}
         if self._check_after_s is not None:
             more[PROPERTY_CHECK_IMMUNITY_TIME] = str(self._check_after_s)
         raw = self._owner.raw(message, more)
         if not isinstance(raw, RawMessage):
             return raw.raise_for_status()
-        self.keys.add(unique_key)
+        self._keys.add(unique_key)
         self._owner.open_keys.add(unique_key)
         result, half = self._owner.halves.prepare(raw, timeout_s)
         if half is None:
@@ -115,7 +104,7 @@ class Transaction:
 
     def _end(self, outcome: Outcome) -> None:
         """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
-        self._is_ended = True
+        self._is_open = False
         first_error: EngineError | None = None
         for half in self._halves:
             try:
@@ -143,8 +132,8 @@ class GroupTransactions:
         """
         self.raw = make_raw
         self.give = give
-        self.halves = HalfMessages(root, put_raw, host=host, timeout_ms=limits.timeout_ms)
-        self._check = PreparedCheck(self.halves, check_max=limits.check_max, reserved_ms=limits.reserved_ms)
+        self.halves = HalfMessages(root, put_raw, host=host, limits=limits)
+        self._check = PreparedCheck(self.halves)
         self._interval_s = limits.check_interval_ms / 1000
         self._checkers: dict[str, Checker] = {}
         self.open_keys: set[str] = set()  # of the messages of open blocks, about which this process's own checker is not asked
@@ -159,14 +148,14 @@ class GroupTransactions:
         """Whether this is a forked child of the process that has begun these transactions."""
         return os.getpid() != self._pid
 
-    def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> TransactionBlock:
+    def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> Transaction:
         """Implement Producer.transaction."""
         if checker is not None:
             self._checkers[group] = checker
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(target=self._loop, name="pyengine-transactions", daemon=True)
                 self._thread.start()
-        return TransactionBlock(self, group, check_after_s)
+        return Transaction(self, group, check_after_s)
 
     def check_now(self, again_after_ms: int = 0) -> int:
         """Run one round: call this producer's checkers for undecided messages; return the number of messages.

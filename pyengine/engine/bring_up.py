@@ -37,9 +37,9 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import (
+    LIMITS,
     MODE_NUMBERS,
     POOL_NOT_MADE,
-    EngineIdentity,
     EngineMemory,
     boot_ns,
     now_ms,
@@ -57,7 +57,7 @@ from pyengine.native.writer import format_queue_table, queue_table_bytes, set_qu
 from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
-from pyengine.storage.checkpoint import RecoveryPath, create_abort_file, read_checkpoint
+from pyengine.storage.checkpoint import Cut, RecoveryPath, create_abort_file, intend_cut, read_checkpoint
 from pyengine.storage.commit_log import CommitLog, Log, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
@@ -65,8 +65,7 @@ from pyengine.storage.durable_writes import create_file, make_folders
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.message_store import MessageStore, require_space
-from pyengine.storage.recovery.derived import queues_between
-from pyengine.storage.recovery.log import Cut, intend_cut
+from pyengine.storage.recovery.plan import queues_between
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Progress, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
@@ -275,26 +274,21 @@ def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryRepo
     return replace(report, notes=report.notes + found.notes), found.presence
 
 
-def _identity(root: Path, config: EngineConfig, engine_id: EngineId) -> EngineIdentity:
+def _identity(root: Path, config: EngineConfig, engine_id: EngineId) -> dict[str, int | bytes]:
     is_short = config.broker_role == "ASYNC_MASTER" and not config.gateway_enable
     spin_writer_us, spin_producer_us = spin_us(config.spin, 2 if is_short else LONG_WAY_CPUS)
     pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
-    return EngineIdentity(
-        store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),
-        engine_id_device=engine_id.device, engine_id_inode=engine_id.inode,
-        segment_bytes=config.mapped_file_size_commit_log_bytes, mode=MODE_NUMBERS[config.mode],
-        session_ring_bytes_default=config.session_ring_bytes, max_message_bytes=config.max_message_size_bytes,
-        put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
-        os_page_cache_busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
-        spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
-        sessions_max=min(config.sessions_max + len(sessions.WORKER_KINDS), native.SESSION_SLOTS, _sessions_that_fit(pool_buffers)),
-        pool_buffers=pool_buffers,
-        replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(), created_boot_ns=boot_ns(),
-        lock_modified_ns=lock_modified_ns(root),
-        dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),
-        slave_timeout_ms=config.slave_timeout_ms, ha_slave_fallbehind_max_bytes=config.ha_slave_fallbehind_max_bytes,
-        min_in_sync_replicas=config.min_in_sync_replicas, replicates=int(config.replicates),
-        gateway=int(config.gateway_enable), grpc=int(config.grpc_enable))
+    return {
+        "store_uuid": engine_id.uuid.bytes, "boot_id": read_boot_id(), "epoch": read_epoch(root),
+        "engine_id_device": engine_id.device, "engine_id_inode": engine_id.inode,
+        "segment_bytes": config.mapped_file_size_commit_log_bytes, "mode": MODE_NUMBERS[config.mode],
+        "max_message_bytes": config.max_message_size_bytes, "spin_writer_us": spin_writer_us, "spin_producer_us": spin_producer_us,
+        "sessions_max": min(config.sessions_max + len(sessions.WORKER_KINDS), native.SESSION_SLOTS, _sessions_that_fit(pool_buffers)),
+        "pool_buffers": pool_buffers, "replay_clock": config.replay_clock, "role": ROLES[config.broker_role],
+        "created_ms": now_ms(), "created_boot_ns": boot_ns(), "lock_modified_ns": lock_modified_ns(root), "sysv_semaphore_id": -1,
+        "dispatch_at": config.dispatch_at == "replicated" and config.broker_role != "SLAVE",
+        "min_in_sync_replicas": config.min_in_sync_replicas, "replicates": config.replicates, "gateway": config.gateway_enable,
+        "grpc": config.grpc_enable, **{field: getattr(config, name) for field, name in LIMITS.items()}}
 
 
 def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:

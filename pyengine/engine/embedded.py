@@ -44,7 +44,7 @@ from pyengine.errors import (
     UsageError,
 )
 from pyengine.formats.record import html_table
-from pyengine.formats.small_file import keep_standard_descriptors, open_regular
+from pyengine.formats.small_file import closed_on_error, keep_standard_descriptors, opened
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings, restart_differences
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
@@ -122,11 +122,8 @@ class Engine:
             return self
         _check_new_start(self.path, self._settings)
         _refuse_second(self.path)
-        embedder = os.pidfd_open(os.getpid())
-        try:
-            process, reading = _spawn_supervisor(self.path, self._settings, stdin=subprocess.PIPE, embedder=embedder)
-        finally:
-            os.close(embedder)
+        with opened(os.pidfd_open(os.getpid())) as embedder:
+            process, reading = spawn_supervisor(self.path, self._settings, stdin=subprocess.PIPE, embedder=embedder)
         self._process = process
         _engines.add(self)
         try:
@@ -177,9 +174,12 @@ class Engine:
                 store.close()
 
     def connect(self, **options: Unpack[ConnectOptions]) -> Producer:
-        """Return as pyengine.connect."""
-        if self._shared:
+        """Return as pyengine.connect, at once: EngineUnavailableError while this Engine is stopped, unless another one runs."""
+        if self._shared and self._shared.is_joined:
             self._shared.keep()
+        elif (self._process is None or self._process.poll() is not None) and not living_kinds(self.path):
+            how = "start() it, or connect inside its `with` block" if self._process is None else "it has ended: stop() it, then start()"
+            raise EngineUnavailableError(f"the engine on {self.path} is stopped: {how}")
         return connect(self.path, **options)
 
     def open_store(self) -> LiveStoreReader:
@@ -336,7 +336,7 @@ class _SharedEngine:
         with self._lock.starting() as is_starter:
             if not is_starter or native.SUPERVISOR in living_kinds(self._root, 1):
                 return
-            process, reading = _spawn_supervisor(self._root, self._settings, stdin=subprocess.DEVNULL, options=("--shared",))
+            process, reading = spawn_supervisor(self._root, self._settings, stdin=subprocess.DEVNULL, options=("--shared",))
             try:
                 _wait_until_ready(self._root, process, reading, START_TIMEOUT_S, progress)
             except _StartEndedError:  # killed, like any process of the engine: start it again
@@ -475,7 +475,7 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     process = None
     try:
         with deferred(signal.SIGINT):  # a process of unknown pid could not be stopped
-            process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
+            process, reading = spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
         return _wait_until_ready(root, process, reading, timeout_s, progress, on_wait)
     except KeyboardInterrupt:
         if process is not None:
@@ -502,7 +502,7 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
             raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
         _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
     else:
-        process, reading = _spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
+        process, reading = spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
         os.close(reading)
         try:
             process.wait(timeout_s)
@@ -534,16 +534,14 @@ def _signal_supervisor(root: Path, pid: int, number: int, timeout_s: float) -> N
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(pidfd, selectors.EVENT_READ)
+    with opened(pidfd), selectors.DefaultSelector() as selector:
+        selector.register(pidfd, selectors.EVENT_READ)
+        try:
             signal.pidfd_send_signal(pidfd, number)
-            if not selector.select(timeout_s):
-                raise _still_stopping(root, pid, timeout_s)
-    except PermissionError:
-        raise EngineUnavailableError(f"the engine on {root} runs as another user: stop it as that user or as root") from None
-    finally:
-        os.close(pidfd)
+        except PermissionError:
+            raise EngineUnavailableError(f"the engine on {root} runs as another user: stop it as that user or as root") from None
+        if not selector.select(timeout_s):
+            raise _still_stopping(root, pid, timeout_s)
 
 
 def _still_stopping(root: Path, pid: int, timeout_s: float) -> EngineError:
@@ -615,8 +613,8 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
-                      options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
+def spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
+                     options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """Start a supervisor: (process, descriptor on which it reports). `embedder`: pidfd of the process that it must not outlive."""
     from pyengine.engine.kinds import child_environment, without_systemd
 
@@ -625,18 +623,12 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
     kept: tuple[int, ...] = (writing,)
     if embedder is not None:
         kept, options = (writing, embedder), (*options, "--embedder-fd", str(embedder))
-    try:
-        with log_file.open_log(root) as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
-                 *set_arguments(settings)],
-                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True,
-                cwd="/")  # the directory of its starter, perhaps on another disk, must not stay in use
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
+    with closed_on_error(reading), opened(writing), log_file.open_log(root) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
+             *set_arguments(settings)],
+            stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True,
+            cwd="/")  # the directory of its starter, perhaps on another disk, must not stay in use
     return process, reading
 
 
@@ -687,13 +679,7 @@ def _wait_until_ready(root: Path, process: subprocess.Popen[bytes], reading: int
 
 def _last_log_lines(root: Path) -> str:
     """Return the last lines of the engine's log, for an error message."""
-    try:
-        with open(open_regular(root / log_file.NAME), "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 1000))
-            lines = log.read().decode("utf-8", "replace").strip().splitlines()[-3:]
-    except OSError:
-        return "no log"
-    return " | ".join(line.partition("] ")[2] or line for line in lines)
+    return " | ".join(line.partition("] ")[2] or line for line in log_file.last_lines(root, 3)) or "no log"
 
 
 def _as_text(value: object) -> str:

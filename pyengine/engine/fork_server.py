@@ -12,13 +12,12 @@ child. The worker sends its pid through the gate and runs only after the supervi
 worker ends. So the supervisor knows every worker that runs, whichever of these processes is killed or stopped meanwhile.
 
 The fork server ends with the supervisor: its socket is closed then, and the kernel sends it SIGKILL. When the fork server is
-dead, does not answer in time, or cannot work in this environment, the supervisor starts workers by exec. A fork server that
-was killed is replaced. Under systemd, with --no-children, there is none.
+dead, does not answer in time, or cannot work in this environment, the supervisor starts workers by exec. Under systemd, with
+--no-children, there is none.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib
@@ -30,10 +29,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS, child_environment, without_systemd
+from pyengine.engine.kinds import KINDS, child_environment, without_systemd
 from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
 from pyengine.native import failpoints, waiting
@@ -43,7 +41,6 @@ LOAD_TIMEOUT_S = 30.0   # for a fork server's first worker: it may still be load
 ANSWER_TIMEOUT_S = 5.0  # for each later worker; after that the worker is started by exec
 REQUEST_BYTES_MAX = 65536
 REPARENT_POLL_INTERVAL_S = 0.0002
-_MODULE = "pyengine.engine.fork_server"
 _GO = b"go"
 _LOADED_LATER = ("tomllib",)  # modules that all workers import inside functions
 
@@ -66,22 +63,19 @@ class ForkedWorker:
 
 
 class ForkServer:
-    """The supervisor's side: starts the fork server, asks it for workers, replaces it after it was killed."""
+    """The supervisor's side: starts the fork server, and asks it for workers."""
 
     def __init__(self, store: HeldStore) -> None:
         """Call it while this process has one thread and holds no lock or shared memory of the store: it forks."""
-        self._store = store
         self._pid = 0  # 0: no fork server runs
+        self._group = 0  # its process group, which may have children of this process after its end too
         self._channel: socket.socket
-        self._groups: list[int] = []  # process groups of fork servers, dead ones too, that may have children of this process
-        self._started_s = 0.0
         self._timeout_s = LOAD_TIMEOUT_S
-        self._may_fork = _suits_this_interpreter()
-        if self._may_fork:
+        if _suits_this_interpreter():
             with contextlib.suppress(OSError):  # no memory or too many processes for the moment
-                self._fork()
+                self._fork(store)
 
-    def _fork(self) -> None:
+    def _fork(self, store: HeldStore) -> None:
         waiting.adopt_orphans()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -89,32 +83,11 @@ class ForkServer:
             gc.freeze()  # later collections do not write to the objects that exist now, so that their pages stay shared
             pid = os.fork()
             if pid == 0:
-                _end_with(lambda: _serve_forked(self._store, theirs))
-        self._own(pid, ours)
-
-    def _replace(self) -> None:
-        """Start another by exec: a fork would inherit this process's shared memory, and locks held by threads it lacks."""
-        self._started_s = time.monotonic()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            os.set_inheritable(theirs.fileno(), True)
-            words = [*_command(self._store.name), "--channel-fd", str(theirs.fileno()), "--store-fd", str(self._store.descriptor)]
-            os.set_inheritable(self._store.descriptor, True)
-            try:
-                pid = os.posix_spawn(sys.executable, words, without_systemd(child_environment()), setpgroup=0)
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                os.set_inheritable(self._store.descriptor, False)
-        self._own(pid, ours)
-
-    def _own(self, pid: int, channel: socket.socket) -> None:
+                end_with(lambda: _serve(store, theirs))
         with contextlib.suppress(OSError):  # the child does the same: whichever comes first
             os.setpgid(pid, pid)
-        channel.settimeout(ANSWER_TIMEOUT_S)
-        self._pid, self._channel, self._started_s, self._timeout_s = pid, channel, time.monotonic(), LOAD_TIMEOUT_S
-        self._groups.append(pid)
+        ours.settimeout(ANSWER_TIMEOUT_S)
+        self._pid, self._group, self._channel = pid, pid, ours
 
     def start_worker(self, words: Sequence[str]) -> ForkedWorker | None:
         """Fork the worker of the command line PYTHON -P -m MODULE ARGUMENT...; None: the caller must start it by exec."""
@@ -139,18 +112,13 @@ class ForkServer:
         return ForkedWorker(pid)
 
     def tick(self) -> None:
-        """Reap fork servers, and the processes between them and workers, that have ended; replace a fork server that was killed."""
-        for group in self._groups[:]:
-            try:
-                while (ended := os.waitpid(-group, os.WNOHANG))[0]:
-                    if ended[0] == self._pid:
-                        self._forget()
-                        self._may_fork = os.WIFSIGNALED(ended[1])  # a fork server that ended by itself cannot work in this environment
-            except ChildProcessError:
-                self._groups.remove(group)
-        if self._pid == 0 and self._may_fork and time.monotonic() - self._started_s >= HEALTHY_AFTER_S:
-            with contextlib.suppress(OSError):
-                self._replace()
+        """Reap the fork server, and the processes between it and workers, that have ended."""
+        try:
+            while self._group and (ended := os.waitpid(-self._group, os.WNOHANG)[0]):
+                if ended == self._pid:
+                    self._forget()
+        except ChildProcessError:
+            self._group = 0
 
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -164,7 +132,6 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server; the workers continue."""
-        self._may_fork = False
         if self._pid:
             self._end()
 
@@ -178,24 +145,16 @@ def _suits_this_interpreter() -> bool:
     return "LD_PRELOAD" not in os.environ and bool(sys.flags.safe_path)
 
 
-def _command(root: Path) -> list[str]:
-    return [sys.executable, "-P", "-m", _MODULE, str(root)]
-
-
 # ---- in the fork server ---------------------------------------------------------
 
 
-def _serve_forked(store: HeldStore, channel: socket.socket) -> int:
+def _serve(store: HeldStore, channel: socket.socket) -> int:
+    """Fork the workers that the supervisor asks for, until the supervisor has ended."""
     signal.set_wakeup_fd(-1)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in (channel.fileno(), store.descriptor):
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
-    return _serve(store, channel)
-
-
-def _serve(store: HeldStore, channel: socket.socket) -> int:
-    """Fork the workers that the supervisor asks for, until the supervisor has ended."""
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # Ctrl-C is for the supervisor
     waiting.end_with_parent()  # in case this process is stopped when the supervisor ends; else the end of the channel ends it
@@ -209,7 +168,7 @@ def _serve(store: HeldStore, channel: socket.socket) -> int:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    waiting.show_command(_command(store.name), environment)
+    waiting.show_command([sys.executable, "-P", "-m", __name__, str(store.name)], environment)
     gc.disable()
     for kind in KINDS:
         importlib.import_module(kind.module)
@@ -239,7 +198,7 @@ def _fork_worker(words: list[str], channel: socket.socket, gate: socket.socket) 
     try:
         between = os.getpid()
         if os.fork() == 0:
-            _end_with(lambda: _run_worker(words, between, channel, gate))
+            end_with(lambda: _run_worker(words, between, channel, gate))
     finally:
         os._exit(0)
 
@@ -267,7 +226,7 @@ def _run_worker(words: list[str], between: int, channel: socket.socket, gate: so
     return int(module.main())
 
 
-def _end_with(run: Callable[[], int]) -> NoReturn:
+def end_with(run: Callable[[], int]) -> NoReturn:
     """End this forked process with the exit code of `run`, or of the exception it raised; never returns."""
     code = 1
     try:
@@ -285,20 +244,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a full disk, a closed stream, none at all
             stream.flush()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a fork server that replaces one that was killed; return its exit code."""
-    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description="Forks workers for a supervisor, which starts it.")
-    parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
-    parser.add_argument("--channel-fd", type=int, required=True, metavar="FD", help="socket on which the supervisor asks")
-    parser.add_argument("--store-fd", type=int, required=True, metavar="FD", help="descriptor of that directory")
-    given = parser.parse_args(argv)
-    for descriptor in (given.channel_fd, given.store_fd):
-        os.set_inheritable(descriptor, False)
-    with socket.socket(fileno=given.channel_fd) as channel:
-        return _serve(HeldStore(given.store, given.store_fd), channel)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

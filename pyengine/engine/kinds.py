@@ -9,12 +9,16 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyengine
 from pyengine.formats.small_file import open_standard_streams
-from pyengine.ipc.control_block import MODE_NAMES, EngineIdentity
+from pyengine.ipc.control_block import MODE_NAMES
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_identity
 
 EVERY_MODE = frozenset(MODE_NAMES)
 
@@ -89,7 +93,7 @@ def kinds_for(mode: int, replicates: bool, serves: bool = False, serves_grpc: bo
                  and (serves or not kind.serving) and (serves_grpc or not kind.serving_grpc))
 
 
-def kinds_of(identity: EngineIdentity) -> tuple[Kind, ...]:
+def kinds_of(identity: ms_identity) -> tuple[Kind, ...]:
     """Return the kinds that run in the engine with this identity, in the order of starting."""
     return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway), bool(identity.grpc))
 

@@ -25,6 +25,7 @@ from typing import BinaryIO
 
 from pyengine.errors import shown
 from pyengine.events import Event
+from pyengine.formats.small_file import open_regular, opened
 from pyengine.ipc.shared_objects import KIND_NAMES
 
 NAME = "engine.log"
@@ -94,14 +95,19 @@ def open_log(root: Path) -> BinaryIO:
     return open(_open(path), "ab")
 
 
-def last_words(root: Path) -> str:
-    """Return a clause with the last line of the store's log, where a process that could not start has left its reason."""
-    path, lines = root / NAME, [""]
-    with contextlib.suppress(OSError), open(path, "rb") as log:
+def last_lines(root: Path, count: int) -> list[str]:
+    """Return the last lines of the store's log that are not empty."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError), open(open_regular(root / NAME), "rb") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - LAST_BYTES))
         lines = log.read(LAST_BYTES).decode(errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return f"{path} ends with: {last}" if last else f"{path} says nothing"
+    return [line for line in lines if line.strip()][-count:]
+
+
+def last_words(root: Path) -> str:
+    """Return a clause with the last line of the store's log, where a process that could not start has left its reason."""
+    last = "".join(last_lines(root, 1))
+    return f"{root / NAME} ends with: {last}" if last else f"{root / NAME} says nothing"
 
 
 class LogFile:
@@ -136,13 +142,10 @@ class LogFile:
                 self._follow(target)
 
     def _follow(self, old: str) -> None:
-        descriptor = _open(self._path)
-        try:
+        with opened(_open(self._path)) as descriptor:
             if _target(_STDOUT) == old:
                 os.dup2(descriptor, _STDOUT)
             os.dup2(descriptor, _STDERR)
-        finally:
-            os.close(descriptor)
 
 
 def _target(descriptor: int) -> str:

@@ -62,9 +62,7 @@ from pyengine.events import Event
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
     MODE_NAMES,
-    EngineIdentity,
     EngineMemory,
-    check_block,
     overrides_of,
     read_run_settings,
     reload_settings,
@@ -79,6 +77,7 @@ from pyengine.ipc.store_lock import Ownership, SharingLock, StoreLock, kill_work
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
+from pyengine.native.session import producer_count
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
 from pyengine.storage.config import LIVE, SETTINGS, EngineConfig, config_path, load_config, parse_set, read_file, setting_name
@@ -347,7 +346,7 @@ class Supervisor:
         sessions = Sessions(self._memory, max(1, self._memory.identity.sessions_max - len(WORKER_KINDS)))
         server = SessionServer(self._memory, self._selector, sessions, self._take_settings)
         self._pool = PoolGrowth(self._memory, self._log_event)
-        bridge = _LatchBridge(self._memory, self._selector)  # last: its thread must not outlive the mapping
+        bridge = LatchBridge(self._memory, self._selector)  # last: its thread must not outlive the mapping
         try:
             children.start()
             if self._become_ready(children):
@@ -392,7 +391,7 @@ class Supervisor:
             now_s = time.monotonic()
             if now_s >= due_s:
                 due_s = now_s + TICK_S
-                if self._is_memory_lost() or self._find_loss():
+                if self._memory.is_overwritten or self._find_loss():
                     return
                 if missing := self._memory.missing_names() + ([] if server.is_reachable else [SOCKET]):
                     self._restart_reason = f"{removed_names(missing)}, so that no process can attach any more"
@@ -418,15 +417,6 @@ class Supervisor:
             if self._watchdog_s is not None:
                 until_s = min(until_s, now_s + self._watchdog_s)
             self._process_events(until_s - time.monotonic())
-
-    def _is_memory_lost(self) -> bool:
-        """Whether constant fields of the control block were overwritten: then no value in shared memory can be trusted."""
-        control = self._memory.control
-        try:
-            check_block(control, native.CONTROL_BYTES)
-        except EngineUnavailableError:
-            return True
-        return EngineIdentity.read(control.identity) != self._memory.identity
 
     def _find_loss(self) -> Loss | None:
         """Return what happened to the store's folder; once it was lost, it stays so."""
@@ -471,7 +461,7 @@ class Supervisor:
                 deadline_s = min(deadline_s, time.monotonic() + BROKEN_STOP_S)
         if self._restart_reason:
             self._log_event(Event.ENGINE_RESTARTS, f"{self._restart_reason}; the engine is stopped in order and started again")
-        if self._is_memory_lost():
+        if self._memory.is_overwritten:
             children.kill()
             if self._arguments.no_children:
                 kill_workers(self._root)
@@ -537,7 +527,7 @@ class Supervisor:
     def _wait_for_producers(self, until_s: float) -> None:
         """Wait, until `until_s`, for producers to detach, which they do when their puts are refused."""
         semaphore_id = self._memory.identity.sysv_semaphore_id
-        while sessions.producers_attached(semaphore_id) and time.monotonic() < until_s:
+        while producer_count(semaphore_id) and time.monotonic() < until_s:
             self._process_events(0.02)
 
     def _stop_problems(self, degraded: bool) -> list[str]:
@@ -584,7 +574,7 @@ class Supervisor:
         report(self._arguments.report_descriptor, line)
 
 
-class _LatchBridge:
+class LatchBridge:
     """Turns the supervisor's latch into a descriptor, so that one select() waits for all events."""
 
     def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector) -> None:
@@ -634,7 +624,7 @@ def _attach_to_living(root: Path) -> EngineMemory:
         raise
     engine_id = read_engine_id(root)
     why = ""
-    if memory.retired or engine_id is None or memory.identity.store_uuid != engine_id.uuid \
+    if memory.retired or engine_id is None or memory.store_uuid != engine_id.uuid \
             or memory.identity.epoch != read_epoch(root):
         why = "they are of another start of this store"
     elif missing := memory.missing_names():

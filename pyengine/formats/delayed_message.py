@@ -44,6 +44,7 @@ from pyengine.formats.constants import (
     TRANSACTION_OP_TOPIC,
 )
 from pyengine.formats.record import Message, encode_properties, hash_map_order
+from pyengine.settings import UNITS
 
 DEFAULT_MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNKNOWN_LEVEL_DELAY_MS = 1000  # ScheduleMessageService.computeDeliverTimestamp
@@ -58,7 +59,6 @@ OF_TIMED = (PROPERTY_DELIVER_AT, PROPERTY_TIMED_TOPIC, PROPERTY_TIMED_QUEUE_ID, 
 _FIRST = re.compile(r"([0-9]{19})-([0-9]{13})", re.ASCII)
 _TIME_DIGITS_MAX = 19
 _QUEUE_DIGITS_MAX = 10
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DELAY_DAYS_MAX = 1_000_000  # so that a delivery time fits into a queue entry
 
 
@@ -66,9 +66,9 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     """Return the delays of level 1, 2, ... in ms from RocketMQ's notation `1s 5s 1m`; ConfigError names the piece that is wrong."""
     levels = []
     for piece in text.split():
-        number, unit_ms = piece[:-1], _UNIT_MS.get(piece[-1], 0)
+        number, unit_ms = piece[:-1], UNITS["ms"].get(piece[-1], 0)
         if not (unit_ms and number.isascii() and number.isdecimal() and len(number) < 16
-                and int(number) * unit_ms <= _DELAY_DAYS_MAX * _UNIT_MS["d"]):
+                and int(number) * unit_ms <= _DELAY_DAYS_MAX * UNITS["ms"]["d"]):
             raise ConfigError(f"message_delay_level: {piece!r} is not a delay: give numbers with s, m, h or d, as in '1s 5m', of "
                               f"{_DELAY_DAYS_MAX:,} days at most")
         levels.append(int(number) * unit_ms)
@@ -107,7 +107,7 @@ def timer_time_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
     if not _JAVA_LONG.fullmatch(properties[name]):
         raise FormatError(f"{name} is {properties[name][:32]!r}: give a whole number")
     time_ms = int(properties[name]) * unit_ms + (now_ms if is_from_now else 0)
-    if time_ms > now_ms + DELIVER_AT_DAYS_MAX * _UNIT_MS["d"]:
+    if time_ms > now_ms + DELIVER_AT_DAYS_MAX * UNITS["ms"]["d"]:
         raise FormatError(f"{name} is {properties[name]}: more than {DELIVER_AT_DAYS_MAX} days ahead")
     return time_ms if time_ms > now_ms else None
 

@@ -13,6 +13,7 @@ The checkpoint file: three store times in the first 24 of 4096 bytes (section 11
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -22,6 +23,7 @@ import stat
 import struct
 import sys
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -50,19 +52,34 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
+@contextlib.contextmanager
+def opened(descriptor: int) -> Iterator[int]:
+    """Close this descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def closed_on_error(descriptor: int) -> Iterator[int]:
+    """Close this descriptor if the block fails; else its user does."""
+    try:
+        yield descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def open_regular(path: str | os.PathLike[str]) -> int:
     """Open a regular file for reading, without waiting; return a descriptor. OSError if it does not exist or is not regular."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with closed_on_error(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        return descriptor
 
 
 def open_private(path: str | os.PathLike[str], what: str, setting: str, refused: type[EngineError]) -> BinaryIO:

@@ -32,6 +32,8 @@ _TOKENS = re.compile(
     re.VERBOSE,
 )
 _KEYWORDS = frozenset(("NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"))
+_TEXT_TESTS: Mapping[str, Callable[[str, str], bool]] = {  # RocketMQ 5's; for 4.9 no condition can have them
+    "CONTAINS": str.__contains__, "STARTSWITH": str.startswith, "ENDSWITH": str.endswith}
 _END = ("end", "the end")
 
 # Numbers keep Java's classes: `5` is an Integer, `5000000000` and `-3000000000` are Longs, `5.0` is a Double.
@@ -137,6 +139,13 @@ class _Parser:
         self._advance()
         return taken
 
+    def _take_text_test(self) -> str | None:
+        word = self._token.upper()
+        if self._kind != "name" or word not in _TEXT_TESTS:
+            return None
+        self._advance()
+        return word
+
     def _expect(self, symbol: str) -> None:
         if not self._take(symbol):
             raise self._error(f"{symbol} is expected, not {self._token!r}")
@@ -184,15 +193,18 @@ class _Parser:
 
     def _comparison(self) -> _Expression:
         left = self._unary()
-        while symbol := self._take(">", ">=", "<", "<=", "BETWEEN", "NOT", "IN"):
+        while symbol := self._take(">", ">=", "<", "<=", "BETWEEN", "NOT", "IN") or self._take_text_test():
             self._count_chained(left.is_boolean)
             if symbol in (">", ">=", "<", "<="):
                 left = self._ordered(left, self._unary(), symbol)
                 continue
             negated = symbol == "NOT"
-            if negated and not (symbol := self._take("BETWEEN", "IN") or ""):
+            if negated and not (symbol := self._take("BETWEEN", "IN") or self._take_text_test() or ""):
                 raise self._error(f"BETWEEN or IN is expected after NOT, not {self._token!r}")
-            left = self._between(left, negated) if symbol == "BETWEEN" else self._in(left, negated)
+            if symbol in _TEXT_TESTS:
+                left = _tested(left, _TEXT_TESTS[symbol], self._text_literal(), negated)
+            else:
+                left = self._between(left, negated) if symbol == "BETWEEN" else self._in(left, negated)
         return left
 
     def _between(self, value: _Expression, negated: bool) -> _Expression:
@@ -327,6 +339,15 @@ def _one_of(part: _Expression, texts: frozenset[str], negated: bool) -> _Express
     def evaluate(properties: Properties) -> Value:
         value = part.evaluate(properties)
         return None if value is None else (value in texts) != negated
+
+    return _Expression(evaluate, is_boolean=True)
+
+
+def _tested(part: _Expression, test: Callable[[str, str], bool], text: str, negated: bool) -> _Expression:
+    """Test a text; with an empty one, or for what is absent or no text, it is false, negated or not."""
+    def evaluate(properties: Properties) -> Value:
+        value = part.evaluate(properties)
+        return isinstance(value, str) and text != "" and test(value, text) != negated
 
     return _Expression(evaluate, is_boolean=True)
 

@@ -25,7 +25,7 @@ from pyengine.events import Event, Report
 from pyengine.formats.small_file import file_stamp, open_private
 from pyengine.gateway import acl_file, codes
 from pyengine.gateway.acl_file import LIST_BYTES_MAX, NOTHING, PUB, SUB, AccessError, Account, Rules, change_list, read_rules
-from pyengine.gateway.connections import Answer, Handler, Handlers, Request, Rights, TurnExecutor
+from pyengine.gateway.connections import Answer, Handler, Handlers, Request, RequestRefusedError, Require, TurnExecutor
 from pyengine.gateway.names import RETRY_PREFIX, TRACE_TOPIC, Address
 from pyengine.gateway.wire import Frame, WireError, read_json, read_object, write_json
 from pyengine.storage.durable_file import exclusive
@@ -44,11 +44,15 @@ NAME_SERVER_CODES = frozenset((
 _POP_CODES = frozenset((codes.POP_MESSAGE, codes.NOTIFICATION, codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME,
                         codes.MAKE_DEAD_LETTER))
 _REPLY_CODES = frozenset((codes.SEND_REPLY_MESSAGE, codes.SEND_REPLY_MESSAGE_V2))
-_SEND_CODES = frozenset((codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE)) | _REPLY_CODES
-# Group by the code of the request that names it in its header.
-_GROUP_FIELDS = {codes.CONSUMER_SEND_MSG_BACK: "group", codes.UNREGISTER_CLIENT: "consumerGroup",
-                 codes.GET_CONSUMER_LIST_BY_GROUP: "consumerGroup", codes.INVOKE_BROKER_TO_RESET_OFFSET: "group",
-                 codes.CLONE_GROUP_OFFSET: "destGroup"}
+# By code, the fields of the header that name a topic, with the right to it that the request needs, and a group.
+_FIELDS = {
+    **dict.fromkeys((codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE), ("topic", PUB, "")),
+    **dict.fromkeys((codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE, codes.SEND_REPLY_MESSAGE_V2), ("b", PUB, "")),
+    **dict.fromkeys((codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET, *_POP_CODES),
+                    ("topic", SUB, "consumerGroup")),
+    **dict.fromkeys((codes.UNREGISTER_CLIENT, codes.GET_CONSUMER_LIST_BY_GROUP), ("", SUB, "consumerGroup")),
+    **dict.fromkeys((codes.CONSUMER_SEND_MSG_BACK, codes.INVOKE_BROKER_TO_RESET_OFFSET), ("", SUB, "group")),
+    codes.QUERY_MESSAGE: ("topic", SUB, ""), codes.CLONE_GROUP_OFFSET: ("", SUB, "destGroup")}
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
 
@@ -97,43 +101,28 @@ class AccessList:
     def guard(self, handler: Handler, report: Callable[[str, str], None]) -> Handler:
         """Return a handler that checks each request, and calls the given one for those that are allowed."""
         def guarded(request: Request) -> Any:
-            host = request.connection.host
-            fault = self.fault(request.frame, host, request.connection.is_secure, is_signed=request.connection.is_local)
-            if fault:
-                report(host, f"request {request.frame.code} is refused: {fault}")
-                return Answer(codes.SYSTEM_ERROR, _EXCEPTION + fault)
+            asker = request.connection
+            _refuse_if(self.fault(request.frame, asker.host, asker.is_secure, is_signed=asker.is_local), request, report)
             return handler(request)
 
         return guarded
 
-    def rights(self, report: Callable[[str, str], None]) -> Rights:
+    def requirement(self, report: Callable[[str, str], None]) -> Require:
         """Return a function that checks the rights of a request that is allowed otherwise, for a topic that its header does not name."""
-        def refusal(request: Request, topic: str, right: int) -> Answer | None:
-            host, rules = request.connection.host, self._rules
-            account = rules.accounts.get(request.frame.fields.get("AccessKey", ""))
-            if account is None or account.white.match(host) or any(addresses.match(host) for addresses in rules.white):
-                return None
-            fault = _missing_right(account, request.frame.code, {topic: right})
-            if not fault:
-                return None
-            report(host, f"request {request.frame.code} is refused: {fault}")
-            return Answer(codes.SYSTEM_ERROR, _EXCEPTION + fault)
+        def require(request: Request, topic: str, right: int) -> None:
+            account = self._account(request.frame.fields.get("AccessKey"), request.connection.host)
+            if not (isinstance(account, str) or account.white.match(request.connection.host)):
+                _refuse_if(_missing_right(account, request.frame.code, {topic: right}), request, report)
 
-        return refusal
+        return require
 
     def fault(self, frame: Frame, host: str, is_secure: bool = False, *, is_signed: bool = False) -> str:
         """Return RocketMQ's sentence why a request from this address is refused, "" if it is allowed. `is_signed`: a worker of this
         engine has checked the signature."""
-        rules = self._rules
-        for addresses in rules.white:
-            if addresses.match(host):
-                return ""
         key = frame.fields.get("AccessKey")
-        if key is None:
-            return "No accessKey is configured"
-        account = rules.accounts.get(key)
-        if account is None:
-            return f"No acl config for {key}"
+        account = self._account(key, host)
+        if isinstance(account, str):
+            return account
         if account.tls_only and not is_secure:
             return f"accessKey={key} is for connections with TLS only"
         if account.white.match(host) and (account.is_admin or frame.code not in _LIST_CODES):
@@ -150,18 +139,20 @@ class AccessList:
 
     def call_fault(self, key: str, signed: str, signature_hex: str, host: str) -> str:
         """Return why a call of RocketMQ 5 from this address is not its account's, "" if it is: it signs its time alone."""
-        rules = self._rules
-        if any(addresses.match(host) for addresses in rules.white):
-            return ""
-        if not key:
-            return "No accessKey is configured"
-        account = rules.accounts.get(key)
-        if account is None:
-            return f"No acl config for {key}"
+        account = self._account(key or None, host)
+        if isinstance(account, str):
+            return account
         right = hmac.digest(account.secret, signed.encode(), "sha1").hex()
         if not account.white.match(host) and not hmac.compare_digest(right.encode(), signature_hex.lower().encode()):
             return f"Check signature failed for accessKey={key}"
         return ""
+
+    def _account(self, key: str | None, host: str) -> Account | str:
+        """Return the account of an access key, or why there is none: "" for an address that needs none."""
+        rules = self._rules
+        if any(addresses.match(host) for addresses in rules.white):
+            return ""
+        return "No accessKey is configured" if key is None else rules.accounts.get(key) or f"No acl config for {key}"
 
     def _needed(self, frame: Frame) -> dict[str, int]:
         """Return the rights that a request needs, by topic and by retry topic for a group.
@@ -180,22 +171,13 @@ class AccessList:
             if isinstance(group, str) and group:
                 needed[RETRY_PREFIX + group] = SUB
 
-        if code in _SEND_CODES:
-            topic = fields.get("topic" if code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else "b", "")
-            if code not in _REPLY_CODES or topic != self._reply_topic:
-                needs(topic, SUB if topic.startswith(RETRY_PREFIX) else PUB)
-        elif code in (codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
-            needs(fields.get("topic"), SUB)
-            needs_group(fields.get("consumerGroup"))
-        elif code in _POP_CODES:
-            if not fields.get("topic", "").startswith(RETRY_PREFIX):  # as of a handle of a retry: it is the group's
-                needs(fields.get("topic"), SUB)
-            needs_group(fields.get("consumerGroup"))
-        elif code == codes.QUERY_MESSAGE:
-            needs(fields.get("topic"), SUB)
-        elif code in _GROUP_FIELDS:
-            needs_group(fields.get(_GROUP_FIELDS[code]))
-        elif code in (codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ):
+        topic_field, right, group_field = _FIELDS.get(code, ("", SUB, ""))
+        topic = fields.get(topic_field, "")
+        is_of_retries = topic.startswith(RETRY_PREFIX)
+        if not (is_of_retries and code in _POP_CODES or topic == self._reply_topic and code in _REPLY_CODES):  # a handle's is the group's
+            needs(topic, SUB if is_of_retries else right)
+        needs_group(fields.get(group_field))
+        if code in (codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ):
             needs_group(read_object(frame.body).get("consumerGroup"))
         elif code == codes.HEART_BEAT:
             document = read_json(frame.body)
@@ -273,6 +255,12 @@ def without_list() -> Handlers:
 def printable(text: str, chars_max: int = 100) -> str:
     """Return a client's text in a form that is safe for the log."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:chars_max])
+
+
+def _refuse_if(fault: str, request: Request, report: Callable[[str, str], None]) -> None:
+    if fault:
+        report(request.connection.host, f"request {request.frame.code} is refused: {fault}")
+        raise RequestRefusedError(codes.SYSTEM_ERROR, _EXCEPTION + fault)
 
 
 def _is_signed(frame: Frame, secret: bytes) -> bool:

@@ -23,11 +23,10 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import java_text
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor, refuse_if
 from pyengine.gateway.members import Client, Members
 from pyengine.gateway.names import (
     GROUPS_MAX,
-    OWN_GROUP_PREFIXES,
     SETTINGS_BYTES_MAX,
     SYSTEM_TOPICS,
     TOPICS_OF_TOOLS_MAX,
@@ -196,8 +195,7 @@ class Admin:
     def update_topic(self, request: Request) -> Answer:
         """Add a topic, or change its queues and rights."""
         name = request.text("topic")
-        if fault := topic_fault(name):
-            return Answer(codes.SYSTEM_ERROR, fault)
+        refuse_if(topic_fault(name))
         if self._names.is_system(name):
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         wanted = TopicConfig(name, request.integer("readQueueNums", 8), request.integer("writeQueueNums", 8), request.integer("perm", 6),
@@ -240,9 +238,7 @@ class Admin:
     def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""
         name = request.text("topic")
-        topic = self._names.topic(name)
-        if topic is None:
-            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        topic = self._names.existing(name)
         rows = ObjectKeys()
         for queue_id in range(min(max(topic.read_queue_nums, topic.write_queue_nums), QUEUES_SHOWN_MAX)):
             low, high = self._reader.queue_range(name, queue_id, LEVEL)
@@ -278,8 +274,7 @@ class Admin:
     async def delete_group(self, request: Request) -> Answer:
         """Remove a group from subscriptionGroup.json, and its offsets if requested."""
         name = request.text("groupName")
-        if name.startswith(OWN_GROUP_PREFIXES):
-            return Answer(codes.NO_PERMISSION, f"the offsets of the group {name} are not a client's")
+        refuse_if(self._offsets.why_not(name, is_of_tool=True), codes.NO_PERMISSION)
         forgets = request.flag("removeOffset") or request.flag("cleanOffset")
 
         def delete() -> None:
@@ -367,9 +362,7 @@ class Admin:
     async def time_spans(self, request: Request) -> Answer:
         """Return the store times of the first, the last and a group's next message of each queue."""
         name, group = request.text("topic"), request.text("group")
-        topic = self._names.topic(name)
-        if topic is None:
-            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        topic = self._names.existing(name)
         offsets = self._offsets.of_group(group).get(name, {})
 
         def collect() -> list[object]:
@@ -405,14 +398,8 @@ class Admin:
     async def clone_offsets(self, request: Request) -> Answer:
         """Copy the offsets of a group to another one, in one topic or in all of its topics."""
         source, target, only = request.text("srcGroup"), request.text("destGroup"), request.frame.fields.get("topic", "").strip()
-        if fault := group_fault(target):
-            return Answer(codes.SYSTEM_ERROR, fault)
-        if target.startswith(OWN_GROUP_PREFIXES):
-            return Answer(codes.NO_PERMISSION, f"the offsets of the group {target} are not a client's")
-        if self._names.is_fenced:  # what is committed there is not written
-            return Answer(codes.NO_PERMISSION, f"no offset is committed here: {self._names.why_no_commit}")
-        if why := self._offsets.why_not(target):
-            return Answer(codes.NO_PERMISSION, why)
+        refuse_if(group_fault(target))
+        refuse_if(self._offsets.why_not(target), codes.NO_PERMISSION)
         members = self._members.consumers.get(source)
         subscribed = None if members is None or request.flag("offline") else members.subscriptions.keys()
         for topic, queues in self._offsets.of_group(source).items():
@@ -437,7 +424,8 @@ class Admin:
         """Return the groups that consume a topic, or have consumed it."""
         name = request.text("topic")
         groups = {group.name for group in self._members.consumers.values() if name in group.subscriptions}
-        return Answer(body=write_json({"groupList": sorted(groups | self._offsets.groups_of(name))}))
+        groups |= {group for group, topics in self._offsets.by_group().items() if name in topics}
+        return Answer(body=write_json({"groupList": sorted(groups)}))
 
     # ---- connections --------------------------------------------------------------
 

@@ -102,6 +102,8 @@ BATCH_ACK_MESSAGE = 200151
 
 INTRODUCE = 30001  # pyengine's own, at the gateway's Unix socket: the address of the client that a connection stands for
 MAKE_DEAD_LETTER = 30002  # pyengine's own, of the gRPC worker: end a popped message as a dead letter of its group
+GIVE_BACK = 30003  # pyengine's own, at that socket: a popped message did not reach its client, and comes again uncounted
+CANCEL_POP = 30004  # pyengine's own, at that socket: no client waits for a pop of this connection any more, by its number
 
 # Answers.
 SUCCESS = 0

@@ -24,14 +24,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
-from pyengine.gateway.tls import TlsHandler
+from pyengine.gateway.tls import HandshakeHandler, TlsHandler
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, HeaderError, WireError, decode_frame, encode_frame, frame_length
+from pyengine.settings import join_address
 
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
@@ -66,10 +67,24 @@ class Answer:
     body: bytes = b""
 
 
+class RequestRefusedError(Exception):
+    """The request that is served is refused: `answer` says why."""
+
+    def __init__(self, code: int, remark: str, fields: Mapping[str, str] | None = None) -> None:
+        super().__init__(remark)
+        self.answer = Answer(code, remark, fields or {})
+
+
+def refuse_if(fault: str, code: int = codes.SYSTEM_ERROR) -> None:
+    """Refuse the request that is served, if there is a fault."""
+    if fault:
+        raise RequestRefusedError(code, fault)
+
+
 class Request:
     """One request of a connection. `reply` answers it; a second reply, or one after the connection's end, has no effect."""
 
-    __slots__ = ("connection", "frame", "size_bytes", "_is_open")
+    __slots__ = ("connection", "frame", "size_bytes", "_is_open", "__weakref__")
 
     def __init__(self, connection: Connection, frame: Frame, size_bytes: int) -> None:
         self.connection = connection
@@ -110,20 +125,21 @@ class Request:
         """Return a field of the header as a Java boolean."""
         return self.frame.fields.get(name, "").lower() == "true"
 
-    def refusal(self, topic: str, right: int) -> Answer | None:
-        """Return the access list's answer if the client lacks a right (acl_file) for a topic that the header does not name."""
-        return self.connection.rights(self, topic, right)
+    def require(self, topic: str, right: int) -> None:
+        """Refuse it if the client lacks a right (acl_file) for a topic that the header does not name."""
+        self.connection._owner.require(self, topic, right)
 
-    def reply(self, answer: Answer) -> None:
-        """Send the answer, unless the request is one-way."""
-        if self._is_open:
-            self._is_open = False
-            self.connection.finish(self, answer, self.size_bytes)
+    def reply(self, answer: Answer) -> bool:
+        """Send the answer, unless the request is one-way; return whether the connection has taken it for its client."""
+        if not self._is_open:
+            return False
+        self._is_open = False
+        return self.connection.finish(self, answer, self.size_bytes)
 
 
 Handler = Callable[[Request], "Answer | Awaitable[Answer | None] | None"]
 Handlers = dict[int, Handler]  # by request code
-Rights = Callable[[Request, str, int], "Answer | None"]  # Request.refusal() of all connections
+Require = Callable[[Request, str, int], None]  # Request.require() of all connections
 # Serves requests at a position of a connection's bytes, without a Request for each; returns the bytes and requests it served.
 TakeFirst = Callable[["Connection", bytearray, int], tuple[int, int]]
 
@@ -139,11 +155,11 @@ class Connections:
         self.open: set[Connection] = set()
         self.held_bytes = 0
         self.left_bytes: Counter[str] = Counter()  # of these, of requests whose connections are lost, by host
-        self._turns: Turns[None] = Turns()  # connections with more frames, which are not read from meanwhile
+        self._turns: Turns[Connection, None] = Turns()  # connections with more frames, which are not read from meanwhile
         self._turn_s = 0.0          # spent since the last turn
         self._is_turn_due = False
         self.when_closed: list[Callable[[Connection], None]] = []
-        self.rights: Rights = lambda request, topic, right: None  # those of the access list, if there is one
+        self.require: Require = lambda request, topic, right: None  # by the access list, if there is one
         self.tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
@@ -157,17 +173,17 @@ class Connections:
             return Connection(self, handlers, take_first)
 
         server = await asyncio.get_running_loop().create_server(
-            make if tls is None else lambda: tls.protocol(make, self.refusal, self.report, self.limits.idle_s),
+            make if tls is None else lambda: HandshakeHandler(tls, make, self.refusal, self.report, self.limits.idle_s),
             host, port, backlog=1024, reuse_address=True, start_serving=False)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    async def listen_local(self, listener: socket.socket, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> None:
+    async def listen_local(self, listener: socket.socket, own: Handlers, handlers: Handlers, take_first: TakeFirst | None = None) -> None:
         """Serve these codes at a Unix socket, to workers of this engine that each of their clients has a connection of.
 
-        They bound the number of their clients themselves, and have checked who these are.
+        They bound the number of their clients themselves, and have checked who these are. `own` are of requests of the worker itself.
         """
-        served: ChainMap[int, Handler] = ChainMap({codes.INTRODUCE: introduce}, cast(Handlers, handlers))
+        served: ChainMap[int, Handler] = ChainMap({codes.INTRODUCE: introduce}, own, handlers)
         self._servers.append(await asyncio.get_running_loop().create_unix_server(
             lambda: Connection(self, served, take_first, is_local=True), sock=listener, start_serving=False))
 
@@ -249,9 +265,8 @@ class Connections:
         self._turn_s += took_s
         self._turns.charge(connection, took_s)
         if has_more:
-            self._turns.add(connection, None)
+            self.serve_later(connection)  # an answer of its slice may have done that already
             connection.pause()
-            self._plan_turn()
         else:
             connection.unpause()
 
@@ -302,7 +317,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         host, port = ("127.0.0.1", 0) if self.is_local else (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         with contextlib.suppress(UsageError):  # a link-local address has no form in a message
-            self.be_from(str(host), f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
+            self.be_from(str(host), join_address(str(host), port))
         self.is_closed = False
         if not self.is_local and (why := self._owner.refusal(self.host)):
             self.fail(why)
@@ -443,23 +458,27 @@ class Connection(asyncio.Protocol):
             request.reply(self._failed(request, error))
 
     def _failed(self, request: Request, error: Exception) -> Answer:
+        if isinstance(error, RequestRefusedError):
+            return error.answer
         if not isinstance(error, (WireError, EngineError)):
             self.report(f"request {request.frame.code} failed: {error!r}")
         return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
-    def finish(self, request: Request, answer: Answer, size_bytes: int) -> None:
-        """Send the answer to a request; Request.reply calls it once for each."""
+    def finish(self, request: Request, answer: Answer, size_bytes: int) -> bool:
+        """Send the answer to a request; return as Request.reply, which calls it once for each."""
         self._requests -= 1
         self._request_bytes -= size_bytes
-        asked = request.frame
+        asked, is_taken = request.frame, False
         if not (asked.is_one_way or self.is_closed):
             try:
                 data = encode_frame(Frame(answer.code, answer.fields, answer.body, asked.opaque, ANSWER, answer.remark, form=asked.form))
             except WireError as error:
-                data = encode_frame(Frame(codes.SYSTEM_ERROR, opaque=asked.opaque, flag=ANSWER, remark=str(error), form=asked.form))
-            self._send(data)
+                self._send(encode_frame(Frame(codes.SYSTEM_ERROR, opaque=asked.opaque, flag=ANSWER, remark=str(error), form=asked.form)))
+            else:
+                is_taken = self._send(data)
         if self._is_paused:
             self._continue_reading()
+        return is_taken
 
     def begin(self, requests: int, size_bytes: int) -> None:
         """Count requests that take_first() took, and their frames."""
@@ -504,13 +523,15 @@ class Connection(asyncio.Protocol):
     def _write(self, frame: Frame) -> None:
         self._send(encode_frame(frame))
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> bool:
+        """Write to the peer; return whether the connection is still open then."""
         assert self._transport is not None
         if self._transport.is_closing():  # its client has gone, and the loop will say so
-            return
+            return False
         self._transport.write(data)
         self.active_s = time.monotonic()
         self._measure()
+        return not self.is_closed
 
     # ---- limits -------------------------------------------------------------------
 
@@ -558,10 +579,6 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     @property
-    def rights(self) -> Rights:
-        return self._owner.rights
-
-    @property
     def is_secure(self) -> bool:
         """Whether it uses TLS, or stands for a client that does."""
         return self._is_introduced_secure or self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
@@ -599,13 +616,17 @@ class AskingConnection(Connection):
     def resume_writing(self) -> None:
         self._may_write.set()
 
-    async def invoke(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = INVOKE_TIMEOUT_S) -> Frame:
-        """Send a request once the peer reads, and wait for its answer; OSError as above."""
+    async def invoke(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = INVOKE_TIMEOUT_S,
+                     when_sent: Callable[[], object] = lambda: None) -> Frame:
+        """Send a request once the peer reads, and wait for its answer; OSError as above. Without time left nothing is sent."""
         until_s = time.monotonic() + timeout_s
         async with asyncio.timeout(timeout_s):
             while not self._may_write.is_set():  # others may have written meanwhile
                 await self._may_write.wait()
-        return await super().invoke(code, fields, body, until_s - time.monotonic())
+        if (left_s := until_s - time.monotonic()) <= 0:  # the timeout ends only what waits
+            raise TimeoutError(f"no time is left to ask the peer at {self.address}")
+        when_sent()
+        return await super().invoke(code, fields, body, left_s)
 
 
 def host_of(address: str) -> str:
@@ -630,31 +651,40 @@ def introduce(request: Request) -> Answer:
 REQUESTER: ContextVar[Connection | None] = ContextVar("REQUESTER", default=None)  # whose request is handled
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+
+class HasHost(Protocol):
+    """Who can wait for a turn."""
+
+    host: str
+
+
+Asker = TypeVar("Asker", bound=HasHost)
 HOSTS_REMEMBERED_MAX = 4096
 CALL_S = 0.000_1  # of a call that has only begun
 
 
-class Turns(Generic[Result]):
-    """Gives turns to connections: first to the host, and of it to the connection, that has used the least time.
+class Turns(Generic[Asker, Result]):
+    """Gives turns to connections, or to clients: first to the host, and of it to the connection, that has used the least time.
 
     So a client that asks for little has its turn next, however many others ask for much. Who was idle has no credit: it begins
     with what the last one had used that got a turn. Nothing counts while nobody waits. None stands for the gateway itself.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[Connection | None, Result]] = {}
+        self._waiting: dict[str, dict[Asker | None, deque[Result]]] = {}
         self._host_used_s: dict[str, float] = {}
-        self._used_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self._used_s: WeakKeyDictionary[Asker, float] = WeakKeyDictionary()
         self._host_base_s = self._base_s = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, connection: Connection | None) -> bool:
+    def __contains__(self, connection: Asker | None) -> bool:
         return connection in self._waiting.get(connection.host if connection else "", ())
 
-    def add(self, connection: Connection | None, item: Result) -> Result:
-        """Let a connection wait for its turn, with an item; return the item, or the one of a connection that waits already."""
+    def add(self, connection: Asker | None, item: Result) -> None:
+        """Let a connection wait for a turn, in which it gets the item: one for each, in order."""
         host = connection.host if connection else ""
         if host not in self._waiting:
             if len(self._host_used_s) >= HOSTS_REMEMBERED_MAX:
@@ -663,21 +693,23 @@ class Turns(Generic[Result]):
         waiting = self._waiting.setdefault(host, {})
         if connection is not None and connection not in waiting:
             self._used_s[connection] = max(self._used_s.get(connection, 0.0), self._base_s)
-        return waiting.setdefault(connection, item)
+        waiting.setdefault(connection, deque()).append(item)
 
-    def take(self) -> tuple[Connection | None, Result]:
-        """Remove the connection whose turn it is; return it and its item."""
+    def take(self) -> tuple[Asker | None, Result]:
+        """Return the connection whose turn it is, and its first item, which waits no more."""
         host = min(self._waiting, key=self._host_used_s.__getitem__)
         waiting = self._waiting[host]
         connection = min(waiting, key=lambda each: self._used_s.get(each, 0.0) if each is not None else 0.0)
         self._host_base_s = self._host_used_s[host]
         self._base_s = self._used_s.get(connection, 0.0) if connection is not None else self._base_s
-        item = waiting.pop(connection)
+        item = waiting[connection].popleft()
+        if not waiting[connection]:
+            del waiting[connection]
         if not waiting:
             del self._waiting[host]
         return connection, item
 
-    def charge(self, connection: Connection | None, spent_s: float) -> None:
+    def charge(self, connection: Asker | None, spent_s: float) -> None:
         """Count the time of a turn."""
         if not self._waiting:
             if self._host_used_s:
@@ -698,13 +730,13 @@ class TurnExecutor(ThreadPoolExecutor):
 
     def __init__(self, threads: int, name: str) -> None:
         super().__init__(threads, thread_name_prefix=name)
-        self._turns: Turns[deque[Call]] = Turns()
+        self._turns: Turns[Connection, Call] = Turns()
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
         future = Future[Result]()
         with self._lock:
-            self._turns.add(REQUESTER.get(), deque()).append((future, partial(fn, *args, **kwargs)))
+            self._turns.add(REQUESTER.get(), (future, partial(fn, *args, **kwargs)))
         super().submit(self._run_next)
         return future
 
@@ -719,11 +751,8 @@ class TurnExecutor(ThreadPoolExecutor):
     def _run_next(self) -> None:
         began_s = time.perf_counter()
         with self._lock:
-            connection, calls = self._turns.take()
-            future, call = calls.popleft()
+            connection, (future, call) = self._turns.take()
             self._turns.charge(connection, CALL_S)
-            if calls:
-                self._turns.add(connection, calls)
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())

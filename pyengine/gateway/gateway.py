@@ -24,9 +24,10 @@ from pyengine.gateway import codes
 from pyengine.gateway.access import NAME_SERVER_CODES, AccessList, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TakeFirst, TurnExecutor
-from pyengine.gateway.members import EXPIRE_S, Members, Relays
+from pyengine.gateway.members import EXPIRE_S, Assignments, Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer, OwnRoutes
-from pyengine.gateway.pop import TICK_S, Assignments, Pops
+from pyengine.gateway.pop import Pops
+from pyengine.gateway.pop_shares import TICK_S
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
 from pyengine.gateway.registration import CHECK_S, TABLES_INTERVAL_S, ClusterRoutes, Registration
@@ -101,13 +102,14 @@ class Gateway:
         access, host = self._access, config.gateway_listen_host
         names = Names(reader.root, config, executor)
         broker: Handlers = {}
+        worker: Handlers = {}  # of the gRPC worker, which no access list names
 
         def take_first(connection: Connection, data: bytearray, at: int) -> tuple[int, int]:
             # Not if another handler wraps that of the sends, since it must see every request.
             return sends.plain.take(connection, data, at) if broker.get(codes.SEND_MESSAGE_V2) == sends.send else (0, 0)
 
         name_server: Handlers = {}
-        ports = await self._open_ports(broker, name_server, take_first)
+        ports = await self._open_ports(broker, worker, name_server, take_first)
         address = Address.of(config, ports.broker)
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
@@ -123,10 +125,11 @@ class Gateway:
             row = names.topic(topic)
             return {} if row is None else {config.broker_name: row.read_queue_nums}
 
-        assignments = Assignments(names, members, pops.shares, read_queues)
+        assignments = Assignments(names, members, pops.shares.pops, read_queues)
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
         for part in (members, positions, pulls, pops, assignments, sends, ends, admin, relays):
             broker.update(part.handlers)
+        worker.update(pops.worker_handlers)
         if names.is_of_slave:
             broker.update(refused_by_slave())
         name_server.update(self._name_server(names, address))
@@ -139,8 +142,8 @@ class Gateway:
             refusals = self._lines_of(Event.CLIENT_REFUSED)
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
             name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES & name_server.keys()})
-            self.connections.rights = access.rights(refusals)
-        self.connections.when_closed += [members.closed, pulls.closed, pops.closed]
+            self.connections.require = access.requirement(refusals)
+        self.connections.when_closed += [members.closed, pops.closed]
         members.when_left.append(pops.left)
         logger = logging.getLogger("asyncio")
         logger.addHandler(self._asyncio_log)
@@ -157,14 +160,15 @@ class Gateway:
             repeat(TICK_S, pops.tick, self._report, "messages whose time is over cannot be delivered again"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
-            *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE) for watched in self._watched))]
+            *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE)
+              for watched in (self._tls, access) if watched is not None))]
         own = f"name server at {host}:{ports.name_server}" if ports.name_server else "no name server of its own"
         self._report(Event.GATEWAY_LISTENS, f"{own}, broker {address.broker_name} at {host}:{ports.broker}, "
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
                      f"access list {'off' if access is None else 'on'}")
         return ports
 
-    async def _open_ports(self, broker: Handlers, name_server: Handlers, take_first: TakeFirst) -> Ports:
+    async def _open_ports(self, broker: Handlers, worker: Handlers, name_server: Handlers, take_first: TakeFirst) -> Ports:
         """Bind the ports; OSError if one, or the certificate, is not available."""
         config, listen, host = self._config, self.connections.listen, self._config.gateway_listen_host
         name_port = 0
@@ -176,7 +180,8 @@ class Gateway:
                 await listen(host, config.gateway_broker_port - VIP_DISTANCE, broker, take_first)
             if config.gateway_namesrv_cluster or not config.name_servers:
                 name_port = await listen(host, config.gateway_namesrv_port, name_server)
-            await self.connections.listen_local(bound_socket(find_folder(self._reader.root).path, GATEWAY_SOCKET), broker, take_first)
+            listener = bound_socket(find_folder(self._reader.root).path, GATEWAY_SOCKET)
+            await self.connections.listen_local(listener, worker, broker, take_first)
         except EngineError as error:
             raise OSError(errno.EINVAL, str(error)) from error
         except OSError as error:
@@ -216,10 +221,6 @@ class Gateway:
     def _lines_of(self, event: Event) -> Callable[[str, str], None]:
         """Return a function that takes a host and a sentence about it for the log."""
         return lambda host, sentence: self._lines.report(host, event, f"client {host}: {printable(sentence, 500)}", time.monotonic_ns())
-
-    @property
-    def _watched(self) -> list[AccessList | TlsHandler]:
-        return [each for each in (self._tls, self._access) if each is not None]
 
     async def _reload(self, watched: AccessList | TlsHandler) -> None:
         if sentence := await self._executor.run(watched.reload):

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 import re
+import socket
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, AskingConnection, Connections, Limits, Request, host_of
+from pyengine.gateway.connections import CALL_S, Answer, AskingConnection, Connections, Limits, Request, Turns, host_of
 from pyengine.gateway.members import GROUPS_OF_CLIENT_MAX
 from pyengine.gateway.wire import LANGUAGES, Frame, write_json
 from pyengine.ipc.sessions import connect_socket
@@ -26,9 +29,14 @@ from pyengine.ipc.shared_objects import GATEWAY_SOCKET
 
 CONNECT_INTERVAL_S = 0.1
 SILENT_S = 120.0                # after which a client without a stream or a call is left out
-LEFT_S = 2.0                    # after the end of its stream, which it may open again
+LEFT_S = 15.0                   # after its stream and its calls have ended: longer than from one heartbeat to the next (10 s), since
+                                # a client whose connection was replaced may have none of them until then
+LEAVE_S = 2.0                   # for the gateway's answers as a client leaves
+ROUNDS_BETWEEN = 16             # of the event loop, from the begin of a call to the next: gRPC needs about six to give one out
 SQL = 2                         # of FilterType
 TOLD_BYTES_MAX = 1 << 20        # of questions that wait for one client, if it is more than one; the gateway asks again
+
+Invoke = Callable[[AskingConnection, int, Mapping[str, str], bytes, float], Awaitable[Frame]]
 
 _OF_LINKS = Limits(frame_bytes_max=1 << 30, connection_bytes_max=1 << 30, memory_bytes_max=1 << 62)  # the gateway is trusted
 
@@ -50,7 +58,8 @@ class Host:
 
 
 class GrpcClient:
-    """One client of RocketMQ 5: an id at one address, with an account of the access list if it has a key."""
+    """One client of RocketMQ 5: an id at one host, with an account of the access list if it has a key. `address` is its newest
+    connection's."""
 
     def __init__(self, folder: Path, links: Connections, client_id: str, address: str, *, access_key: str = "", language: str = "",
                  is_secure: bool = False) -> None:
@@ -63,6 +72,7 @@ class GrpcClient:
         self._links = links
         self._access = {"AccessKey": access_key} if access_key else {}
         self.is_secure = is_secure
+        self.namespace = ""                     # of its topics and groups
         self._link: AskingConnection | None = None
         self._connecting = asyncio.Lock()
         self.settings: Any = None               # of its last Telemetry
@@ -76,16 +86,18 @@ class GrpcClient:
         self.has_left = asyncio.Event()         # it has said so, or is left out
         self._told: asyncio.Queue[Frame] = asyncio.Queue()  # questions about transactions
         self._told_bytes = 0
+        self._numbers = itertools.count()       # of its pops
 
-    async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", *, until_s: float, again: bool = True) -> Frame:
+    async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", *, until_s: float, again: bool = True,
+                  invoke: Invoke = AskingConnection.invoke) -> Frame:
         """Send the gateway a request of this client and return its answer; with `again` once more if it is lost.
 
-        GatewayLostError if no gateway answers until then (`time.monotonic`).
+        GatewayLostError if no gateway answers until then (`time.monotonic`). `invoke` asks at a connection.
         """
         while True:
             link = await self._connected(until_s)
             try:
-                return await link.invoke(code, {**fields, **self._access}, body, until_s - time.monotonic())
+                return await invoke(link, code, {**fields, **self._access}, body, until_s - time.monotonic())
             except TimeoutError:
                 raise GatewayLostError("the gateway did not answer in time") from None
             except OSError:
@@ -93,21 +105,36 @@ class GrpcClient:
                     raise GatewayLostError("the gateway has ended the connection") from None
                 await asyncio.sleep(CONNECT_INTERVAL_S)  # a gateway that ends the connection for this request is not flooded with it
 
+    async def pop(self, fields: Mapping[str, str], give_back: Callable[[Awaitable[Frame]], object], *, until_s: float) -> Frame:
+        """Pop like ask(). If this is cancelled, the gateway is told so, and `give_back` gets what its answer will be."""
+        async def invoke(link: AskingConnection, code: int, fields: Mapping[str, str], body: bytes, timeout_s: float) -> Frame:
+            number, sent = str(next(self._numbers)), asyncio.Event()
+            popped = asyncio.ensure_future(link.invoke(code, {**fields, "number": number}, body, timeout_s, sent.set))
+            try:
+                return await asyncio.shield(popped)
+            except asyncio.CancelledError:
+                if sent.is_set():
+                    link.invoke_oneway(codes.CANCEL_POP, {"number": number})
+                    give_back(popped)
+                else:  # it waits until the gateway reads
+                    popped.cancel()
+                raise
+
+        return await self.ask(codes.POP_MESSAGE, fields, until_s=until_s, invoke=invoke)
+
     async def _connected(self, until_s: float) -> AskingConnection:
-        while True:
-            if self.has_left.is_set():  # a call that was under way when its client left
-                raise GatewayLostError("the client has left")
-            if self._link is not None and not self._link.is_closed:
-                return self._link
+        while not self.has_left.is_set():  # it may leave while a call is under way
             async with self._connecting:
                 if self._link is None or self._link.is_closed:
                     with contextlib.suppress(OSError, GatewayLostError):  # TimeoutError is an OSError
                         async with asyncio.timeout(until_s - time.monotonic()):
                             self._link = await self._connect()
-                        continue
+                if self._link is not None and not self._link.is_closed:
+                    return self._link
             if time.monotonic() + CONNECT_INTERVAL_S >= until_s:
                 raise GatewayLostError("the gateway does not run, or is restarted just now")
             await asyncio.sleep(CONNECT_INTERVAL_S)
+        raise GatewayLostError("the client has left")
 
     async def _connect(self) -> AskingConnection:
         """Open a connection as this client's, with its memberships."""
@@ -147,15 +174,28 @@ class GrpcClient:
             raise TooManyClientsError(f"a client has at most {GROUPS_OF_CLIENT_MAX} groups, and as many topics to which it sends")
         known |= new
 
+    def name_of(self, resource: Any) -> str:
+        """Return a topic's or a group's name in the store: with its namespace, or this client's, as RocketMQ writes it."""
+        name: str = resource.name
+        namespace = resource.resource_namespace or self.namespace  # Node's client names it in the call's metadata only
+        return f"{namespace}%{name}" if namespace else name
+
+    def in_namespace(self, name: str) -> tuple[str, str]:
+        """Return the namespace of a topic, if it is this client's, and the topic's name in it."""
+        prefix = f"{self.namespace}%"
+        return (self.namespace, name.removeprefix(prefix)) if self.namespace and name.startswith(prefix) else ("", name)
+
     def heartbeat(self) -> bytes:
         """Return the body of this client's heartbeat."""
         subscriptions = [] if self.settings is None else self.settings.subscription.subscriptions
         rows: list[dict[str, object]] = [{
             "classFilterMode": False, "codeSet": [], "expressionType": "SQL92" if each.expression.type == SQL else "TAG",
-            "subString": each.expression.expression or "*", "subVersion": 0, "tagsSet": [], "topic": name_of(each.topic),
+            "subString": each.expression.expression or "*", "subVersion": 0, "tagsSet": [], "topic": self.name_of(each.topic),
         } for each in subscriptions]
         return write_json({
-            "clientID": self.client_id, "producerDataSet": [{"groupName": name} for name in sorted(self.producer_groups)],
+            "clientID": self.client_id,
+            # One whose stream has ended cannot be asked; the gateway does so for 120 s more.
+            "producerDataSet": [{"groupName": name} for name in sorted(self.producer_groups) if self.streams],
             "consumerDataSet": [{
                 "groupName": name, "consumeType": "CONSUME_POP", "messageModel": "CLUSTERING",
                 "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False, "subscriptionDataSet": rows,
@@ -168,31 +208,35 @@ class GrpcClient:
         if link is None or link.is_closed:
             return
         with contextlib.suppress(OSError):
-            async with asyncio.timeout(LEFT_S):
+            async with asyncio.timeout(LEAVE_S):
                 for name in sorted(self.groups):
                     await link.invoke(codes.UNREGISTER_CLIENT, {"clientID": self.client_id, "consumerGroup": name, **self._access})
         link.close()
 
 
 class GrpcClients:
-    """The clients by id, address and key, and the limits of all together. One address can have half of the calls and of the memory."""
+    """The clients by id, host, key, and whether they use TLS, and the limits of all together. One address can have half of the calls
+    and of the memory."""
 
     def __init__(self, folder: Path, limits: Limits, calls_max: int) -> None:
         self._folder = folder
         self._limits = limits
         self._calls_of_host_max = max(1, calls_max // 2)
         self._links = Connections(_OF_LINKS, lambda host, sentence: None)
-        self._clients: dict[tuple[str, str, str], GrpcClient] = {}
+        self.own = GrpcClient(folder, self._links, "", "127.0.0.1:0")  # the worker itself
+        self._clients: dict[tuple[str, str, str, bool], GrpcClient] = {}
         self._hosts: dict[str, Host] = {}  # those with calls
+        self._turns: Turns[GrpcClient, asyncio.Future[None]] = Turns()  # calls that have not begun
+        self._rounds = 0            # of the event loop, until the next one may begin
         self.held_bytes = 0
 
     def find(self, client_id: str, peer: str, access_key: str, language: str, *, is_secure: bool) -> GrpcClient:
         """Return the client of a call, a new one if it is not known; TooManyClientsError."""
-        key = client_id, peer, access_key
+        address = address_of(peer)
+        host = host_of(address)
+        key = client_id, host, access_key, is_secure
         found = self._clients.get(key)
         if found is None:
-            address = address_of(peer)
-            host = host_of(address)
             if len(self._clients) >= self._limits.connections_max:
                 raise TooManyClientsError(f"{self._limits.connections_max} clients are served already (gateway_connections_max)")
             if sum(each.host == host for each in self._clients.values()) >= self._limits.address_connections_max:
@@ -200,7 +244,7 @@ class GrpcClients:
                                           "(gateway_address_connections_max)")
             found = self._clients[key] = GrpcClient(self._folder, self._links, client_id, address, access_key=access_key, language=language,
                                                     is_secure=is_secure)
-        found.seen_s = time.monotonic()
+        found.address, found.seen_s = address, time.monotonic()
         return found
 
     @contextlib.contextmanager
@@ -219,6 +263,40 @@ class GrpcClients:
             client.seen_s = time.monotonic()
             if not host.calls:
                 del self._hosts[client.host]
+
+    async def turn(self, client: GrpcClient) -> None:
+        """Wait until a call of this client may begin: next is one of the host, and of it the client, of which the fewest have begun.
+
+        gRPC gives out calls in the order in which they came, and needs some rounds of the event loop for each. If calls began as
+        fast, a flood would wait in gRPC's queue, before all others; so it waits here.
+        """
+        if self._rounds:
+            call = asyncio.get_running_loop().create_future()
+            self._turns.add(client, call)
+            await call
+        else:
+            self._begin_rounds()
+
+    def _begin_rounds(self) -> None:
+        self._rounds = ROUNDS_BETWEEN
+        asyncio.get_running_loop().call_soon(self._end_round)
+
+    def _end_round(self) -> None:
+        self._rounds -= 1
+        if self._rounds:
+            asyncio.get_running_loop().call_soon(self._end_round)
+        elif call := self._next_call():
+            call.set_result(None)
+            self._begin_rounds()
+
+    def _next_call(self) -> asyncio.Future[None] | None:
+        """Return the call that begins next; one that its client has ended takes no turn: else they would gather without a limit."""
+        while self._turns:
+            client, call = self._turns.take()
+            if not call.done():
+                self._turns.charge(client, CALL_S)
+                return call
+        return None
 
     @contextlib.contextmanager
     def holding(self, client: GrpcClient, size_bytes: int) -> Iterator[None]:
@@ -247,13 +325,55 @@ class GrpcClients:
             if not client.calls and not client.streams and now_s - client.seen_s > (LEFT_S if client.settings is not None else SILENT_S):
                 await self.remove(client)
 
+    def surplus(self, ports: Collection[int], known: Collection[str]) -> dict[str, int]:
+        """End connections of a host beyond its share, those of no known address first; return how many by host. Called in a thread.
+
+        gRPC counts those of all hosts together, and has no other way to end one than that its client does so, or seems to.
+        """
+        share = self._limits.address_connections_max
+        ended: dict[str, int] = {}
+        if len(os.listdir("/proc/self/fd")) <= share:
+            return ended
+        with contextlib.ExitStack() as stack:
+            hosts: dict[str, list[tuple[bool, socket.socket]]] = {}
+            for each, address in _connections(ports, stack):
+                hosts.setdefault(host_of(address), []).append((address in known, each))
+            for host, found in hosts.items():
+                for _, each in sorted(found, key=lambda pair: pair[0])[:max(0, len(found) - share)]:
+                    with contextlib.suppress(OSError):  # ended meanwhile
+                        each.shutdown(socket.SHUT_RDWR)
+                        ended[host] = ended.get(host, 0) + 1
+        return ended
+
+    def addresses(self) -> set[str]:
+        """Return the addresses of the clients."""
+        return {client.address for client in self._clients.values()}
+
     async def close(self) -> None:
         """End all connections; what clients hold stays theirs for its time, since they go on with the next worker."""
-        for client in self._clients.values():
+        for client in (*self._clients.values(), self.own):
             client.has_left.set()
             if client._link is not None:
                 client._link.close()
         self._clients.clear()
+
+
+def _connections(ports: Collection[int], stack: contextlib.ExitStack) -> Iterator[tuple[socket.socket, str]]:
+    """Yield this process's connections at these ports, with their clients' addresses; the stack closes what they are dups of."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            descriptor = os.dup(int(name))
+            try:
+                connection = stack.enter_context(socket.socket(fileno=descriptor))
+            except OSError:  # another kind of file meanwhile
+                os.close(descriptor)
+                continue
+            if connection.family != socket.AF_UNIX and connection.getsockname()[1] in ports:
+                host, port = connection.getpeername()[:2]
+                host = host.partition("%")[0]
+                yield connection, address_of(f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}")
 
 
 def address_of(peer: str) -> str:
@@ -266,9 +386,3 @@ def address_of(peer: str) -> str:
         host, _, port = address[len("[::ffff:"):].partition("]:")
         return f"{host}:{port}"
     return address
-
-
-def name_of(resource: Any) -> str:
-    """Return a topic's or a group's name in the store: with its namespace as RocketMQ writes it."""
-    name: str = resource.name
-    return f"{resource.resource_namespace}%{name}" if resource.resource_namespace else name

@@ -41,13 +41,17 @@ from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTI
 from pyengine.formats.record import Message, decode_message_id, encode_properties, split_keys
 
 PROTO = Path(__file__).with_name("rocketmq_v2.proto")
-GROUP_CHARS_MAX = 64        # of a message group, as in RocketMQ
+GROUP_BYTES_MAX = 63        # of a message group, as in RocketMQ
 ID_CHARS_MAX = 256          # of a message id: clients' have 34
+SECONDS_MAX = 253_402_300_799  # of a timestamp: the end of 9999
 HOST_CHARS_MAX = 255        # of what a client says of its host
-_PROPERTY_POP_HANDLE, _PROPERTY_BORN_HOST = "POP_CK", "__BORNHOST"
+_PROPERTY_BORN_HOST = "__BORNHOST"
 _PROPERTY_TRACE = "TRACE_CONTEXT"
-_NOT_SENT = INTERNAL_PROPERTY_NAMES | RESERVED_PROPERTY_NAMES | {
-    *TIMER_PROPERTIES, PROPERTY_TIMER_OUT_MS, _PROPERTY_POP_HANDLE, PROPERTY_FIRST_POP_TIME, _PROPERTY_BORN_HOST, _PROPERTY_TRACE}
+_RESERVED = INTERNAL_PROPERTY_NAMES | RESERVED_PROPERTY_NAMES | {  # of a client's properties, as of RocketMQ 5
+    *TIMER_PROPERTIES, PROPERTY_TIMER_OUT_MS, PROPERTY_FIRST_POP_TIME, _PROPERTY_BORN_HOST,
+    *"POP_CK POP_CK_OFFSET DUP_INFO EXTEND_UNIQ_INFO BORN_TIMESTAMP __CRC32# DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID"
+     " TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL".split()}
+_NOT_SENT = _RESERVED | {_PROPERTY_TRACE}
 _SEPARATORS = re.compile("[\0\1\2]")
 _GZIP = b"\x1f\x8b"
 _DECLARATION = re.compile(r"(package|import|message|enum|oneof|service) \"?([\w./]+)\"?")
@@ -203,7 +207,7 @@ class Translator:
             properties |= {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: topic}
             if system.HasField("orphaned_transaction_recovery_duration"):
                 properties[PROPERTY_CHECK_IMMUNITY_TIME] = str(system.orphaned_transaction_recovery_duration.seconds)
-        born_ms = time_ms(system.born_timestamp) or time.time_ns() // 1_000_000
+        born_ms = time_ms(system.born_timestamp) if 0 < system.born_timestamp.seconds <= SECONDS_MAX else time.time_ns() // 1_000_000
         return {"a": topic, "b": topic, "d": "4", "e": str(queue_id), "f": str(sys_flag), "g": str(born_ms), "h": "0",
                 "i": encode_properties(properties), "j": "0", "k": "false", "m": "false"}
 
@@ -211,7 +215,7 @@ class Translator:
         """Return the name of the type of a message that is sent, by what it has."""
         if system.message_type == self._v2.TRANSACTION:
             return "TRANSACTION"
-        return "DELAY" if system.HasField("delivery_timestamp") else "FIFO" if system.HasField("message_group") else "NORMAL"
+        return "DELAY" if system.HasField("delivery_timestamp") else "FIFO" if system.message_group else "NORMAL"
 
     def _check_body(self, message: Any) -> None:
         body, digest = message.body, message.system_properties.body_digest
@@ -236,31 +240,32 @@ class Translator:
         system, kind = message.system_properties, message.system_properties.message_type
         properties = dict(message.user_properties)
         for name, value in properties.items():
-            if name in RESERVED_PROPERTY_NAMES or name in INTERNAL_PROPERTY_NAMES:
+            if name in _RESERVED:
                 raise CallRefusedError("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name} is RocketMQ's own: take another name")
             if not name or _SEPARATORS.search(name) or _SEPARATORS.search(value):
                 raise CallRefusedError("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name!r} is empty, or has a byte 0, 1 or 2")
         if not system.message_id.strip() or len(system.message_id) > ID_CHARS_MAX or _SEPARATORS.search(system.message_id):
             raise CallRefusedError("ILLEGAL_MESSAGE_ID", f"a message id has 1 to {ID_CHARS_MAX} characters")
         properties[PROPERTY_UNIQ_KEY] = system.message_id
-        if system.HasField("tag"):
+        if system.tag:  # an empty one is none, as for RocketMQ's proxy
             if not system.tag.strip() or "|" in system.tag or _SEPARATORS.search(system.tag):
                 raise CallRefusedError("ILLEGAL_MESSAGE_TAG", "a tag is not blank and has no | and no byte 0, 1 or 2")
             properties[PROPERTY_TAGS] = system.tag
-        if system.keys:
-            if any(not key.strip() or _SEPARATORS.search(key) for key in system.keys):
+        if keys := [key for key in system.keys if key]:
+            if any(not key.strip() or _SEPARATORS.search(key) for key in keys):
                 raise CallRefusedError("ILLEGAL_MESSAGE_KEY", "a key is not blank and has no byte 0, 1 or 2")
-            properties[PROPERTY_KEYS] = KEY_SEPARATOR.join(system.keys)
+            properties[PROPERTY_KEYS] = KEY_SEPARATOR.join(keys)
         if system.born_host and len(system.born_host) <= HOST_CHARS_MAX and not _SEPARATORS.search(system.born_host):
             properties[_PROPERTY_BORN_HOST] = system.born_host
         if system.HasField("trace_context") and not _SEPARATORS.search(system.trace_context):
             properties[_PROPERTY_TRACE] = system.trace_context
-        if sum((system.HasField("message_group"), system.HasField("delivery_timestamp"), kind == self._v2.TRANSACTION)) > 1:
+        if sum((bool(system.message_group), system.HasField("delivery_timestamp"), kind == self._v2.TRANSACTION)) > 1:
             raise CallRefusedError("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
                                "a message has a message group, or a delivery time, or belongs to a transaction")
-        if system.HasField("message_group"):
-            if not system.message_group.strip() or len(system.message_group) > GROUP_CHARS_MAX or _SEPARATORS.search(system.message_group):
-                raise CallRefusedError("ILLEGAL_MESSAGE_GROUP", f"a message group has 1 to {GROUP_CHARS_MAX} characters and is not blank")
+        if system.message_group:
+            group = system.message_group
+            if not group.strip() or len(group.encode()) > GROUP_BYTES_MAX or _SEPARATORS.search(group):
+                raise CallRefusedError("ILLEGAL_MESSAGE_GROUP", f"a message group has at most {GROUP_BYTES_MAX} bytes and is not blank")
             properties[PROPERTY_SHARDING_KEY] = system.message_group
         if system.HasField("delivery_timestamp"):
             deliver_ms = time_ms(system.delivery_timestamp)

@@ -16,7 +16,7 @@ import logging
 import re
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,12 @@ from pyengine.formats.constants import PROPERTY_TRANSACTION_CHECK_TIMES, SYS_FLA
 from pyengine.formats.record import Message, decode_record
 from pyengine.gateway import codes
 from pyengine.gateway.access import AccessList, printable
-from pyengine.gateway.connections import Limits, TurnExecutor, host_of
+from pyengine.gateway.connections import INT32_MASK, Limits, TurnExecutor, host_of
 from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, BoundedLog, repeat
-from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of, name_of
+from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of
 from pyengine.gateway.grpc_messages import (
     CallRefusedError,
+    Method,
     Schema,
     Translator,
     set_time,
@@ -44,13 +45,16 @@ from pyengine.gateway.grpc_messages import (
 )
 from pyengine.gateway.names import Names, group_fault, topic_fault
 from pyengine.gateway.pop import EXPIRED
+from pyengine.gateway.tasks import Tasks
 from pyengine.gateway.tls import TlsHandler
 from pyengine.gateway.wire import Frame, is_number
-from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig
+from pyengine.settings import join_address
+from pyengine.storage.config_table import PERM_READ, PERM_WRITE, SubscriptionGroup, TopicConfig
 
 CALL_S = 3.0                    # of a call whose client names no deadline
 DEADLINE_S = 0.1                # before a client's deadline: the answer must still reach it
 DEADLINE_S_MAX = 60.0           # whatever a client's deadline is
+UNREQUESTED_S = 2               # of a call that waits in gRPC's queue
 POLL_S = 20.0                   # of a receive that names no time
 GATEWAY_ANSWER_S = 60.0         # after a held receive has ended: what comes later is nobody's until its time is over
 INVISIBLE_MS = 60_000           # of a message whose consumer's worker renews it: after the end of its connection
@@ -59,6 +63,7 @@ BATCH_MAX = 32                  # messages of one receive
 REQUEST_BYTES_MAX = 1 << 20     # of one without messages
 ENDPOINTS_BYTES_MAX = 4096      # of the address that a client used: each queue of an answer has it
 ENTRIES_MAX = 1024              # of one acknowledgement
+READ_AHEAD_S = 0.1              # between two looks for changed topics and groups
 EXPIRE_S = 1.0                  # between two looks for clients that have gone
 CALLS_OF_CONNECTION_MAX = 1024  # at a time
 PING_S, PING_ANSWER_S = 30, 20  # of connections that say nothing, so that half-open ones end
@@ -98,7 +103,7 @@ class GrpcServer:
         self._endpoints: dict[bool, Any] = {}  # by whether they take TLS
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Tasks()
 
     # ---- its life -----------------------------------------------------------------
 
@@ -110,6 +115,8 @@ class GrpcServer:
         if self._access is not None:
             with contextlib.suppress(EngineError):  # reported by the next reload; until then every client is refused
                 await self._reload(self._access)
+        with contextlib.suppress(EngineError):  # as above
+            await self._names.read_ahead()
         try:
             port = self._listen(server, config.grpc_port, is_secure=self._tls is not None)
             plain = self._listen(server, config.grpc_plain_port, is_secure=False) if config.grpc_plain_port else 0
@@ -127,18 +134,21 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (
             repeat(EXPIRE_S, self._clients.expire, self._report, "clients that have gone cannot be left out"),
+            repeat(READ_AHEAD_S, self._names.read_ahead, self._report, "topics and groups cannot be read"),
+            repeat(EXPIRE_S, self._end_surplus, self._report, "connections beyond a host's share cannot be ended"),
             repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
             *([] if self._access is None else [
                 repeat(RELOAD_INTERVAL_S, partial(self._reload, self._access), self._report, self._access.FAILURE)]))]
         without = f", without TLS at port {plain}" if plain else ""
-        self._report(Event.GRPC_LISTENS, f"RocketMQ 5 at {config.grpc_listen_host}:{port}, TLS {'off' if self._tls is None else 'on'}"
-                                         f"{without}, access list {'off' if self._access is None else 'on'}")
+        self._report(Event.GRPC_LISTENS, f"RocketMQ 5 at {join_address(config.grpc_listen_host, port)}, TLS "
+                                         f"{'off' if self._tls is None else 'on'}{without}, access list "
+                                         f"{'off' if self._access is None else 'on'}")
         return port
 
     def _listen(self, server: Any, port: int, *, is_secure: bool) -> int:
         """Bind a port for clients with or without TLS; return its number. OSError if it, or the certificate, is not available."""
         host = self._config.grpc_listen_host
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = join_address(host, port)
         try:
             found = int(server.add_secure_port(address, self._credentials()) if is_secure else server.add_insecure_port(address))
         except EngineError as error:
@@ -158,8 +168,18 @@ class GrpcServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(1.0)
+        with contextlib.suppress(TimeoutError):  # the gateway hangs, say
+            async with asyncio.timeout(CALL_S):
+                while self._background:  # calls give back what was popped for them
+                    await asyncio.gather(*self._background, return_exceptions=True)
         await self._clients.close()
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+    async def _end_surplus(self) -> None:
+        ports = [endpoints.addresses[0].port for endpoints in self._endpoints.values()]
+        for host, number in (await self._executor.run(self._clients.surplus, ports, self._clients.addresses())).items():
+            self._lines.report(host, Event.CLIENT_REFUSED, f"client {host}: {number} connections beyond its share are ended "
+                                                           "(gateway_address_connections_max)", time.monotonic_ns())
 
     async def _reload(self, watched: AccessList) -> None:
         if sentence := await self._executor.run(watched.reload):
@@ -197,36 +217,35 @@ class GrpcServer:
         for name, method in self._v2.methods.items():
             if method.is_answer_stream:
                 make = grpc.stream_stream_rpc_method_handler if method.is_request_stream else grpc.unary_stream_rpc_method_handler
-                work = self._streaming(streams.get(name, self._not_served), method.answer, is_stream=method.is_request_stream)
             else:
                 make = grpc.unary_unary_rpc_method_handler
-                work = self._answering(serve.get(name, self._not_served), method.answer, may_be_large=name == "SendMessage")
+            work = self._serving((streams if method.is_answer_stream else serve).get(name, self._not_served), method,
+                                 may_be_large=name == "SendMessage")
             handlers[name] = make(work, method.request.FromString, method.answer.SerializeToString)
         return handlers
 
-    def _answering(self, work: Work, answer: Any, *, may_be_large: bool) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _serving(self, work: Work, method: Method, *, may_be_large: bool) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Return what serves a method's calls by `work`, which returns the answer, or writes those of a stream."""
         async def serve(request: Any, context: Any) -> Any:
+            self._background.follow(asyncio.current_task())
             try:
+                if (left_s := context.time_remaining()) is not None and left_s <= DEADLINE_S:
+                    raise CallRefusedError("TOO_MANY_REQUESTS", "no time is left before the call's deadline")
                 async with self._call(context) as client:
-                    if not may_be_large:
+                    if not (may_be_large or method.is_request_stream):
                         _check_size(request)
-                    with self._clients.holding(client, request.ByteSize() if may_be_large else 0):
+                    with contextlib.nullcontext() if method.is_answer_stream else self._clients.holding(
+                            client, request.ByteSize() if may_be_large else 0):
+                        await self._clients.turn(client)
                         return await work(client, request, context)
             except CallRefusedError as refused:
-                return answer(status=self._status(refused.code, str(refused)))
-
-        return serve
-
-    def _streaming(self, work: Work, answer: Any, *, is_stream: bool) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def serve(request: Any, context: Any) -> None:
-            try:
-                async with self._call(context) as client:
-                    if not is_stream:
-                        _check_size(request)
-                    await work(client, request, context)
-            except CallRefusedError as refused:
+                answer = method.answer(status=self._status(refused.code, str(refused)))
+                if method.answer is self._v2.ChangeInvisibleDurationResponse:  # whose handle Python's client takes from a refusal too
+                    answer.receipt_handle = request.receipt_handle
+                if not method.is_answer_stream:
+                    return answer
                 if not context.done():
-                    await context.write(answer(status=self._status(refused.code, str(refused))))
+                    await context.write(answer)
 
         return serve
 
@@ -242,6 +261,7 @@ class GrpcServer:
                 raise CallRefusedError("CLIENT_ID_REQUIRED", "the call's metadata has no x-mq-client-id of at most 512 characters")
             is_secure = True in self._endpoints and context.auth_context().get("transport_security_type") == [b"ssl"]
             client = self._clients.find(client_id, peer, key, metadata.get("x-mq-language", "").upper(), is_secure=is_secure)
+            client.namespace = metadata.get("x-mq-namespace", "")
             with self._clients.calling(client):
                 yield client
         except TooManyClientsError as error:
@@ -279,8 +299,10 @@ class GrpcServer:
         code, remark = _REFUSALS.get(frame.code, "INTERNAL_SERVER_ERROR"), frame.remark or ""
         if frame.code == codes.SUCCESS and remark == EXPIRED:
             code = "INVALID_RECEIPT_HANDLE"
+        if frame.code == codes.MESSAGE_ILLEGAL and "propert" not in remark.rpartition("(")[2]:  # the reason after RocketMQ's text
+            code = "MESSAGE_BODY_TOO_LARGE"
         if frame.code == codes.SYSTEM_ERROR and remark.startswith(_ACCESS):
-            return self._status("FORBIDDEN", remark.removeprefix(_ACCESS))
+            return self._status("UNAUTHORIZED", remark.removeprefix(_ACCESS))  # as RocketMQ's proxy, for each refusal of its list
         return self._status(code, remark)
 
     async def _not_served(self, client: GrpcClient, request: Any, context: Any) -> Any:
@@ -288,24 +310,33 @@ class GrpcServer:
 
     # ---- names --------------------------------------------------------------------
 
-    def _topic(self, resource: Any) -> tuple[str, TopicConfig]:
-        name = name_of(resource)
+    async def _topic(self, client: GrpcClient, resource: Any) -> tuple[str, TopicConfig]:
+        name = client.name_of(resource)
         if fault := topic_fault(name):
             raise CallRefusedError("ILLEGAL_TOPIC", fault)
         found = self._names.recent_topic(name)
+        if found is None:  # it may be new
+            await self._names.read_ahead()
+            found = self._names.recent_topic(name)
         if found is None:
             raise CallRefusedError("TOPIC_NOT_FOUND", f"there is no topic {name}: create it (`pyengine topics`, mqadmin updateTopic)")
         return name, found
 
-    def _group(self, resource: Any) -> str:
-        name = name_of(resource)
+    def _group(self, client: GrpcClient, resource: Any) -> str:
+        name = client.name_of(resource)
         if fault := group_fault(name):
             raise CallRefusedError("ILLEGAL_CONSUMER_GROUP", fault)
         return name
 
-    def _is_fifo(self, group: str) -> bool:
+    async def _group_row(self, group: str) -> SubscriptionGroup:
         found = self._names.group(group)
-        return found is not None and found.is_ordered
+        if found is None:  # it may be new
+            await self._names.read_ahead()
+            found = self._names.group(group)
+        return found or SubscriptionGroup(group)
+
+    async def _is_fifo(self, group: str) -> bool:
+        return (await self._group_row(group)).is_ordered
 
     def _message_types(self, topic: TopicConfig) -> list[int]:
         """Return which types of messages a topic takes: those that a tool of RocketMQ 5 gave it, else all."""
@@ -324,7 +355,7 @@ class GrpcServer:
         return self._v2.MessageQueue(topic=resource, id=queue_id, permission=permission, broker=broker)
 
     async def _query_route(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        v2, (_, topic) = self._v2, self._topic(request.topic)
+        v2, (_, topic) = self._v2, await self._topic(client, request.topic)
         answer = v2.QueryRouteResponse(status=self._status("OK"))
         types = self._message_types(topic)
         for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
@@ -338,12 +369,15 @@ class GrpcServer:
         return answer
 
     async def _query_assignment(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        v2, (_, topic) = self._v2, self._topic(request.topic)
+        v2, (name, topic) = self._v2, await self._topic(client, request.topic)
         answer = v2.QueryAssignmentResponse(status=self._status("OK"))
         if topic.perm & PERM_READ:
-            queues = range(topic.read_queue_nums) if self._is_fifo(self._group(request.group)) else [-1]
+            await self._names.read_ahead()  # for a group that was changed just now; its client keeps the answer
+            queues = range(topic.read_queue_nums) if await self._is_fifo(self._group(client, request.group)) else [-1]
             for queue_id in queues:
                 answer.assignments.add(message_queue=self._queue(client, request.topic, queue_id, v2.READ_WRITE, request.endpoints))
+        if not answer.assignments:
+            raise CallRefusedError("FORBIDDEN", f"the topic {name} has no readable queue")
         return answer
 
     # ---- members ------------------------------------------------------------------
@@ -352,7 +386,7 @@ class GrpcServer:
         if not request.client_type:
             raise CallRefusedError("UNRECOGNIZED_CLIENT_TYPE", "a heartbeat names the type of its client")
         if request.HasField("group"):
-            client.add(client.groups, [self._group(request.group)])
+            client.add(client.groups, [self._group(client, request.group)])
         return self._v2.HeartbeatResponse(status=await self._beat(client, context))
 
     async def _beat(self, client: GrpcClient, context: Any) -> Any:
@@ -385,34 +419,35 @@ class GrpcServer:
                 continue  # what a client says of itself
             settings = command.settings
             if settings.HasField("publishing"):
-                client.add(client.producer_groups, map(name_of, settings.publishing.topics))
+                client.add(client.producer_groups, map(client.name_of, settings.publishing.topics))
                 settings.backoff_policy.CopyFrom(v2.RetryPolicy(max_attempts=3, exponential_backoff=v2.ExponentialBackoff(multiplier=2)))
                 backoff = settings.backoff_policy.exponential_backoff
                 backoff.initial.nanos, backoff.max.seconds = 10_000_000, 1
                 settings.publishing.max_body_size = self._config.max_message_size_bytes
                 settings.publishing.validate_message_type = True
             else:
-                group = self._group(settings.subscription.group)
+                group = self._group(client, settings.subscription.group)
                 client.add(client.groups, [group])
                 client.settings = settings
                 await self._beat(client, context)  # a new group is known from now on
-                self._give_subscription(settings, group)
+                await self._names.read_ahead()  # as above
+                self._give_subscription(settings, await self._group_row(group))
             client.settings = settings
             status = await self._beat(client, context)
             async with client.writing:
                 await context.write(v2.TelemetryCommand(status=status, settings=settings))
 
-    def _give_subscription(self, settings: Any, group: str) -> None:
-        found = self._names.group(group)
+    def _give_subscription(self, settings: Any, group: SubscriptionGroup) -> None:
         settings.backoff_policy.Clear()
-        settings.backoff_policy.max_attempts = (16 if found is None else found.retry_max_times) + 1
+        settings.backoff_policy.max_attempts = group.retry_max_times + 1
         if settings.user_agent.language == self._v2.NODE_JS:  # which knows no other kind, and makes a dead letter of the first failure
             backoff = settings.backoff_policy.exponential_backoff
-            backoff.initial.seconds, backoff.max.seconds, backoff.multiplier = BACKOFF_S[0], BACKOFF_S[-1], 2
+            backoff.multiplier = 2
+            backoff.initial.seconds, backoff.max.seconds = BACKOFF_S[0] * 1000, BACKOFF_S[-1] * 1000  # it waits so many milliseconds
         else:
             for pause_s in BACKOFF_S:
                 settings.backoff_policy.customized_backoff.next.add(seconds=pause_s)
-        settings.subscription.fifo = self._is_fifo(group)
+        settings.subscription.fifo = group.is_ordered
         settings.subscription.receive_batch_size = BATCH_MAX
         settings.subscription.long_polling_timeout.seconds = int(POLL_S)
 
@@ -424,7 +459,8 @@ class GrpcServer:
             record, fields = decode_record(frame.body), frame.fields
             command = v2.TelemetryCommand()
             orphan = command.recover_orphaned_transaction_command
-            orphan.message.CopyFrom(self._translator.received(record, v2.Resource(name=record.topic)))
+            namespace, name = client.in_namespace(record.topic)
+            orphan.message.CopyFrom(self._translator.received(record, v2.Resource(resource_namespace=namespace, name=name)))
             if times := record.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES):
                 orphan.message.user_properties[PROPERTY_TRANSACTION_CHECK_TIMES] = times
             orphan.transaction_id = f"{int(fields['commitLogOffset']):x}-{int(fields['tranStateTableOffset']):x}"
@@ -446,14 +482,14 @@ class GrpcServer:
         return answer
 
     async def _send_one(self, client: GrpcClient, message: Any, context: Any) -> Any:
-        v2, (name, topic), system = self._v2, self._topic(message.topic), message.system_properties
+        v2, (name, topic), system = self._v2, await self._topic(client, message.topic), message.system_properties
         queues = topic.write_queue_nums
         if not topic.perm & PERM_WRITE or queues <= 0:
             raise CallRefusedError("FORBIDDEN", f"the topic {name} takes no messages")
         if getattr(v2, kind := self._translator.type_of_sent(system)) not in self._message_types(topic):
             raise CallRefusedError("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
                                    f"the topic {name} takes no {kind} message: its attribute message.type names the one type that it takes")
-        queue_id = zlib.crc32(system.message_group.encode()) if system.HasField("message_group") else next(self._turns)
+        queue_id = zlib.crc32(system.message_group.encode()) if system.message_group else next(self._turns)
         fields = self._translator.send_fields(message, name, queue_id % queues)
         is_half = system.message_type == v2.TRANSACTION
         if is_half and name not in client.producer_groups:
@@ -477,19 +513,19 @@ class GrpcServer:
             answer.status.CopyFrom(self._status("MULTIPLE_RESULTS"))
 
     async def _end_transaction(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        name = name_of(request.topic)
+        name = client.name_of(request.topic)
         if request.resolution not in _ENDS:
             raise CallRefusedError("BAD_REQUEST", "a transaction ends with COMMIT or ROLLBACK")
         frame = await client.ask(codes.END_TRANSACTION, {
             **transaction_fields(request.transaction_id), "producerGroup": name, "commitOrRollback": str(_ENDS[request.resolution]),
             "fromTransactionCheck": str(request.source == self._v2.SOURCE_SERVER_CHECK).lower(), "msgId": request.message_id,
-            "transactionId": request.message_id}, until_s=_until_s(context))
+            "transactionId": request.message_id}, until_s=_until_s(context), again=False)  # a commit would be stored twice
         if frame.code == codes.SYSTEM_ERROR and not (frame.remark or "").startswith(_ACCESS):
             raise CallRefusedError("INVALID_TRANSACTION_ID", frame.remark or "")
         return self._v2.EndTransactionResponse(status=self._status_of(frame))
 
     async def _recall(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        frame = await client.ask(codes.RECALL_MESSAGE, {"topic": name_of(request.topic), "recallHandle": request.recall_handle},
+        frame = await client.ask(codes.RECALL_MESSAGE, {"topic": client.name_of(request.topic), "recallHandle": request.recall_handle},
                                  until_s=_until_s(context))
         return self._v2.RecallMessageResponse(status=self._status_of(frame), message_id=frame.fields.get("msgId", ""))
 
@@ -498,8 +534,8 @@ class GrpcServer:
     async def _receive(self, client: GrpcClient, request: Any, context: Any) -> None:
         """Send what the gateway gives within the time that the client waits: a status, messages, a time."""
         v2, queue, expression = self._v2, request.message_queue, request.filter_expression
-        group, (name, _) = self._group(request.group), self._topic(queue.topic)
-        is_fifo = self._is_fifo(group)
+        group, (name, _) = self._group(client, request.group), await self._topic(client, queue.topic)
+        is_fifo = await self._is_fifo(group)
         # A simple consumer names one queue after another, and would wait at an empty one: as RocketMQ's proxy, any will do.
         fields = {"consumerGroup": group, "topic": name, "queueId": str(queue.id if is_fifo else -1),
                   "maxMsgNums": str(min(max(1, request.batch_size), BATCH_MAX)), "initMode": "0",
@@ -514,12 +550,8 @@ class GrpcServer:
         poll_s = time_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else POLL_S
         poll_s = max(0.0, min(poll_s, _until_s(context, POLL_S + CALL_S) - time.monotonic() - 0.5))
         fields["pollTime"] = str(round(poll_s * 1000))
-        popped = asyncio.ensure_future(client.ask(codes.POP_MESSAGE, fields, until_s=time.monotonic() + poll_s + GATEWAY_ANSWER_S))
-        try:
-            frame = await asyncio.shield(popped)
-        except asyncio.CancelledError:
-            popped.add_done_callback(partial(self._give_back_late, client, (group, name)))
-            raise
+        frame = await client.pop(fields, lambda popped: self._background.begin(self._give_back_late((group, name), popped)),
+                                 until_s=time.monotonic() + poll_s + GATEWAY_ANSWER_S)
         await self._deliver(client, (group, name), queue.topic, frame, context)
 
     async def _deliver(self, client: GrpcClient, names: tuple[str, str], topic: Any, frame: Frame, context: Any) -> None:
@@ -530,39 +562,40 @@ class GrpcServer:
             is_empty = frame.code in (codes.SUCCESS, codes.POLLING_TIMEOUT)
             await context.write(answer(status=self._status("MESSAGE_NOT_FOUND", "no new message") if is_empty else self._status_of(frame)))
             return
-        left, tries = [self._translator.handle(record, frame.fields) for record in records], _tries(frame.fields.get("orderCountInfo", ""))
+        left = handles = [self._translator.handle(record, frame.fields) for record in records]
+        tries = _tries(frame.fields.get("orderCountInfo", ""))
         try:
             with self._clients.holding(client, len(frame.body)):
                 await context.write(answer(status=self._status("OK")))
-                for record in records:
-                    attempt = record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0)
-                    await context.write(answer(message=self._translator.received(record, topic, handle=left[0], attempt=attempt)))
-                    del left[0]
+                for number, record in enumerate(records):
+                    attempt = min(record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0), INT32_MASK)
+                    left = handles[number + 1:]  # a message that cannot be translated counts: otherwise it would come for ever
+                    message = self._translator.received(record, topic, handle=handles[number], attempt=attempt)
+                    left = handles[number:]
+                    await context.write(answer(message=message))
+                left = []
             last = answer()
             set_time(last.delivery_timestamp, time.time_ns() // 1_000_000)
             await context.write(last)
         finally:
             if left:
-                self._later(self._give_back(client, names, left))
+                self._background.begin(self._give_back(names, left))
 
-    def _give_back_late(self, client: GrpcClient, names: tuple[str, str], popped: asyncio.Future[Frame]) -> None:
+    async def _give_back_late(self, names: tuple[str, str], popped: Awaitable[Frame]) -> None:
         """Give back what was popped for a call that its client has ended."""
-        if not (popped.cancelled() or popped.exception()) and (frame := popped.result()).code == codes.SUCCESS:
-            self._later(self._give_back(client, names, [self._translator.handle(record, frame.fields) for record in _records(frame)]))
+        with contextlib.suppress(OSError):  # else their invisible time ends
+            if (frame := await popped).code == codes.SUCCESS:
+                await self._give_back(names, [self._translator.handle(record, frame.fields) for record in _records(frame)])
 
-    async def _give_back(self, client: GrpcClient, names: tuple[str, str], handles: list[str]) -> None:
+    async def _give_back(self, names: tuple[str, str], handles: list[str]) -> None:
+        """Give back what did not reach its client, which may have left."""
+        until_s = time.monotonic() + CALL_S
         with contextlib.suppress(EngineError):  # else their invisible time ends
-            for handle in handles:
-                await client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, {**_handle_fields(*names, handle), "invisibleTime": "0"},
-                                 until_s=time.monotonic() + CALL_S)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+            for handle in reversed(handles):  # the one that is given back last comes first
+                await self._clients.own.ask(codes.GIVE_BACK, _handle_fields(*names, handle), until_s=until_s)
 
     async def _acknowledge(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        group, name = self._group(request.group), self._topic(request.topic)[0]
+        group, name = self._group(client, request.group), (await self._topic(client, request.topic))[0]
         if not 0 < len(request.entries) <= ENTRIES_MAX:
             raise CallRefusedError("BAD_REQUEST", f"an acknowledgement has 1 to {ENTRIES_MAX} entries")
         answer, until_s = self._v2.AckMessageResponse(), _until_s(context)
@@ -580,7 +613,7 @@ class GrpcServer:
         return answer
 
     async def _change_invisible(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        group, name = self._group(request.group), self._topic(request.topic)[0]
+        group, name = self._group(client, request.group), (await self._topic(client, request.topic))[0]
         frame = await client.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, {
             **_handle_fields(group, name, request.receipt_handle), "invisibleTime": str(_invisible_ms(request.invisible_duration, 0)),
         }, until_s=_until_s(context))
@@ -589,8 +622,8 @@ class GrpcServer:
         return self._v2.ChangeInvisibleDurationResponse(status=self._status_of(frame), receipt_handle=handle)
 
     async def _forward_to_dead_letters(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        frame = await client.ask(codes.MAKE_DEAD_LETTER, _handle_fields(
-            self._group(request.group), self._topic(request.topic)[0], request.receipt_handle), until_s=_until_s(context))
+        group, name = self._group(client, request.group), (await self._topic(client, request.topic))[0]
+        frame = await client.ask(codes.MAKE_DEAD_LETTER, _handle_fields(group, name, request.receipt_handle), until_s=_until_s(context))
         return self._v2.ForwardMessageToDeadLetterQueueResponse(status=self._status_of(frame))
 
 
@@ -598,6 +631,11 @@ def _options(config: EngineConfig) -> list[tuple[str, int]]:
     """Return the limits of connections as gRPC names them."""
     return [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", config.gateway_frame_max_bytes),
             ("grpc.max_send_message_length", -1), ("grpc.max_concurrent_streams", CALLS_OF_CONNECTION_MAX),
+            # of those that wait to be given out: gRPC cancels others, whosever they are, by default beyond 1,000
+            ("grpc.server.max_pending_requests", config.grpc_calls_max),
+            ("grpc.server.max_pending_requests_hard_limit", config.grpc_calls_max),
+            # after which it drops one of them, by default 30: after a restart all would be served too late for their clients
+            ("grpc.server_max_unrequested_time_in_server", UNREQUESTED_S),
             ("grpc.max_allowed_incoming_connections", config.gateway_connections_max),
             ("grpc.max_connection_idle_ms", config.gateway_idle_timeout_ms),
             ("grpc.keepalive_time_ms", PING_S * 1000), ("grpc.keepalive_timeout_ms", PING_ANSWER_S * 1000),

@@ -3,6 +3,7 @@
 The gateway makes one Members, whose handlers serve these requests; sends, pulls and tools look up members and connections in
 it. It has no file: after a restart of the gateway clients reconnect and send their heartbeat within 30 s. Relays forwards
 requests of tools to a member (report progress, consume one message, move to other offsets), and returns its answer as it is.
+Assignments tells members which queues to take.
 RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager, Broker2Client.
 """
 
@@ -10,20 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from pyengine.client.consumer_groups import set_offsets
+from pyengine.client.group_session import allocate_averagely
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.record import decode_message_id, string_hash
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import SUB
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
 from pyengine.gateway.names import (
     FLAG_UNIT_SUB,
     GROUPS_MAX,
-    OWN_GROUP_PREFIXES,
     RETRY_PREFIX,
     Address,
     Names,
@@ -33,12 +34,12 @@ from pyengine.gateway.names import (
 from pyengine.gateway.positions import LEVEL, GroupOffsets, Positions
 from pyengine.gateway.wire import CODE_MAX, JSON_BYTES_MAX, ObjectKeys, Raw, WireError, as_object, read_object, write_json
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config_table import TopicConfig
-from pyengine.storage.consumer_offset import Table, group_key
+from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.durable_file import RunningClock
 from pyengine.storage.message_getter import parse_condition
 
+PULL, POP = "PULL", "POP"
 EXPIRED_S = 120.0        # without a heartbeat
 EXPIRE_S = 5.0           # between two calls of Members.expire()
 LOCK_S = 60.0            # of an ordered queue without a renewal
@@ -95,19 +96,28 @@ def subscription_of(topic: str, text: str | None, version: int, expression_type:
     return Subscription(topic, text, version, kind, tags)
 
 
-def expression_fault(kind: object, text: object) -> Answer | None:
-    """Return RocketMQ's answer to a wrong subscription, None for a right one."""
-    if kind in (None, TAG):
-        return None
-    if kind != SQL or not isinstance(text, str | None):
-        return Answer(codes.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}")
+def asked_subscription(topic: str, text: str | None, kind: str | None) -> Subscription:
+    """Return the subscription that a request names; a request with one that is too long, or has no tag, is refused."""
     if len(text or "") > SUBSCRIPTION_CHARS_MAX:
-        return Answer(codes.SUBSCRIPTION_PARSE_FAILED, f"a condition of more than {SUBSCRIPTION_CHARS_MAX} characters")
+        raise RequestRefusedError(codes.SUBSCRIPTION_PARSE_FAILED, f"a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
+    try:
+        return subscription_of(topic, text, 0, kind)
+    except WireError:
+        raise RequestRefusedError(codes.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed") from None
+
+
+def check_expression(kind: object, text: object) -> None:
+    """Refuse the request that is served if it has a wrong subscription."""
+    if kind in (None, TAG):
+        return
+    if kind != SQL or not isinstance(text, str | None):
+        raise RequestRefusedError(codes.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}")
+    if len(text or "") > SUBSCRIPTION_CHARS_MAX:
+        raise RequestRefusedError(codes.SUBSCRIPTION_PARSE_FAILED, f"a condition of more than {SUBSCRIPTION_CHARS_MAX} characters")
     try:
         parse_condition(text)
     except (UsageError, RecursionError) as error:
-        return Answer(codes.SUBSCRIPTION_PARSE_FAILED, str(error))
-    return None
+        raise RequestRefusedError(codes.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
 
 
 @dataclass(slots=True)
@@ -236,10 +246,10 @@ class Members:
         return changed
 
     def _notify(self, group: Group) -> None:
-        """Notify every member that members or subscriptions have changed, so that they rebalance."""
+        """Notify every member that members or subscriptions have changed, so that they rebalance; RocketMQ 5's at a worker do not."""
         config = self._names.group(group.name)
         if config is None or config.notify_consumer_ids_changed_enable:
-            for connection in list(group.clients):
+            for connection in [each for each in group.clients if not each.is_local]:
                 connection.invoke_oneway(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
 
     def unregister(self, request: Request) -> Answer:
@@ -321,10 +331,9 @@ class Members:
     def check_client_config(self, request: Request) -> Answer:
         """Check a subscription that is not a tag expression; a client requests this before it consumes."""
         sent = read_object(request.frame.body).get("subscriptionData")
-        if sent is None:
-            return Answer()
-        fault = expression_fault(as_object(sent).get("expressionType"), as_object(sent).get("subString"))
-        return fault or Answer()
+        if sent is not None:
+            check_expression(as_object(sent).get("expressionType"), as_object(sent).get("subString"))
+        return Answer()
 
     # ---- locks of ordered queues --------------------------------------------------
 
@@ -356,6 +365,82 @@ class Members:
 # ---- requests that members answer ---------------------------------------------------
 
 
+class Assignments:
+    """Tells the clients of a group which queues to take, and whether by pulls or by POP (RocketMQ: QueryAssignmentProcessor)."""
+
+    def __init__(self, names: Names, members: Members, pops: Callable[[str], bool],
+                 read_queues: Callable[[str], Awaitable[dict[str, int] | None]]) -> None:
+        """`pops`: whether a group is consumed by POP. `read_queues` returns how many queues of a topic each broker of the cluster has
+        for readers, None if that is not known now."""
+        self._names = names
+        self._members = members
+        self._pops = pops
+        self._read_queues = read_queues
+        self.handlers: Handlers = {codes.QUERY_ASSIGNMENT: self.query, codes.SET_MESSAGE_REQUEST_MODE: self.set_mode}
+
+    async def set_mode(self, request: Request) -> Answer:
+        """Set how a group consumes a topic; its clients follow when they balance next."""
+        body = read_object(request.frame.body)
+        topic, group, mode, share = body.get("topic"), body.get("consumerGroup"), body.get("mode"), body.get("popShareQueueNum", 0)
+        if not isinstance(topic, str) or not isinstance(group, str) or mode not in (PULL, POP) or type(share) is not int:
+            raise WireError(f"topic, consumerGroup, and a mode of {PULL} or {POP} were expected")
+        if topic.startswith(RETRY_PREFIX):
+            return Answer(codes.NO_PERMISSION, "retry topic is not allowed to set mode")
+        self._names.existing(topic)
+        if self._names.group(group) is None:
+            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+        await self._names.set_request_mode(topic, group, {"consumerGroup": group, "mode": mode, "popShareQueueNum": share, "topic": topic})
+        return Answer()
+
+    async def query(self, request: Request) -> Answer:
+        """Return a client's share of the cluster's queues; no list of shares where RocketMQ's client must keep what it has."""
+        body = read_object(request.frame.body)
+        topic, group, client_id = body.get("topic"), body.get("consumerGroup"), body.get("clientId")
+        if not all(isinstance(each, str) for each in (topic, group, client_id)):
+            raise WireError("topic, consumerGroup and clientId were expected")
+        for name in (str(topic), f"{RETRY_PREFIX}{group}"):
+            request.require(name, SUB)
+        found = await self._read_queues(str(topic))
+        known = [(name, queue_id) for name, number in sorted((found or {}).items()) for queue_id in range(number)]
+        mode, queues = self._assigned(str(topic), str(group), str(client_id), known, body)
+        rows = None if queues is None else [
+            {"messageQueue": {"brokerName": name, "queueId": queue_id, "topic": topic}, "mode": mode} for name, queue_id in queues]
+        return Answer(body=write_json({"messageQueueAssignments": rows}))
+
+    def _assigned(self, topic: str, group: str, client_id: str, queues: list[tuple[str, int]], body: Mapping[str, object]
+                  ) -> tuple[str, list[tuple[str, int]] | None]:
+        modes = self._names.request_modes()
+        if topic.startswith(RETRY_PREFIX) and (self._pops(group) or any(
+                row.get(group, {}).get("mode") == POP for row in modes.values())):
+            return PULL, []  # pops of the group's topics have its retries
+        if not queues:
+            return PULL, None
+        if body.get("messageModel") == BROADCASTING:
+            return PULL, queues
+        row = modes.get(topic, {}).get(group, {})
+        members = self._members.consumers.get(group)
+        if members is None:
+            return PULL, None
+        clients = sorted(members.client_ids)
+        at = clients.index(client_id) if client_id in clients else -1
+        if row.get("mode") == POP:
+            more = int(row.get("popShareQueueNum", 0))
+            if not 0 < more < len(clients) - 1 or at < 0:
+                return POP, [(name, -1) for name in dict(queues)]
+            if len(clients) > len(queues):
+                return POP, [queues[at % len(queues)]]
+            shares = [self._share(queues, len(clients), (at + each) % len(clients)) for each in range(more + 1)]
+            return POP, sorted({queue for share in shares for queue in share})
+        if body.get("strategyName") == "AVG":
+            return PULL, self._share(queues, len(clients), at)
+        if body.get("strategyName") == "AVG_BY_CIRCLE":
+            return PULL, queues[at::len(clients)] if at >= 0 else []
+        return PULL, None
+
+    def _share(self, queues: list[tuple[str, int]], clients: int, at: int) -> list[tuple[str, int]]:
+        return [queues[index] for index in allocate_averagely(range(len(queues)), range(clients), at)]
+
+
 class Relays:
     """Serves the requests that members of a group answer."""
 
@@ -372,13 +457,9 @@ class Relays:
         self.handlers: Handlers = {
             codes.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
             codes.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
-            codes.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            codes.GET_CONSUMER_RUNNING_INFO: self._ask_member,  # for its report of itself
             codes.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
         }
-
-    async def running_info(self, request: Request) -> Answer:
-        """Return a member's report of itself: settings, queues, rates, and its threads if requested."""
-        return await self._ask_member(request, b"")
 
     async def consume_directly(self, request: Request) -> Answer:
         """Have a member consume one message now, independent of the group's offsets."""
@@ -387,14 +468,14 @@ class Relays:
         except FormatError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         message = await self._executor.run(self._reader.message_at, offset, LEVEL)
-        if message is not None and (refused := request.refusal(message.topic, SUB)):
-            return refused
+        if message is not None:
+            request.require(message.topic, SUB)
         body = b"" if message is None else self._positions.record(message)
         if not body:
             return Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return await self._ask_member(request, body)
 
-    async def _ask_member(self, request: Request, body: bytes) -> Answer:
+    async def _ask_member(self, request: Request, body: bytes = b"") -> Answer:
         group, client_id = request.text("consumerGroup"), request.text("clientId")
         connection = self._members.consumer(group, client_id)
         if connection is None:
@@ -438,7 +519,7 @@ class Relays:
             bodies = await asyncio.gather(*(ask(connection) for _, connection in asked[:MEMBERS_ASKED_MAX]))
         finally:
             self._status_bytes -= kept
-        tables = {client_id: Raw(table) for (client_id, _), body in zip(asked, bodies, strict=False) if (table := _queue_table(body))}
+        tables = {client_id: Raw(table) for (client_id, _), body in zip(asked, bodies, strict=False) if (table := queue_table(body))}
         return Answer(body=write_json({"consumerTable": tables, "messageQueueTable": {}}))
 
     async def reset_offset(self, request: Request) -> Answer:
@@ -447,8 +528,7 @@ class Relays:
         found = self._names.topic(topic)
         if found is None:
             return Answer(codes.SYSTEM_ERROR, f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}")
-        if group.startswith(OWN_GROUP_PREFIXES) or group_fault(group):
-            return Answer(codes.NO_PERMISSION, f"the offsets of the group {group} are not a client's")
+        refuse_if(group_fault(group) or self._offsets.why_not(group, is_of_tool=True), codes.NO_PERMISSION)
         members = self._members.consumers.get(group)
         committed = self._offsets.of_group(group).get(topic, {})
         if members is None and not committed:
@@ -468,7 +548,7 @@ class Relays:
             return offsets
 
         offsets = await self._executor.run(find)
-        await self._offsets.rewrite(lambda table: _reset(self._reader.root, table, group_key(topic, group), offsets), group, topic)
+        await self._offsets.rewrite(lambda table: set_offsets(self._reader.root, table, group_key(topic, group), offsets), group, topic)
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(
             {(("brokerName", broker_name), ("queueId", queue_id), ("topic", topic)): offset for queue_id, offset in offsets.items()})})
@@ -480,7 +560,7 @@ class Relays:
         return Answer(body=table)
 
 
-def _queue_table(body: bytes) -> bytes:
+def queue_table(body: bytes) -> bytes:
     """Return the text of messageQueueTable in a client's answer, empty if there is none.
 
     Its keys are objects, which JSON does not allow, so the gateway does not decode it: the tool uses the same dialect.
@@ -492,11 +572,6 @@ def _queue_table(body: bytes) -> bytes:
         if depth == 0:
             return rest[:found.end()]
     return b""
-
-
-def _reset(root: Path, table: Table, key: str, offsets: dict[int, int]) -> None:
-    AckFile(root, key).void(offsets)
-    table[key] = table.get(key, {}) | offsets
 
 
 # ---- fields of a heartbeat ----------------------------------------------------------

@@ -21,7 +21,6 @@ from pyengine.engine_config import SLAVE, EngineConfig
 from pyengine.errors import DiskError, EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     SCHEDULE_TOPIC,
-    TIMER_TOPIC,
     TOPIC_BYTES_MAX,
     TRANSACTION_DISCARD_TOPIC,
     TRANSACTION_HALF_TOPIC,
@@ -31,11 +30,13 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import java_text
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, file_stamp, parse_properties
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, Handlers, Request, RequestRefusedError, TurnExecutor
+from pyengine.gateway.tasks import Pending
 from pyengine.gateway.wire import IntKeys, write_json
 from pyengine.storage.config_table import (
     BROKERS_TOPICS,
     DEFAULT_TOPIC,
+    FORBIDDEN_TOPICS,
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
@@ -61,9 +62,9 @@ ORDER_MESSAGE_ENABLE = "orderMessageEnable"
 SETTINGS_BYTES_MAX = 2048       # of one update of the broker's or the name server's settings
 FLAG_UNIT, FLAG_UNIT_SUB = 1, 2  # bits of topicSysFlag (TopicSysFlag)
 OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # clients cannot change their offsets
+REPLACED = "a master of a higher term has replaced this one"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-SYSTEM_TOPICS = BROKERS_TOPICS | {TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC, TIMER_TOPIC, TRACE_TOPIC}
-FORBIDDEN_TOPICS = SYSTEM_TOPICS - {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}  # to which clients cannot send
+SYSTEM_TOPICS = BROKERS_TOPICS | FORBIDDEN_TOPICS | {TRACE_TOPIC}
 SYSTEM_GROUPS = ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
                  "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")  # which a broker always has
 _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -72,7 +73,6 @@ _READ_WRITE = PERM_READ | PERM_WRITE
 Table = TypeVar("Table")
 KeyValues = dict[str, dict[str, str]]
 RequestModes = dict[str, dict[str, dict[str, Any]]]
-MODES_KEY = "messageRequestModeMap"  # RocketMQ 5's
 
 
 def topic_fault(topic: str | None) -> str:
@@ -106,6 +106,7 @@ class _CachedFile(Generic[Table]):
         self._known: tuple[object, Table] | None = None  # the file's stamp and content
         self._checked_s = 0.0
         self._changes = 0  # in threads, now
+        self._is_read_ahead = False
         self._counting = threading.Lock()
 
     def recent(self) -> Table:
@@ -114,10 +115,15 @@ class _CachedFile(Generic[Table]):
         return known[1] if known is not None and time.monotonic() - self._checked_s < RECENT_S else self.table()
 
     def table(self) -> Table:
-        """Return the content; during changing() that of before."""
+        """Return the content; during changing() that of before, after read_ahead() that of its last call."""
         self._checked_s = time.monotonic()
         known = self._known
-        return known[1] if known is not None and self._changes else self._read_now()
+        return known[1] if known is not None and (self._changes or self._is_read_ahead) else self._read_now()
+
+    def read_ahead(self) -> None:
+        """Read a changed file; for a thread that does so all the time."""
+        self._read_now()
+        self._is_read_ahead = True
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -142,6 +148,41 @@ class _CachedFile(Generic[Table]):
                 if known is None:
                     raise
         return known[1]
+
+
+class _ToolsFile(_CachedFile[dict[str, Any]]):
+    """A file of config/ in which tools store texts or settings: maps of them, `depth` deep, below `key` if it has one."""
+
+    def __init__(self, root: str | os.PathLike[str], name: str, key: str, depth: int, kind: type, chars_max: int = 16 << 20) -> None:
+        def decode(text: str) -> Any:
+            document = decode_config(text)
+            try:
+                table = document[key] if key else document
+                if all(isinstance(leaf, kind) for leaf in _leaves(table, depth)):
+                    return table
+            except PARSE_ERRORS as error:
+                raise FormatError(f"not what tools store: {error!r}") from error
+            raise FormatError(f"a value that is no {kind.__name__}")
+
+        self._key, self._chars_max = key, chars_max
+        self._file: ConfigFile[Any] = ConfigFile(StorePaths(root).config / name, decode)
+        super().__init__(self._file.path, lambda: self._file.read().value or {})
+
+    def change(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the table, durably, as the only one that does; empty maps are left out. UsageError if it would be too long."""
+        with exclusive(self._path):
+            table = self._file.read_to_change().value or {}
+            change(table)
+            table = {name: each for name, each in table.items() if each}
+            text = encode_config({self._key: table} if self._key else table)
+            if len(text) > self._chars_max:
+                raise UsageError(f"what tools have stored would take {len(text)} characters: delete some")
+            self._file.write(text)
+
+
+def _leaves(value: Any, depth: int) -> list[Any]:
+    """Return what is in maps of maps; one of PARSE_ERRORS for another structure."""
+    return [leaf for each in value.values() for leaf in _leaves(each, depth - 1)] if depth else [value]
 
 
 def topics_document(topics: Mapping[str, TopicConfig], version: Mapping[str, int], perm_mask: int = -1) -> dict[str, object]:
@@ -183,17 +224,14 @@ class Names:
         self.group_configs = SubscriptionGroups(root)
         self._topics = _CachedFile(self.topic_configs.path, self.topic_configs.read)
         self._groups = _CachedFile(self.group_configs.path, self.group_configs.read)
-        self._key_value_file = ConfigFile(StorePaths(root).config / "kvConfig.json", decode_key_values)
-        self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
-        self._name_server_file = ConfigFile(StorePaths(root).config / "namesrvConfig.json", decode_settings)
-        self._name_server = _CachedFile(self._name_server_file.path, lambda: self._name_server_file.read().value or {})
-        self._modes_file = ConfigFile(StorePaths(root).config / "messageRequestMode.json", decode_modes)
-        self._modes = _CachedFile(self._modes_file.path, lambda: self._modes_file.read().value or {})
+        self._key_values = _ToolsFile(root, "kvConfig.json", "configTable", 2, str, KEY_VALUES_CHARS_MAX)
+        self._name_server = _ToolsFile(root, "namesrvConfig.json", "", 1, str)
+        self._modes = _ToolsFile(root, "messageRequestMode.json", "messageRequestModeMap", 2, dict)
         state_file = ReplicationStateFile(root)
         self._replication = _CachedFile(state_file.path, lambda: state_file.read().state)
         self._listed: NamedRows[TopicConfig] | None = None
         self._lists: dict[str, bytes] = {}  # by their names, of `_listed`
-        self._making: dict[str, asyncio.Future[Any]] = {}
+        self._making: Pending[str, asyncio.Future[Any]] = Pending()
         cluster = config.broker_cluster_name
         inherited = _READ_WRITE | PERM_INHERIT
         self._system = {topic.topic: topic for topic in (
@@ -208,11 +246,23 @@ class Names:
             self._system[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, number, number, inherited)
         self._system_groups = {name: SubscriptionGroup(name) for name in SYSTEM_GROUPS}
 
+    async def read_ahead(self) -> None:
+        """Read topics and groups in a thread if they have changed; the looks of the loop's thread read them no more."""
+        for each in (self._topics, self._groups):
+            await self._executor.run(each.read_ahead)
+
     # ---- topics -------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicConfig | None:
         """Return a topic of topics.json, or a system topic; None if it does not exist."""
         return self._topics.table().rows.get(name) or self._system.get(name)
+
+    def existing(self, name: str, advice: str = "") -> TopicConfig:
+        """Return a topic like topic(); without it the request that is served is refused."""
+        found = self.topic(name)
+        if found is None:
+            raise RequestRefusedError(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist{advice}")
+        return found
 
     def recent_topic(self, name: str) -> TopicConfig | None:
         """Return a topic for a send, which need not see a change at once."""
@@ -248,7 +298,7 @@ class Names:
         """Why offsets and acknowledgements of clients are not this store's, but a master's; "" if they are."""
         if self.is_of_slave:
             return "this is a slave, whose offsets are its master's"
-        return "a master of a higher term has replaced this one" if self.is_fenced else ""
+        return REPLACED if self.is_fenced else ""
 
     def of_topics(self, name: str, make: Callable[[dict[str, TopicConfig], dict[str, int]], bytes]) -> bytes:
         """Return what `make` makes of all topics and their dataVersion, once for each content of topics.json: it may be long."""
@@ -344,13 +394,12 @@ class Names:
 
     async def set_request_mode(self, topic: str, group: str, mode: Mapping[str, Any]) -> None:
         """Set how a group consumes a topic, durably before this returns; UsageError if there are GROUPS_MAX already."""
-        def changed(modes: RequestModes) -> str:
+        def change(modes: RequestModes) -> None:
             modes.setdefault(topic, {})[group] = dict(mode)
             if sum(map(len, modes.values())) > GROUPS_MAX:
                 raise UsageError(f"the modes of {GROUPS_MAX} groups are kept already")
-            return encode_config({MODES_KEY: modes})
 
-        await self._executor.run(_rewrite, self._modes_file, changed)
+        await self._executor.run(self._modes.change, change)
 
     # ---- keys and values ----------------------------------------------------------
 
@@ -360,14 +409,7 @@ class Names:
 
     async def change_key_values(self, change: Callable[[KeyValues], object]) -> None:
         """Change them, durably before this returns; UsageError if they would exceed KEY_VALUES_CHARS_MAX."""
-        def changed(table: KeyValues) -> str:
-            change(table)
-            text = encode_config({"configTable": {namespace: values for namespace, values in table.items() if values}})
-            if len(text) > KEY_VALUES_CHARS_MAX:
-                raise UsageError(f"the keys and values of tools would take {len(text)} characters: delete some")
-            return text
-
-        await self._executor.run(_rewrite, self._key_value_file, changed)
+        await self._executor.run(self._key_values.change, change)
 
     @property
     def orders_by_configuration(self) -> bool:
@@ -377,21 +419,11 @@ class Names:
     async def order_by_configuration(self, is_on: bool) -> None:
         """Set orderMessageEnable, durably before this returns."""
         setting = {ORDER_MESSAGE_ENABLE: str(is_on).lower()}
-        await self._executor.run(_rewrite, self._name_server_file, lambda settings: encode_config(settings | setting))
+        await self._executor.run(self._name_server.change, lambda settings: settings.update(setting))
 
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """Call `make` in the executor; concurrent calls with the same key share its result."""
-        pending = self._making.get(key)
-        if pending is None:
-            pending = self._making[key] = self._executor.run(make)
-            pending.add_done_callback(lambda done: (self._making.pop(key, None), done.cancelled() or done.exception()))
-        return await asyncio.shield(pending)
-
-
-def _rewrite(file: ConfigFile[dict[str, Any]], changed: Callable[[dict[str, Any]], str]) -> None:
-    """Write the text that `changed` makes of a file's content, as the only one that changes it."""
-    with exclusive(file.path):
-        file.write(changed(file.read_to_change().value or {}))
+        return await asyncio.shield(self._making.once(key, lambda: self._executor.run(make)))
 
 
 @dataclass(slots=True)
@@ -406,8 +438,9 @@ class Broker:
 class Routes(Protocol):
     """What a name server's routes are made of."""
 
+    @property
     def brokers(self) -> Mapping[str, Broker]:
-        """Return the brokers by name."""
+        """The brokers by name."""
 
     def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
         """Return a topic as each broker has it, by the broker's name."""
@@ -428,10 +461,7 @@ class OwnRoutes:
     def __init__(self, names: Names, address: Address) -> None:
         self._names = names
         self._name = address.broker_name
-        self._brokers = {address.broker_name: Broker(address.cluster, {0: address.broker})}
-
-    def brokers(self) -> Mapping[str, Broker]:
-        return self._brokers
+        self.brokers = {address.broker_name: Broker(address.cluster, {0: address.broker})}
 
     def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
         row = self._names.topic(topic)
@@ -476,7 +506,7 @@ class NameServer:
     def route(self, request: Request) -> Answer:
         """Return the route of a topic. As from RocketMQ, clients before 4.9.4 get brokers' numbers as bare integers."""
         name = request.frame.fields.get("topic")
-        brokers, rows = self._routes.brokers(), self._routes.rows_of(name) if name else {}
+        brokers, rows = self._routes.brokers, self._routes.rows_of(name) if name else {}
         if name is None or not rows:
             return Answer(codes.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {name or 'null'}{codes.FAQ}")
         strict = request.frame.version >= _STRICT_JSON_VERSION or request.flag("acceptStandardJsonOnly")
@@ -499,7 +529,7 @@ class NameServer:
         return {"orderTopicConf": ";".join(f"{name}:{number}" for name, number in queues.items())} if queues else {}
 
     def cluster(self, request: Request) -> Answer:
-        brokers, clusters = self._routes.brokers(), dict[str, list[str]]()
+        brokers, clusters = self._routes.brokers, dict[str, list[str]]()
         for name, broker in brokers.items():
             clusters.setdefault(broker.cluster, []).append(name)
         return Answer(body=write_json({
@@ -509,13 +539,13 @@ class NameServer:
     def topic_list(self, request: Request) -> Answer:
         """Return the names of all topics; none for a cluster without brokers."""
         cluster = request.frame.fields.get("cluster")
-        if cluster is not None and all(broker.cluster != cluster for broker in self._routes.brokers().values()):
+        if cluster is not None and all(broker.cluster != cluster for broker in self._routes.brokers.values()):
             return Answer(body=write_json({"topicList": []}))
         return Answer(body=self._routes.of_topics("names", lambda topics: write_json({"topicList": sorted(topics)})))
 
     def system_topics(self, request: Request) -> Answer:
         """Return the names of clusters and brokers, which are topics in RocketMQ, and one broker's address."""
-        brokers = self._routes.brokers()
+        brokers = self._routes.brokers
         names = dict.fromkeys([*(broker.cluster for broker in brokers.values()), *brokers])
         addresses = [address for broker in brokers.values() for address in broker.addresses.values()]
         return Answer(body=write_json(({"brokerAddr": addresses[0]} if addresses else {}) | {"topicList": list(names)}))
@@ -535,7 +565,7 @@ class NameServer:
     def set_write_perm(self, request: Request) -> Answer:
         """Mark a broker in routes as writable or not, so that producers leave it; messages that they send anyway are stored."""
         may_write, name = request.frame.code == codes.ADD_WRITE_PERM_OF_BROKER, request.text("brokerName")
-        broker = self._routes.brokers().get(name)
+        broker = self._routes.brokers.get(name)
         if broker is not None:
             broker.may_write = may_write
         return Answer(fields={"addTopicCount" if may_write else "wipeTopicCount":
@@ -597,35 +627,6 @@ class NameServer:
 def _broker_data(name: str, broker: Broker, strict: bool) -> dict[str, object]:
     addresses: object = {str(number): address for number, address in broker.addresses.items()} if strict else IntKeys(broker.addresses)
     return {"brokerAddrs": addresses, "brokerName": name, "cluster": broker.cluster}
-
-
-def decode_key_values(text: str) -> KeyValues:
-    """Decode the table of kvConfig.json; FormatError for another structure."""
-    document: Any = decode_config(text)
-    try:
-        table = {namespace: dict(values) for namespace, values in document["configTable"].items()}
-    except PARSE_ERRORS as error:
-        raise FormatError(f"no table of keys and values: {error!r}") from error
-    if not all(isinstance(value, str) for values in table.values() for value in values.values()):
-        raise FormatError("a value that is not text")
-    return table
-
-
-def decode_modes(text: str) -> RequestModes:
-    """Decode the table of messageRequestMode.json; FormatError for another structure."""
-    document: Any = decode_config(text)
-    try:
-        return {topic: {group: dict(mode) for group, mode in groups.items()} for topic, groups in document[MODES_KEY].items()}
-    except PARSE_ERRORS as error:
-        raise FormatError(f"no table of modes: {error!r}") from error
-
-
-def decode_settings(text: str) -> dict[str, str]:
-    """Decode the settings of namesrvConfig.json, by RocketMQ's keys; FormatError for another structure."""
-    found: Any = decode_config(text)
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise FormatError("no settings of a name server")
-    return found
 
 
 _STRICT_JSON_VERSION = 401  # MQVersion V4_9_4

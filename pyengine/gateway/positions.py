@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import EngineError
+from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import Message
+from pyengine.formats.small_file import path_stamp
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
-from pyengine.gateway.names import OWN_GROUP_PREFIXES, Names, group_fault, topic_fault
+from pyengine.gateway.names import OWN_GROUP_PREFIXES, REPLACED, Names, group_fault, topic_fault
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import ReadLevel
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
@@ -56,14 +57,22 @@ class GroupOffsets:
         self._waiting: Table = {}
         self._writing: Table = {}
         self._fresh: set[tuple[str, int]] = set()  # committed, and not in the file when it was last read
-        self._flushing = asyncio.Lock()
+        self.changing = asyncio.Lock()  # of what changes the file, or must not miss a change
         self.collect: Callable[[], Awaitable[Saving | None]] = _nothing_more  # what to write beside them
         self.is_fenced: Callable[[], bool] = lambda: False  # whether offsets are not this store's any more
-        self.why_not: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
+        self.why_popped: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
         self.when_rewritten: list[Callable[[str, str | None], None]] = []  # called with group and topic, None for all topics
         self._stamp: int | None = None  # of the file with `_table`
         self._table: Table = {}
         self._count = 0  # offsets in it
+
+    def why_not(self, group: str, *, is_of_tool: bool = False) -> str:
+        """Return why a group's offsets may not be set here, by its clients or by a tool; "" if they may."""
+        if group.startswith(OWN_GROUP_PREFIXES):
+            return f"the offsets of the group {group} are not a client's"
+        if self.is_fenced():  # they would not be written
+            return f"no offset is committed here: {REPLACED}"
+        return "" if is_of_tool else self.why_popped(group)
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Store a queue's next offset, which is written within FLUSH_S; False for a new one if there are OFFSETS_MAX already."""
@@ -89,24 +98,9 @@ class GroupOffsets:
                 return found
         return None
 
-    def of_group(self, group: str) -> Table:
-        """Return topic -> queue id -> next offset, of one group."""
-        found: Table = {}
-        for table in (self._file(), self._writing, self._waiting):
-            for key, queues in table.items():
-                topic, _, name = key.partition("@")
-                if name == group:
-                    found[topic] = found.get(topic, {}) | queues
-        return found
-
-    def groups_of(self, topic: str) -> set[str]:
-        """Return the groups with an offset in a topic."""
-        keys = (key.partition("@") for table in (self._file(), self._writing, self._waiting) for key in table)
-        return {group for name, _, group in keys if name == topic}
-
     def all(self) -> Table:
-        found: Table = {}
-        for table in (self._file(), self._writing, self._waiting):
+        found = self._file().copy()
+        for table in (self._writing, self._waiting):
             for key, queues in table.items():
                 found[key] = found.get(key, {}) | queues
         return found
@@ -119,6 +113,10 @@ class GroupOffsets:
             found.setdefault(group, {})[topic] = queues
         return found
 
+    def of_group(self, group: str) -> Table:
+        """Return topic -> queue id -> next offset, of one group."""
+        return {topic: queues for key, queues in self.all().items() for topic, _, name in (key.partition("@"),) if name == group}
+
     async def rewrite(self, change: Callable[[Table], object], group: str, topic: str | None = None) -> None:
         """Change a group's offsets in the file, of all topics or one, durably before this returns, and drop its waiting ones.
 
@@ -126,7 +124,9 @@ class GroupOffsets:
         await asyncio.shield(self._rewrite(change, group, topic))
 
     async def _rewrite(self, change: Callable[[Table], object], group: str, topic: str | None) -> None:
-        async with self._flushing:  # otherwise a running flush could write the old offsets after it
+        async with self.changing:  # otherwise a running flush could write the old offsets after it
+            if self.is_fenced():  # since its request came
+                raise UsageError(REPLACED)
             await self._update(change)
             for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
                 self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
@@ -148,7 +148,7 @@ class GroupOffsets:
         await asyncio.shield(self._flush())
 
     async def _flush(self) -> None:
-        async with self._flushing:
+        async with self.changing:
             if self.is_fenced():
                 self._waiting.clear()
                 return
@@ -184,8 +184,8 @@ class GroupOffsets:
 
         A read of a large file delays all clients, so that only a write of another program causes one.
         """
-        if self._stamp is None or not self._flushing.locked():
-            stamp = self._offsets.stamp()
+        if self._stamp is None or not self.changing.locked():
+            stamp = path_stamp(self._offsets.path)
             if stamp != self._stamp:
                 self._know(self._offsets.table().offsets, stamp)  # DiskError fails the request: an empty table would reset groups
         return self._table
@@ -237,17 +237,13 @@ class Positions:
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> Answer:
         if fault := topic_fault(topic) or group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
-        if group.startswith(OWN_GROUP_PREFIXES):
-            return Answer(codes.NO_PERMISSION, f"the offsets of the group {group} are not a client's")
+        if why := self._offsets.why_not(group):
+            return Answer(codes.NO_PERMISSION, why)
         found = self._names.topic(topic)
         if found is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        if self._names.is_fenced:
-            return Answer(codes.NO_PERMISSION, f"no offset is committed here: {self._names.why_no_commit}")
         if not (0 <= queue_id < found.read_queue_nums and offset >= 0):
             return Answer(codes.SYSTEM_ERROR, f"no offset {offset} can be committed in queue {queue_id} of {topic}")
-        if why := self._offsets.why_not(group):
-            return Answer(codes.NO_PERMISSION, why)
         if not self._offsets.commit(topic, group, queue_id, offset):
             return Answer(codes.SYSTEM_ERROR, f"{OFFSETS_MAX} offsets of groups are kept already: delete groups that are no longer used")
         return Answer()
@@ -308,8 +304,8 @@ class Positions:
         """Return the message at a physical offset, which its id contains."""
         offset = request.integer("offset", bits=64)
         message = self._reader.message_at(offset, LEVEL)
-        if message is not None and (refused := request.refusal(message.topic, SUB)):
-            return refused
+        if message is not None:
+            request.require(message.topic, SUB)
         body = b"" if message is None else self.record(message)
         return Answer(body=body) if body else Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
 

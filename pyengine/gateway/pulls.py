@@ -20,11 +20,11 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
 from pyengine.formats.record import PHYSICAL_OFFSET_AT
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
-from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
+from pyengine.gateway.members import BROADCASTING, Members, Subscription, asked_subscription, check_expression
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
-from pyengine.gateway.wire import WireError
+from pyengine.gateway.tasks import Tasks
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import GetRecords, GetStatus
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
@@ -157,10 +157,9 @@ class Pulls:
         self.positions = positions
         self._executor = executor
         self._held: dict[tuple[str, int], list[Pull]] = {}
-        self._held_of: dict[Connection, int] = {}
         self._pulled: dict[str, WeakKeyDictionary[Connection, float]] = {}  # by group, until when its clients count as ones that pull
         self.why_not: Callable[[str], str] = lambda group: ""  # why a group may not pull now
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.arrivals = Arrivals(reader)
         self.arrivals.serve(self._check, lambda: bool(self._held))
         self.handlers: Handlers = {codes.PULL_MESSAGE: self.pull, codes.LITE_PULL_MESSAGE: self.pull}
@@ -170,8 +169,7 @@ class Pulls:
     def pull(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         """Return messages from an offset on, or RocketMQ's answer without any; near the log's end without a thread."""
         group = request.text("consumerGroup")
-        if fault := group_fault(group):
-            return Answer(codes.SYSTEM_ERROR, fault)
+        refuse_if(group_fault(group))
         config = self._names.group(group)
         return self._pull_of_new_group(request, group) if config is None else self._pull(request, group, config)
 
@@ -185,21 +183,16 @@ class Pulls:
     def _pull(self, request: Request, group: str, config: SubscriptionGroup) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         if not config.consume_enable:
             return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
-        if why := self.why_not(group):
-            return Answer(codes.NO_PERMISSION, why)
+        refuse_if(self.why_not(group), codes.NO_PERMISSION)
         self._note_pull(request, group, PULLING_S)
         name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
-        topic = self._names.topic(name)
-        if topic is None:
-            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! {codes.FAQ}")
+        topic = self._names.existing(name, f", apply first please! {codes.FAQ}")
         if not topic.perm & PERM_READ and not name.startswith(DEAD_PREFIX):
             return Answer(codes.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
         if not 0 <= queue_id < topic.read_queue_nums:
             return Answer(codes.SYSTEM_ERROR, f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:"
                                               f"[{topic.read_queue_nums}] consumer:[/{request.connection.address}]")
         found = self._subscription(request, config, name, flags)
-        if isinstance(found, Answer):
-            return found
         offset = request.integer("queueOffset", bits=64)
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
         if flags & COMMIT_FLAG and not self._names.is_of_slave:
@@ -221,29 +214,25 @@ class Pulls:
             return None
         return self._answer(pull, result)
 
-    def _subscription(self, request: Request, config: SubscriptionGroup, topic: str, flags: int) -> Subscription | Answer:
+    def _subscription(self, request: Request, config: SubscriptionGroup, topic: str, flags: int) -> Subscription:
         """Return the subscription of a pull: its own, or that of its group's heartbeats."""
         if flags & SUBSCRIPTION_FLAG:
             fields = request.frame.fields
-            if len(fields.get("subscription", "")) > SUBSCRIPTION_CHARS_MAX:
-                return Answer(codes.SUBSCRIPTION_PARSE_FAILED, f"a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
-            try:
-                found = subscription_of(topic, fields.get("subscription"), 0, fields.get("expressionType"))
-            except WireError:
-                return Answer(codes.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
+            found = asked_subscription(topic, fields.get("subscription"), fields.get("expressionType"))
         else:
             members = self._members.consumers.get(config.group)
             if members is None:
-                return Answer(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{codes.FAQ}")
+                raise RequestRefusedError(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{codes.FAQ}")
             if members.message_model == BROADCASTING and not config.consume_broadcast_enable:
-                return Answer(codes.NO_PERMISSION, f"the consumer group[{config.group}] can not consume by broadcast way")
+                raise RequestRefusedError(codes.NO_PERMISSION, f"the consumer group[{config.group}] can not consume by broadcast way")
             known = members.subscriptions.get(topic)
             if known is None:
-                return Answer(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{codes.FAQ}")
+                raise RequestRefusedError(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{codes.FAQ}")
             if known.version < request.integer("subVersion", 0, bits=64):
-                return Answer(codes.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+                raise RequestRefusedError(codes.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
             found = known
-        return expression_fault(found.expression_type, found.text) or found
+        check_expression(found.expression_type, found.text)
+        return found
 
     def _near(self, pull: Pull, near_bytes: int | None = None) -> GetRecords | None:
         """Return the messages of a pull without a condition; None if they are not near the log's end."""
@@ -313,20 +302,13 @@ class Pulls:
     def held(self) -> int:
         return sum(map(len, self._held.values()))
 
-    def closed(self, connection: Connection) -> None:
-        """End the held pulls of a connection that has ended."""
-        if self._held_of.pop(connection, 0):
-            for key, pulls in list(self._held.items()):
-                self._set_held(key, [pull for pull in pulls if pull.request.connection is not connection])
-
     def _hold(self, pull: Pull, suspend_s: float) -> None:
         if not pull.request.is_open:
             return
         pull.until_s = time.monotonic() + suspend_s
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
-        self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
         self.arrivals.stir()
-        self._answer_queue((pull.topic, pull.queue_id), self._dispatched())  # for messages that were dispatched after the read
+        self._answer_queue((pull.topic, pull.queue_id), self.dispatched())  # for messages that were dispatched after the read
 
     def _set_held(self, key: tuple[str, int], pulls: list[Pull]) -> None:
         if pulls:
@@ -335,22 +317,23 @@ class Pulls:
             self._held.pop(key, None)
 
     def _check(self) -> Iterator[None]:
-        """Answer the held pulls with messages and those whose time is over, a queue at a time."""
-        limit = self._dispatched()
+        """Answer the held pulls with messages and those whose time is over, a queue at a time; forget those of connections that ended."""
+        limit = self.dispatched()
         for key in list(self._held):
             yield
             self._answer_queue(key, limit)
 
-    def _dispatched(self) -> int:
+    def dispatched(self) -> int:
+        """Return the end of the log as clients see it in queues."""
         try:
             return self._reader.dispatched_offset(LEVEL)
         except (EngineError, OSError):
-            return 0  # the store is being recovered: no held pull is answered
+            return 0  # the store is being recovered: there is nothing new
 
     def _answer_queue(self, key: tuple[str, int], limit: int) -> None:
         """Answer the held pulls of one queue; an error ends these only."""
         now_s = time.monotonic()
-        pulls = self._held.get(key, [])
+        pulls = [pull for pull in self._held.get(key, ()) if pull.request.is_open]
         try:
             queue = self._reader._queue(*key)
             end = 0 if queue is None else queue.max_offset(limit)
@@ -358,8 +341,7 @@ class Pulls:
         except Exception as error:  # noqa: BLE001 - the other queues' pulls are answered all the same
             left = []
             for pull in pulls:
-                if pull.request.is_open:
-                    self._end(pull, self._failed(pull, error))
+                pull.request.reply(self._failed(pull, error))
         self._set_held(key, left)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
@@ -368,9 +350,7 @@ class Pulls:
             return self._try(pull, now_s, lambda: self._get_now(pull))
         if not pull.is_being_read:
             pull.is_being_read = True
-            task = asyncio.get_running_loop().create_task(self._finish_later(pull))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.begin(self._finish_later(pull))
         return False
 
     async def _finish_later(self, pull: Pull) -> None:
@@ -393,7 +373,7 @@ class Pulls:
             answer = self._answer(pull, result)
         except Exception as error:  # noqa: BLE001 - as above
             answer = self._failed(pull, error)
-        self._end(pull, answer)
+        pull.request.reply(answer)
         return True
 
     def _failed(self, pull: Pull, error: Exception) -> Answer:
@@ -401,15 +381,6 @@ class Pulls:
             return Answer(codes.SYSTEM_ERROR, str(error))
         self._report(pull.request.connection.host, f"a held pull of {pull.topic} queue {pull.queue_id} failed: {error!r}")
         return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-
-    def _end(self, pull: Pull, answer: Answer) -> None:
-        connection = pull.request.connection
-        left = self._held_of.get(connection, 1) - 1
-        if left > 0:
-            self._held_of[connection] = left
-        else:
-            self._held_of.pop(connection, None)
-        pull.request.reply(answer)
 
 
 _WAITING = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_FOUND_NULL))

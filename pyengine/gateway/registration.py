@@ -217,7 +217,7 @@ class Registration:
         control, noted = self._memory.control, self._names.replication_state()
         refused = native.load(control.state, "refuse_puts")
         is_frozen = native.load(control.state, "frozen") != 0 or self._memory.state == native.STATE_READ_ONLY
-        is_fenced = not self._is_slave and (refused & native.REFUSE_FENCED or noted is not None and noted.is_fenced)
+        is_fenced = self._names.is_fenced or refused & native.REFUSE_FENCED and not self._is_slave
         return _Standing(not is_fenced, not (is_frozen or refused & PUTS_REFUSED), noted.term if noted is not None else 0)
 
     def _make_offer(self, standing: _Standing, topics: NamedRows[TopicConfig]) -> _Offer:
@@ -467,7 +467,7 @@ class ClusterRoutes:
         """`names` has the order of topics that brokers are told."""
         self._names = names
         self._executor = executor
-        self._brokers: dict[str, _Registered] = {}
+        self.brokers: dict[str, _Registered] = {}
         self._live: dict[str, _Live] = {}  # by address
         self._lists: dict[str, bytes] = {}
         self.handlers: Handlers = {
@@ -475,25 +475,22 @@ class ClusterRoutes:
 
     # ---- Routes -------------------------------------------------------------------
 
-    def brokers(self) -> Mapping[str, Broker]:
-        return self._brokers
-
     def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
-        return {name: broker.topics[topic] for name, broker in self._brokers.items() if topic in broker.topics}
+        return {name: broker.topics[topic] for name, broker in self.brokers.items() if topic in broker.topics}
 
     def topic_count(self, broker: str) -> int:
-        return len(self._brokers[broker].topics)
+        return len(self.brokers[broker].topics)
 
     def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
         if name not in self._lists:
             topics: dict[str, TopicConfig] = {}
-            for broker in reversed(self._brokers.values()):  # the first one's row is told
+            for broker in reversed(self.brokers.values()):  # the first one's row is told
                 topics.update(broker.topics)
             self._lists[name] = make(topics)
         return self._lists[name]
 
     def drop_topic(self, topic: str) -> None:
-        for broker in self._brokers.values():
+        for broker in self.brokers.values():
             broker.topics.pop(topic, None)
         self._lists.clear()
 
@@ -518,7 +515,7 @@ class ClusterRoutes:
         orders = self._names.key_values().get(ORDERS_NAMESPACE)
         if orders:
             answer.body = write_json({"table": orders})
-        master = self._brokers[identity.name].addresses.get(0) if identity.name in self._brokers else None
+        master = self.brokers[identity.name].addresses.get(0) if identity.name in self.brokers else None
         if identity.number != 0 and master is not None:
             answer.fields = {"masterAddr": master, "haServerAddr": self._live[master].ha_address if master in self._live else ""}
         return answer
@@ -553,17 +550,17 @@ class ClusterRoutes:
         of_host = [each for each in others if each.connection.host == connection.host]
         if len(others) >= BROKERS_MAX or len(of_host) >= BROKERS_MAX // 4:
             return f"there are {len(others)} brokers already, {len(of_host)} of them of {connection.host}"
-        known = self._brokers.get(identity.name)
+        known = self.brokers.get(identity.name)
         coming = len(topics) if len(topics) != 1 or known is None else len(known.topics) + sum(each not in known.topics for each in topics)
-        rows = sum(len(broker.topics) for name, broker in self._brokers.items() if name != identity.name)
+        rows = sum(len(broker.topics) for name, broker in self.brokers.items() if name != identity.name)
         names_of_host = {each.name for each in of_host} - {identity.name}
-        rows_of_host = sum(len(self._brokers[name].topics) for name in names_of_host if name in self._brokers)
+        rows_of_host = sum(len(self.brokers[name].topics) for name in names_of_host if name in self.brokers)
         if rows + coming > TOPICS_MAX or rows_of_host + coming > TOPICS_MAX // 4:
             return f"{coming} topics are too many: there are {rows} of other brokers, {rows_of_host} of them of {connection.host}"
         return ""
 
     def _take(self, request: Request, identity: _Identity, version: dict[str, int], topics: dict[str, TopicConfig]) -> None:
-        broker = self._brokers.get(identity.name)
+        broker = self.brokers.get(identity.name)
         holder = broker.addresses.get(identity.number) if broker is not None else None
         if holder not in (None, identity.address) and (held := self._live.get(holder or "")) is not None \
                 and held.version["stateVersion"] > version["stateVersion"]:
@@ -572,9 +569,9 @@ class ClusterRoutes:
         live = self._live.get(identity.address)
         if live is not None and (live.name, live.number) != (identity.name, identity.number):
             self._forget(identity.address)
-            live, broker = None, self._brokers.get(identity.name)
+            live, broker = None, self.brokers.get(identity.name)
         if broker is None:
-            broker = self._brokers[identity.name] = _Registered(identity.cluster, {})
+            broker = self.brokers[identity.name] = _Registered(identity.cluster, {})
         if identity.number == 0:
             broker.cluster = identity.cluster
         broker.addresses[identity.number] = identity.address
@@ -591,13 +588,13 @@ class ClusterRoutes:
     def _forget(self, address: str) -> None:
         """Take a broker out of the routes, with its topics if it is the last one of its name."""
         live = self._live.pop(address, None)
-        broker = self._brokers.get(live.name) if live is not None else None
+        broker = self.brokers.get(live.name) if live is not None else None
         if live is None or broker is None:
             return
         if broker.addresses.get(live.number) == address:
             del broker.addresses[live.number]
         if not broker.addresses:
-            del self._brokers[live.name]
+            del self.brokers[live.name]
             self._lists.clear()
 
 

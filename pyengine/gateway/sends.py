@@ -26,8 +26,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
-from pyengine.client.outgoing import DelayedCancels, RawMessage, delayed, map_text
+from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, half_of, real_queue
+from pyengine.client.outgoing import DelayedCancels, RawMessage, TransactionLimits, delayed, map_text
 from pyengine.client.pending_puts import LoopPuts, PutFuture
 from pyengine.client.retries import SentBack, fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
@@ -66,15 +66,15 @@ from pyengine.formats.record import (
 )
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import PUB, SUB
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
 from pyengine.gateway.members import Members
-from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, group_fault, topic_fault
+from pyengine.gateway.names import DEAD_PREFIX, RETRY_PREFIX, Address, Names, group_fault, topic_fault
 from pyengine.gateway.positions import LEVEL
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import session as native
 from pyengine.results import PutError, PutResult, PutStatus
-from pyengine.storage.config_table import TopicConfig
+from pyengine.storage.config_table import FORBIDDEN_TOPICS, TopicConfig
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
@@ -91,10 +91,11 @@ COLLECT_NS = 300_000  # how long the loop itself waits for answers
 LARGE_BATCH_BYTES = 64 << 10  # a larger batch is decoded in another thread
 COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable within commit_interval_commit_log_ms
 COMMITTED_POLL_INTERVAL_S = 0.02
+ENDED_MAX = 100_000       # transactions whose end is remembered
 END_THREADS = 4          # separate ones, so that their waits do not delay offsets and pulls
 COMMIT_DISTANCE = 1 << 32  # an offset so far beyond the log's end is not a commit
 NOT_RESUMED = f"Put message back to {TRANSACTION_HALF_TOPIC} failed."
-_OUTCOMES = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
+_OUTCOMES: dict[int, Outcome] = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
 _V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
        "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k", "maxReconsumeTimes": "l",
        "batch": "m"}
@@ -210,7 +211,7 @@ class PlainSends:
         sends, producer = self._sends, self._puts.producer
         if sends is None or producer is None or not connection.born_host or self._names.recent_topics() is not self._topics:
             return 0, 0
-        taken, answers, left = producer._serve_sends(sends, data, at, connection.born_host, COLLECT_NS)
+        taken, answers, left = producer._puts.serve_sends(sends, data, at, connection.born_host, COLLECT_NS)
         if not taken:
             return 0, 0
         connection.begin(sends.count, taken)
@@ -264,8 +265,7 @@ class Sends:
     def send(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         """Put one message or a batch, and answer later; a put that waits for a topic or a session does not delay others."""
         sent = _Sent(request)
-        if fault := _topic_refusal(sent.topic):
-            return fault
+        _check_topic(sent.topic)
         topic = self._names.recent_topic(sent.topic)
         is_large = sent.is_batch and len(request.frame.body) > LARGE_BATCH_BYTES
         needs_halves = sent.is_half and not self._takes_halves
@@ -286,8 +286,6 @@ class Sends:
         try:
             async with request.connection.in_order:
                 ready = await self._prepare(sent)
-                if isinstance(ready, Answer):
-                    return ready
                 if is_large:
                     return await self._executor.run(self._put, request, sent, ready)
                 return self._put(request, sent, ready)
@@ -301,8 +299,7 @@ class Sends:
     async def send_back(self, request: Request) -> Answer | None:
         """Put a message that its consumer failed to process again, delayed, for its group, or into the group's dead letters."""
         group, offset, level = request.text("group"), request.integer("offset", bits=64), request.integer("delayLevel", 0)
-        if fault := group_fault(group):
-            return Answer(codes.SYSTEM_ERROR, fault)
+        refuse_if(group_fault(group))
         config = await self._names.group_or_new(group)
         if config is None:
             return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group} {codes.FAQ}")
@@ -313,8 +310,7 @@ class Sends:
             message = await self._executor.run(self._reader.message_at, offset, LEVEL)
             if message is None:
                 return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
-            if refused := request.refusal(message.topic, SUB):
-                return refused
+            request.require(message.topic, SUB)
             await self.give_back(message, sent_back(message, group, delay_level=level, max_reconsume_times=most,
                                                     retry_queue_nums=config.retry_queue_nums), request.connection.report,
                                  lambda fault: request.reply(Answer(codes.SYSTEM_ERROR, fault) if fault else Answer()))
@@ -322,7 +318,7 @@ class Sends:
             return Answer(codes.SYSTEM_ERROR, str(error))
         return None
 
-    async def give_back(self, message: Message, back: SentBack, report: Callable[[str], None], then: Callable[[str], None]) -> None:
+    async def give_back(self, message: Message, back: SentBack, report: Callable[[str], None], then: Callable[[str], object]) -> None:
         """Put what is stored for a message that was given back. `then` gets why it is not stored, "" if it is, or never can be: then
         it counts as done, since otherwise its clients would handle it for ever. EngineError without an engine."""
         known = self._names.topic(back.topic.topic) or await self._names.create(back.topic)
@@ -347,22 +343,18 @@ class Sends:
         The answer's code says whether the producer has it; the stored message gives ids and offsets (ReplyMessageProcessor).
         """
         sent = _Sent(request)
-        if refused := _topic_refusal(sent.topic):
-            return refused
+        _check_topic(sent.topic)
         if len(request.frame.body) > self._reader.config.max_message_size_bytes:
             return Answer(codes.MESSAGE_ILLEGAL, self._limit, REGION)
         stored: PutResult | None = None
         try:
-            topic: TopicConfig | Answer | None = await self._prepare(sent)
+            topic: TopicConfig | None = await self._prepare(sent)
         except UsageError as error:
             return Answer(codes.SYSTEM_ERROR, str(error), REGION)
         except EngineError:  # without an engine the producer still gets the reply
             topic = self._names.topic(sent.topic)
-        if isinstance(topic, Answer):
-            return topic
-        refused = self._refused(request, sent, topic) if topic is not None else None
-        if refused is not None:
-            return refused
+        if topic is not None:
+            self._check(request, sent, topic)
         properties_text = request.frame.fields.get(_names_of(request)["properties"], "")
         fault = await self._push_reply(request, sent)
         if self._puts.producer is not None:
@@ -396,12 +388,12 @@ class Sends:
             return f"push reply message to {client_id} fail."
         return "" if answer.code == codes.SUCCESS else f"push reply message to {client_id} fail."
 
-    async def _prepare(self, sent: _Sent) -> TopicConfig | Answer:
+    async def _prepare(self, sent: _Sent) -> TopicConfig:
         topic = self._names.topic(sent.topic)
         if topic is None:
             topic = await self._names.create_for_send(sent.topic, sent.default_topic, sent.default_queue_nums, is_of_unit=sent.is_of_unit)
         if topic is None:
-            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{sent.topic}] not exist, apply first please!{codes.FAQ}", REGION)
+            raise RequestRefusedError(codes.TOPIC_NOT_EXIST, f"topic[{sent.topic}] not exist, apply first please!{codes.FAQ}", REGION)
         if self._puts.producer is None:
             await self._executor.run(self._puts.open)
         if sent.is_half and not self._takes_halves:
@@ -411,7 +403,7 @@ class Sends:
             return await self._dead_letter(sent) or topic
         return topic
 
-    async def _dead_letter(self, sent: _Sent) -> TopicConfig | Answer | None:
+    async def _dead_letter(self, sent: _Sent) -> TopicConfig | None:
         """Handle a message that an ordered consumer returns itself: after its last try it is a dead letter of the group.
 
         It is one before that if its properties leave no room for those of a retry.
@@ -419,7 +411,7 @@ class Sends:
         group = sent.topic[len(RETRY_PREFIX):]
         config = await self._names.group_or_new(group)
         if config is None:
-            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}", REGION)
+            raise RequestRefusedError(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}", REGION)
         most = config.retry_max_times if sent.max_reconsume_times is None else sent.max_reconsume_times
         text = encode_properties(sent.properties | {"CLUSTER": self._address.cluster})
         if sent.reconsume_times < most and len(delayed(sent.topic, 0, text, 1, 1)[2].encode()) <= PROPERTIES_BYTES_MAX:
@@ -432,26 +424,23 @@ class Sends:
         found = self._names.topic(sent.topic)
         return found if found is not None else await self._names.create(TopicConfig(sent.topic, 1, 1))
 
-    def _refused(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
-        """Return why the topic refuses it, or None; choose a queue for -1."""
+    def _check(self, request: Request, sent: _Sent, topic: TopicConfig) -> None:
+        """Refuse a send that the topic does not take; choose a queue for -1."""
         if sent.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
-            return Answer(codes.SYSTEM_ERROR, f"request queueId[{sent.queue_id}] is illegal, {_described(topic)} Producer: "
-                                              f"{request.connection.address}", REGION)
+            raise RequestRefusedError(codes.SYSTEM_ERROR, f"request queueId[{sent.queue_id}] is illegal, {_described(topic)} Producer: "
+                                                          f"{request.connection.address}", REGION)
         if sent.queue_id < 0:
             if topic.write_queue_nums <= 0:
-                return Answer(codes.SYSTEM_ERROR, f"the topic {topic.topic} has no queue to write to", REGION)
+                raise RequestRefusedError(codes.SYSTEM_ERROR, f"the topic {topic.topic} has no queue to write to", REGION)
             sent.queue_id = random.randrange(topic.write_queue_nums)
         if sent.is_batch and (sent.is_half or sent.level):
-            return Answer(codes.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed message: send it singly", REGION)
+            raise RequestRefusedError(codes.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed message: send it singly", REGION)
         if sent.sys_flag & SYS_FLAG_TRANSACTION_MASK and not sent.is_half:
-            return Answer(codes.NO_PERMISSION, "a part of a transaction cannot be sent as a message", REGION)
-        return None
+            raise RequestRefusedError(codes.NO_PERMISSION, "a part of a transaction cannot be sent as a message", REGION)
 
     def _put(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
         """Submit one message or a batch, which is answered later; in the loop's thread, or another for a large batch."""
-        refused = self._refused(request, sent, topic)
-        if refused is not None:
-            return refused
+        self._check(request, sent, topic)
         members: list[BatchMember] = []
         if sent.is_batch:
             try:
@@ -516,7 +505,7 @@ class Sends:
             return Answer(code, None if code == codes.SUCCESS else result.reason, REGION | {
                 "msgId": result.msg_id, "queueId": str(queue_id), "queueOffset": str(result.queue_offset)})
         if status in (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED):
-            return Answer(codes.MESSAGE_ILLEGAL, self._limit, REGION)
+            return Answer(codes.MESSAGE_ILLEGAL, f"{self._limit} ({result.reason})", REGION)
         if status is PutStatus.OS_PAGECACHE_BUSY:
             return Answer(codes.SYSTEM_BUSY, BUSY, REGION)
         if status is PutStatus.SERVICE_NOT_AVAILABLE:
@@ -574,12 +563,11 @@ def _names_time(properties_text: str) -> bool:
     return PROPERTY_TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_PROPERTIES)
 
 
-def _topic_refusal(topic: str) -> Answer | None:
+def _check_topic(topic: str) -> None:
     if fault := topic_fault(topic):
-        return Answer(codes.SYSTEM_ERROR, fault, REGION)
+        raise RequestRefusedError(codes.SYSTEM_ERROR, fault, REGION)
     if topic in FORBIDDEN_TOPICS:
-        return Answer(codes.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.", REGION)
-    return None
+        raise RequestRefusedError(codes.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.", REGION)
 
 
 def _described(topic: TopicConfig) -> str:
@@ -593,18 +581,19 @@ class Ends:
     """Serves the ends of transactions, asks producers for missing ones, and cancels messages for a later time."""
 
     def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address) -> None:
-        config = reader.config
+        limits = TransactionLimits.of(reader.config)
         self._puts = puts
         self._reader = reader
         self._members = members
         self._executor = TurnExecutor(END_THREADS, "ends")
         self._recalls = TurnExecutor(1, "recalls")  # one after the other waits for the disk
         self._halves = HalfMessages(reader.root, lambda message, timeout_s: puts.open().put_raw(message, timeout_s=timeout_s),
-                                    host=address.broker, timeout_ms=config.transaction_timeout_ms)
-        self._check = PreparedCheck(self._halves, check_max=config.transaction_check_max,
-                                    reserved_ms=config.file_reserved_time_hours * 3_600_000)
-        self.interval_s = config.transaction_check_interval_ms / 1000  # between two rounds of ask_for_ends()
+                                    host=address.broker, limits=limits)
+        self._check = PreparedCheck(self._halves)
+        self.interval_s = limits.check_interval_ms / 1000  # between two rounds of ask_for_ends()
         self._cancels: DelayedCancels | None = None
+        self._ended: dict[tuple[int, str], str] = {}  # how transactions have ended, "" for one that ends just now
+        self._ended_lock = threading.Lock()
         self.handlers: Handlers = {codes.END_TRANSACTION: self.end, codes.RESUME_CHECK_HALF_MESSAGE: self.resume,
                                    codes.RECALL_MESSAGE: self.recall}
 
@@ -627,22 +616,42 @@ class Ends:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
         if half is None:
             return Answer(codes.SYSTEM_ERROR, "Find prepared transaction message failed")
-        if refused := request.refusal(half.properties.get(PROPERTY_REAL_TOPIC, ""), PUB):
-            return refused
+        request.require(half.properties.get(PROPERTY_REAL_TOPIC, ""), PUB)
         return await self._executor.run(self._end, _OUTCOMES[kind], group, queue_offset, half)
 
-    def _end(self, outcome: str, group: str, queue_offset: int, half: Message) -> Answer:
+    def _end(self, outcome: Outcome, group: str, queue_offset: int, half: Message) -> Answer:
         try:
             if half.properties.get(PROPERTY_PRODUCER_GROUP) != group:
                 return Answer(codes.SYSTEM_ERROR, "The producer group wrong")
             if half.queue_offset != queue_offset:
                 return Answer(codes.SYSTEM_ERROR, "The transaction state table offset wrong")
-            result = self._halves.end(half, "commit" if outcome == "commit" else "rollback")
+            return self._end_once(outcome, half)
         except PutError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         except EngineError as error:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
-        return Answer() if result.stored else Answer(codes.SYSTEM_ERROR, result.reason)
+
+    def _end_once(self, outcome: Outcome, half: Message) -> Answer:
+        """End a transaction; a second end changes nothing, as with RocketMQ's proxy (its broker would store the message again)."""
+        key = half.physical_offset, half.uniq_key or ""
+        with self._ended_lock:
+            if (known := self._ended.get(key)) is not None:
+                return Answer() if known == outcome else Answer(
+                    codes.SYSTEM_ERROR, f"the transaction is ended already, by a {known or 'request that is under way'}")
+            if len(self._ended) >= ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
+            self._ended[key] = ""
+        is_stored = False
+        try:
+            result = self._halves.end(half, outcome)
+            is_stored = result.stored
+        finally:
+            with self._ended_lock:
+                if is_stored:
+                    self._ended[key] = outcome
+                else:
+                    self._ended.pop(key, None)
+        return Answer() if is_stored else Answer(codes.SYSTEM_ERROR, result.reason)
 
     async def resume(self, request: Request) -> Answer:
         """Put a half message back for which checks were given up; they begin again with the first one."""
@@ -660,8 +669,7 @@ class Ends:
     async def recall(self, request: Request) -> Answer:
         """Cancel a message for a later time by its recall handle; the answer has its unique key."""
         topic = request.text("topic")
-        if refused := request.refusal(topic, PUB):
-            return refused
+        request.require(topic, PUB)
         try:
             version, of_topic, _, _, unique_key, msg_id = base64.urlsafe_b64decode(request.text("recallHandle")).decode().split(" ")
         except ValueError:

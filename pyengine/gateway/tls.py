@@ -16,6 +16,7 @@ from typing import cast
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.formats.small_file import file_stamp, open_private, read_small_file
+from pyengine.gateway.tasks import Tasks
 
 CA_BYTES_MAX = 4 << 20
 HANDSHAKE_S = 10.0          # longest TLS handshake
@@ -32,23 +33,14 @@ class TlsHandler:
     FAILURE = "the changed certificate cannot be used; new connections get the one before"
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
-        self._mode = config.gateway_tls_mode
+        self.is_enforcing = config.gateway_tls_mode == "enforcing"
         self._auth = config.gateway_tls_client_auth
         self._certificate, self._key, self._client_ca = (Path(root) / name if name else None for name in (
             config.gateway_tls_cert_file, config.gateway_tls_key_file, config.gateway_tls_client_ca_file))
-        self._context: ssl.SSLContext | None = None
+        self.context: ssl.SSLContext | None = None
         self._stamps: list[tuple[int, ...]] = []
-        self.undecided: set[_HandshakeHandler] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def is_enforcing(self) -> bool:
-        return self._mode == "enforcing"
-
-    @property
-    def context(self) -> ssl.SSLContext:
-        assert self._context is not None
-        return self._context
+        self.undecided: set[HandshakeHandler] = set()
+        self.tasks = Tasks()
 
     def reload(self) -> str:
         """Read certificate and key if they have changed; return a sentence if they were read. CertificateError if they cannot be
@@ -70,7 +62,7 @@ class TlsHandler:
             why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
             files = ", ".join(map(str, paths))
             raise CertificateError(f"the certificate in {files} cannot be used: {why} (gateway_tls_cert_file)") from None
-        self._context, self._stamps = context, stamps
+        self.context, self._stamps = context, stamps
         return f"the certificate in {self._certificate} counts for new connections"
 
     def read(self) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
@@ -86,22 +78,17 @@ class TlsHandler:
         for connection in list(self.undecided):
             connection.abort()
 
-    def protocol(self, make: Callable[[], asyncio.Protocol], refusal: Callable[[str], str], report: Callable[[str, str], None],
-                 idle_s: float) -> asyncio.Protocol:
-        """Return the protocol of a new connection; `make` makes the one that follows when its kind is known.
-
-        `refusal(host)` is why no connection from there is taken, "" if one is; `report(host, sentence)` gets why one is closed,
-        for example since it sent nothing for `idle_s`.
-        """
-        return _HandshakeHandler(self, make, refusal, report, idle_s)
-
 
 def _no_password() -> str:
     raise ValueError("the key has a password; give a key without one, which its file's mode protects")
 
 
-class _HandshakeHandler(asyncio.Protocol):
-    """A connection before its first byte: it counts as open, and is closed if it stays silent."""
+class HandshakeHandler(asyncio.Protocol):
+    """A connection before its first byte: it counts as open, and is closed if it stays silent for `idle_s`.
+
+    `make` makes the protocol that follows when its kind is known. `refusal(host)` is why no connection from there is taken, "" if one
+    is; `report(host, sentence)` gets why one is closed.
+    """
 
     def __init__(self, tls: TlsHandler, make: Callable[[], asyncio.Protocol], refusal: Callable[[str], str],
                  report: Callable[[str, str], None], idle_s: float) -> None:
@@ -153,9 +140,7 @@ class _HandshakeHandler(asyncio.Protocol):
         if not first:
             self.abort()
         elif first == TLS_FIRST_BYTE:
-            task = asyncio.get_running_loop().create_task(self._start_tls())
-            self._tls.tasks.add(task)
-            task.add_done_callback(self._tls.tasks.discard)
+            self._tls.tasks.begin(self._start_tls())
         elif self._tls.is_enforcing:
             self._fail("it does not begin with TLS (gateway_tls_mode is enforcing)")
         else:
@@ -163,7 +148,7 @@ class _HandshakeHandler(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def _start_tls(self) -> None:
-        assert self._transport is not None
+        assert self._transport is not None and self._tls.context is not None
         try:
             secured = await asyncio.get_running_loop().start_tls(
                 self._transport, self, self._tls.context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S,

@@ -1,63 +1,72 @@
-"""Holds on segments, across processes: RocketMQ's ReferenceResource (hold, release) in shared memory.
+"""Holds on segments, across processes: RocketMQ's ReferenceResource (hold, release) as locks of the kernel.
 
     reader    holds = SegmentHolds(folder); holds.hold(segment) ... holds.release(segment)
-    cleaner   holders(cleaning, end) -> pids of living processes that hold a segment below `end`
+    cleaner   cleaning.holders(end) -> pids of the processes that hold a segment below `end`
 
-While a reader holds a segment, the cleaner does not delete it, but waits at most
-destroy_mapped_file_interval_forcibly_ms. It refuses new holds on a segment that it is about
-to delete. It clears the hold of a reader that died, which it recognizes by pid and start
-time. Short reads need no hold: after they have copied the bytes they check that the log's
-minimum offset is not beyond them.
+A hold on the segment that starts at S is a shared lock on byte 1 + S of the cleaner's shared object, which readers open
+read-only; it ends with its process. While a reader holds a segment, the cleaner does not delete it, but waits at most
+destroy_mapped_file_interval_forcibly_ms. It refuses new holds on a segment that it is about to delete: it stores
+`removing_end`, then tries to lock the bytes exclusively; a reader locks, then loads `removing_end`, so one of them sees the
+other. Short reads need no hold: after they have copied the bytes they check that the log's minimum offset is not beyond them.
 """
 
 from __future__ import annotations
 
-import errno
-import functools
 import os
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, ClassVar
 
-from pyengine.errors import EngineError, EngineUnavailableError, OtherLayoutError
+from pyengine.errors import EngineError
 from pyengine.ipc import shared_objects
-from pyengine.ipc.heartbeat import process_start_ms
 from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.native import cleaning as native
+from pyengine.native.control import load
+from pyengine.storage.ofd_lock import EXCLUSIVE, SHARED, find_lock, locks_on, try_lock, unlock
 
 if TYPE_CHECKING:
     from pyengine._native import ms_cleaning
 
+CLEAN_BYTE, HOLDS_BYTE = 0, 1  # of the object: one `pyengine clean` at a time; the hold on the segment that starts at 0
+UNSEEN = 0  # for the pid of a holder in another container
 
-def create_cleaning(folder: SharedFolder, epoch: int, name: str = shared_objects.CLEANING) -> None:
+
+def create_cleaning(folder: SharedFolder, epoch: int) -> None:
     """Create the shared object; the supervisor calls it before it publishes the control block."""
-    with folder.create(name, native.CLEANING_BYTES) as shared:
+    with folder.create(shared_objects.CLEANING, native.CLEANING_BYTES) as shared:
         native.format_cleaning(native.view(shared.memory), epoch)
-
-
-def open_or_replace(folder: SharedFolder, epoch: int) -> Cleaning:
-    """Open the object for the cleaner; one that a reader has truncated or written over is replaced, without its holds.
-
-    EngineUnavailableError if it has no name any more, or the layout of another version.
-    """
-    try:
-        return Cleaning(folder)
-    except EngineUnavailableError as error:
-        if isinstance(error, OtherLayoutError) or shared_objects.CLEANING not in folder.names():
-            raise
-    new = f"{shared_objects.CLEANING}.new"
-    folder.unlink(new)
-    create_cleaning(folder, epoch, new)
-    os.rename(folder.path / new, folder.path / shared_objects.CLEANING)
-    return Cleaning(folder)
 
 
 class Cleaning:
     """The cleaner's shared object as one process has it mapped; `block` is its `struct ms_cleaning *`."""
 
-    def __init__(self, folder: SharedFolder) -> None:
+    def __init__(self, folder: SharedFolder, *, writable: bool = True) -> None:
         """Raises EngineUnavailableError when the object does not exist, has another layout, or belongs to another user."""
-        self.shared, self.block = folder.open_checked(shared_objects.CLEANING, native.view, native.check)
+        self.block: ms_cleaning
+        self.shared, self.block = folder.open_checked(shared_objects.CLEANING, native.view, native.check, writable=writable)
+
+    def lock(self, byte: int, kind: int = EXCLUSIVE, length: int = 1) -> bool:
+        """Lock bytes of the object, until unlock() or the end of the process; False while another process has a lock there."""
+        return try_lock(self.shared.descriptor, byte, "the cleaner's shared object", kind, length)
+
+    def holders(self, end: int) -> list[int]:
+        """Return the pids of the processes that hold a segment below `end`. For the cleaner: it sees each hold that is not refused."""
+        descriptor = self.shared.descriptor
+        while not self.lock(HOLDS_BYTE, length=end):
+            found = [pid for segment, pid in self.held() if segment < end]
+            if found or find_lock(descriptor, HOLDS_BYTE, end):  # else they have been given back meanwhile
+                return found or [UNSEEN]
+        unlock(descriptor, HOLDS_BYTE, end)
+        return []
+
+    def held(self) -> list[tuple[int, int]]:
+        """Return (segment, pid) of every hold; if none of their processes is visible here, of one, with the pid UNSEEN."""
+        descriptor = self.shared.descriptor
+        first = find_lock(descriptor, HOLDS_BYTE, 0)
+        found = {(lock.start - HOLDS_BYTE, lock.pid) for lock in (locks_on(os.fstat(descriptor)) if first else ())
+                 if lock.start >= HOLDS_BYTE and lock.kind == SHARED}
+        return sorted(found) or ([(first.start - HOLDS_BYTE, UNSEEN)] if first else [])
 
     def close(self) -> None:
         self.block = None  # type: ignore[assignment]  # a use after close() must raise, not read address 0
@@ -71,110 +80,54 @@ class Cleaning:
 
 
 class SegmentHolds:
-    """The holds of this process. Threads may share it; nested holds on one segment take one slot."""
+    """The holds of this process. Threads may share it; nested holds on one segment are one lock."""
+
+    _all: ClassVar[weakref.WeakSet[SegmentHolds]] = weakref.WeakSet()
 
     def __init__(self, folder: SharedFolder) -> None:
         self._folder = folder
-        self._cleaning = Cleaning(folder)
+        self._cleaning: Cleaning | None = None
         self._lock = threading.RLock()  # a signal handler in a thread that has it may hold and release
-        self._pid = 0
-        self._owner = 0
-        self._slots: dict[int, list[int]] = {}  # segment -> [slot, count]
+        self._counts: Counter[int] = Counter()
+        self._all.add(self)
 
     def hold(self, segment: int) -> bool:
-        """Hold the segment that starts at `segment`; False when it is being deleted or no slot is free."""
+        """Hold the segment that starts at `segment`; False when it is being deleted, or this user may not open the object."""
         with self._lock:
-            self._become_this_process()
-            held = self._slots.get(segment)
-            if held is not None:
-                held[1] += 1
+            try:
+                cleaning = self._cleaning = self._cleaning or Cleaning(self._folder, writable=False)
+            except EngineError:
+                return False
+            self._counts[segment] += 1  # first: a signal handler that releases the segment must not unlock it for this call
+            is_first = self._counts[segment] == 1
+            if cleaning.lock(HOLDS_BYTE + segment, SHARED) and not (is_first and segment < load(cleaning.block, "removing_end")):
                 return True
-            if not self._is_whole() and not self._reopen():
-                return False
-            slot = native.take(self._cleaning.block, self._owner, segment)
-            if slot in (-errno.ENOENT, -errno.EAGAIN):
-                return False
-            held = self._slots.setdefault(segment, [slot, 0])
-            held[1] += 1
-            if held[0] != slot:  # of a signal handler, meanwhile
-                native.release(self._cleaning.block, slot, self._owner)
-            return True
+            self.release(segment)
+            return False
 
     def release(self, segment: int) -> None:
         """Release one hold; does nothing if this process does not hold the segment."""
         with self._lock:
-            self._become_this_process()
-            held = self._slots.get(segment)
-            if held is None:
-                return
-            held[1] -= 1
-            if held[1] == 0:
-                del self._slots[segment]
-                if self._is_whole():
-                    native.release(self._cleaning.block, held[0], self._owner)
+            self._counts[segment] -= 1
+            if self._counts[segment] <= 0:
+                del self._counts[segment]
+                if self._cleaning is not None:
+                    unlock(self._cleaning.shared.descriptor, HOLDS_BYTE + segment, 1)
 
     def close(self) -> None:
         """Release all holds."""
         with self._lock:
-            if self._pid == os.getpid() and self._is_whole():
-                for slot, _ in self._slots.values():
-                    native.release(self._cleaning.block, slot, self._owner)
-            self._slots.clear()
-            self._cleaning.close()
+            self._counts.clear()
+            if self._cleaning is not None:
+                self._cleaning.close()
+                self._cleaning = None
 
-    def _is_whole(self) -> bool:
-        """Whether no other reader has truncated the object: a look at a page that is gone would end this process."""
-        return os.fstat(self._cleaning.shared.descriptor).st_size >= native.CLEANING_BYTES
-
-    def _reopen(self) -> bool:
-        """Open the object with which the cleaner has replaced a truncated one; False if there is none."""
-        try:
-            replacement = Cleaning(self._folder)
-        except EngineError:
-            return False
-        self._cleaning.close()
-        self._cleaning, self._slots = replacement, {}
-        return True
-
-    def _become_this_process(self) -> None:
-        """In a forked child forget the holds, which belong to the parent."""
-        pid = os.getpid()
-        if self._pid != pid:
-            self._pid, self._owner = pid, native.owner_mark(pid, process_start_ms(pid) or 0)
-            self._slots = {}
+    @classmethod
+    def _after_fork_in_child(cls) -> None:
+        """Close the child's copies, which would keep the parent's locks after its end."""
+        for holds in cls._all:
+            holds._lock = threading.RLock()
+            holds.close()
 
 
-def holders(block: ms_cleaning, end: int) -> list[int]:
-    """Return the pids of living processes that hold a segment below `end`; clear the holds of dead processes."""
-    found = []
-    lives = functools.cache(_lives)
-    for slot, mark in _owned(block, end):
-        if lives(mark):
-            found.append(native.owner_of(mark)[0])
-        else:
-            native.reap(block, slot, mark)
-    return found
-
-
-def reap_dead(block: ms_cleaning) -> int:
-    """Clear all holds of dead processes; return their number."""
-    return sum(native.reap(block, slot, mark) for slot, mark in _owned(block, -1) if not _lives(mark))
-
-
-def held_segments(block: ms_cleaning) -> list[tuple[int, int]]:
-    """Return (segment, pid) of every hold, for `status`."""
-    return sorted((block.holds[slot].segment, native.owner_of(mark)[0]) for slot, mark in _owned(block, 1 << 62))
-
-
-def _owned(block: ms_cleaning, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (slot, owner's mark) of the holds below `end`; -1: of all slots that have an owner. A mark of 0 was released meanwhile."""
-    slot = native.find(block, 0, end)
-    while slot >= 0:
-        yield slot, block.holds[slot].owner
-        slot = native.find(block, slot + 1, end)
-
-
-def _lives(mark: int) -> bool:
-    pid, start_low = native.owner_of(mark)
-    start_ms = process_start_ms(pid) if pid else None
-    return start_ms is not None and start_ms & 0xFFFFFFFF == start_low
+os.register_at_fork(after_in_child=SegmentHolds._after_fork_in_child)

@@ -72,61 +72,6 @@ LIMITS = {"put_timeout_ms": "put_timeout_ms", "sync_flush_timeout_ms": "sync_flu
 ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineIdentity:
-    """The store and the constants of an engine, which the supervisor writes once; later it changes only the LIMITS.
-
-    The fields are those of `struct ms_identity` (csrc/control.cdef.h), without magic, version and size.
-    """
-
-    store_uuid: uuid.UUID
-    boot_id: bytes
-    epoch: int
-    engine_id_device: int
-    engine_id_inode: int
-    segment_bytes: int
-    mode: int
-    session_ring_bytes_default: int = 4 << 20
-    max_message_bytes: int = 4 << 20
-    put_timeout_ms: int = 10_000
-    sync_flush_timeout_ms: int = 5000
-    os_page_cache_busy_timeout_ms: int = 1000
-    spin_writer_us: int = 0
-    spin_producer_us: int = 0
-    sessions_max: int = 256
-    pool_buffers: int = 0
-    replay_clock: int = 0
-    dispatch_at: int = 0
-    role: int = 0
-    created_ms: int = 0
-    sysv_semaphore_id: int = -1
-    lock_modified_ns: int = 0
-    slave_timeout_ms: int = 3000
-    ha_slave_fallbehind_max_bytes: int = 256 << 20
-    min_in_sync_replicas: int = 1
-    replicates: int = 0
-    gateway: int = 0
-    grpc: int = 0
-    created_boot_ns: int = 0
-
-    def write(self, block: ms_identity) -> None:
-        """Fill `struct ms_identity`; no process reads it before the block is published."""
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if name in ("store_uuid", "boot_id"):
-                setattr(block, name, list(value.bytes if name == "store_uuid" else value))
-            else:
-                setattr(block, name, value)
-
-    @classmethod
-    def read(cls, block: ms_identity) -> EngineIdentity:
-        """Read the identity of a published block."""
-        values = {name: getattr(block, name) for name in cls.__slots__}
-        values["store_uuid"] = uuid.UUID(bytes=bytes(block.store_uuid))
-        values["boot_id"] = bytes(block.boot_id)
-        return cls(**values)
-
-
 def check_block(block: ms_control, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError, with the reason, unless this is a valid, published control block."""
     native.check_control(block, mapped_bytes)
@@ -153,23 +98,25 @@ class EngineMemory:
         self._stats_objects: list[SharedObject] = []
 
     @classmethod
-    def create(cls, folder: SharedFolder, identity: EngineIdentity, recorded: bytes = b"") -> EngineMemory:
+    def create(cls, folder: SharedFolder, identity: Mapping[str, Any], recorded: bytes = b"") -> EngineMemory:
         """Create memory of zeros and its semaphores in a swept folder, unpublished. For the supervisor.
 
+        `identity`: fields of `struct ms_identity`, the store and the constants of the engine; later it changes only the LIMITS.
         `recorded`: the flight recorder of the last engine of this boot, which the new engine continues.
         """
         folder.make()
         control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
         with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
-            store_stats.format_stats(store_stats.view(shared.memory))
+            store_stats.publish(store_stats.view(shared.memory))
         with folder.create(shared_objects.BLOCKED_REASONS, native.BLOCKED_REASONS_BYTES) as shared:
-            native.format_blocked_reasons(native.view_blocked_reasons(shared.memory))
+            native.publish_blocked_reasons(native.view_blocked_reasons(shared.memory))
         with folder.create(shared_objects.RECORDER, recorder.RECORDER_BYTES) as shared:
             shared.memory[: len(recorded)] = recorded
-            recorder.format_recorder(recorder.view(shared.memory), identity.boot_id)
+            recorder.format_recorder(recorder.view(shared.memory), identity["boot_id"])
         shared_objects.create_semaphores(folder.short_id)
         memory = cls(folder, control)
-        identity.write(memory.control.identity)
+        for name, value in identity.items():
+            setattr(memory.control.identity, name, list(value) if isinstance(value, bytes) else value)
         return memory
 
     @classmethod
@@ -192,9 +139,28 @@ class EngineMemory:
         native.publish(self.control)
 
     @cached_property
-    def identity(self) -> EngineIdentity:
-        """The store and the constants of this engine."""
-        return EngineIdentity.read(self.control.identity)
+    def identity(self) -> ms_identity:
+        """A copy of the store and the constants of this engine."""
+        return native.copy_identity(self.control)
+
+    @property
+    def store_uuid(self) -> uuid.UUID:
+        """Of the identity."""
+        return uuid.UUID(bytes=bytes(self.identity.store_uuid))
+
+    @property
+    def boot_id(self) -> bytes:
+        """Of the identity."""
+        return bytes(self.identity.boot_id)
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether constant fields of the control block were overwritten: then no value in shared memory can be trusted."""
+        try:
+            check_block(self.control, native.CONTROL_BYTES)
+        except EngineUnavailableError:
+            return True
+        return not native.has_identity(self.control, self.identity)
 
     @cached_property
     def place(self) -> tuple[int, int]:
@@ -269,11 +235,11 @@ class EngineMemory:
     def _other_engine(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
         """Return why this is not the memory of the store's last engine, in this boot; "" if it is."""
         identity = self.identity
-        if identity.store_uuid != engine_id.uuid:
+        if self.store_uuid != engine_id.uuid:
             return "it belongs to another store"
         if (identity.engine_id_device, identity.engine_id_inode) != (engine_id.device, engine_id.inode):
             return "the store is a copy"
-        if identity.boot_id != read_boot_id():
+        if self.boot_id != read_boot_id():
             return "the machine was started again"
         if identity.epoch != read_epoch(root):
             return f"it is of epoch {identity.epoch}, the store of {read_epoch(root)}"

@@ -73,7 +73,7 @@ class CrashedEngineMemory:
             failpoint("left_memory_retired")
 
     def _living(self) -> list[int]:
-        if self._memory is None or self._memory.identity.boot_id != read_boot_id():
+        if self._memory is None or self._memory.boot_id != read_boot_id():
             return []
         lines = [self._memory.control.workers[kind] for kind in range(len(KIND_NAMES))]
         # A worker that has released the store may still pause before it ends (pyengine/engine/log_file.py): it does not count.
@@ -110,7 +110,7 @@ class CrashedEngineMemory:
                 self.shared = SharedState(0, 0, (), f"{error}; what may have been in its pool alone is given up")
             return
         control = memory.control
-        if memory.identity.boot_id == read_boot_id():  # also if its positions are of no use: discard() removes the memory with the id
+        if memory.boot_id == read_boot_id():  # also if its positions are of no use: discard() removes the memory with the id
             self._semaphore_id = memory.identity.sysv_semaphore_id
         slot_end, _ = native.committed_slot(control)
         committed, flushed, reput_from = (native.load_position(getattr(control, name)) for name in ("committed", "flushed", "reput_from"))

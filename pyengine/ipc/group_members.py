@@ -14,7 +14,7 @@ what locks cannot express: each member's heartbeat, and which claims are no long
 
 | bytes | contents | written by |
 |---|---|---|
-| slot records, SLOTS_AT + 64 * slot, for each of the three kinds | incarnation, heartbeats, pid | the slot's holder |
+| slot records, SLOTS_AT + 64 * slot, for each of the three kinds | incarnation, heartbeats, pid, filter | the slot's holder |
 | queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | the holder of the lock on the groups' offsets |
 | marks, 20 bytes after those | the offset up to which the queue was delivered | the holder of the queue |
 
@@ -39,7 +39,6 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyengine.errors import EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
@@ -58,7 +57,7 @@ QUEUES = 1 << 61
 SLOTS_AT = 4096
 RECORDS_AT = 1 << 20
 _SLOT_STRIDE, _RECORD_STRIDE = 64, 32
-_SLOT = struct.Struct("<QQII")    # incarnation, heartbeats, pid, 0; then a CRC-32 over them
+_SLOT = struct.Struct("<QQII")    # the fields of a SlotRecord; then a CRC-32 over them
 _RECORD = struct.Struct("<QQ")    # fence, incarnation; then a CRC-32 over them
 _MARK = struct.Struct("<QI")      # the offset; a CRC-32 over it and the tenure (storage/acknowledgements.py)
 _MARK_AT = 20
@@ -83,11 +82,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """A member's own record. `beats` rises while the member lives and is not stopped."""
+    """A member's own record. `heartbeats` rises while it lives and is not stopped; `wanted` stands for its filter, 0 if it is unknown."""
 
     incarnation: int = _NO_OWNER
     heartbeats: int = 0
     pid: int = 0
+    wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +113,19 @@ class GroupMembers:
     """
 
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True,
-                 pulse: Pulse | None = None) -> None:
+                 pulse: Pulse | None = None, wanted: int = 0) -> None:
         """Open the file; create it if `may_create`, else raise FileNotFoundError if it does not exist.
 
-        `pulse` sends the heartbeats from join() on.
+        `pulse` sends the heartbeats from join() on; `wanted` is of the SlotRecord.
         """
-        self._path = StorePaths(root).config / "consumers" / group_key(topic, group)
+        self._wanted = wanted
+        self.path = StorePaths(root).config / "consumers" / group_key(topic, group)
         try:
-            self._descriptor = open_shared_file(self._path) if may_create else os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._descriptor = open_shared_file(self.path) if may_create else os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise disk_error(error, "open", self._path) from error
+            raise disk_error(error, "open", self.path) from error
         self._pulse = pulse
         self._beat: Beat | None = None
         self._slot = -1
@@ -148,17 +149,17 @@ class GroupMembers:
                 others = (MEMBERS, GUESTS) if kind == SHARERS else (SHARERS,)
                 if any(self._locked(base, base + SLOTS_MAX) for base in others):  # looked for with the lock: one of two sees the other
                     self._unlock(self._base + slot)
-                    raise UsageError(_MIXED[kind == SHARERS].format(*self._path.name.split("@"))
+                    raise UsageError(_MIXED[kind == SHARERS].format(*self.path.name.split("@"))
                                      + ": give all of them the same `sharing`, or stop those")
                 self._slot = slot
                 self.heartbeat()
                 if self._pulse is not None:
                     self._beat = Beat(self._pulse, {
                         "fd": self._descriptor, "slot": slot, "incarnation": self.incarnation, "heartbeats": self._heartbeats,
-                        "pid": os.getpid(), "slots": 0 if kind == GUESTS else SLOTS_MAX, "slots_at": self._slot_at(kind, 0),
-                        "locks_at": kind, "records_at": RECORDS_AT})
+                        "pid": os.getpid(), "wanted": self._wanted, "slots": 0 if kind == GUESTS else SLOTS_MAX,
+                        "slots_at": self._slot_at(kind, 0), "locks_at": kind, "records_at": RECORDS_AT})
                 return slot
-        raise EngineError(f"{self._path.name} has {SLOTS_MAX} members already")
+        raise EngineError(f"{self.path.name} has {SLOTS_MAX} members already")
 
     def has_changed(self) -> bool:
         """Whether, at a heartbeat since the last call, the members or the claims on queues had changed, or a member seemed stopped.
@@ -170,7 +171,7 @@ class GroupMembers:
     def heartbeat(self) -> None:
         """Raise this member's heartbeat, which `pulse` does otherwise: it lives and is not stopped."""
         self._heartbeats += 1
-        self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._heartbeats, os.getpid(), 0))
+        self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._heartbeats, os.getpid(), self._wanted))
 
     def sharing(self) -> list[int]:
         """Return the slots of the living members that get a share, this one included, sorted."""
@@ -185,25 +186,11 @@ class GroupMembers:
             found.add(self._base + self._slot)
         return {at: self._slot_record(at) for at in sorted(found)}
 
-    def record_of(self, slot: int) -> SlotRecord:
-        """Return the record of the member that has a sharing slot."""
-        return self._slot_record(MEMBERS + slot)
-
-    def slot_states(self, count: int) -> list[bytes]:
-        """Return the bytes of the first `count` sharing slots, which change with each heartbeat."""
-        content = self._read(SLOTS_AT, _SLOT_STRIDE * count)
-        return [content[at : at + _SLOT_STRIDE] for at in range(0, _SLOT_STRIDE * count, _SLOT_STRIDE)]
-
-    @property
-    def path(self) -> Path:
-        """The file's name."""
-        return self._path
-
     @property
     def is_current(self) -> bool:
         """Whether the open file still has its name, so that other members open the same one."""
         try:
-            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
         except OSError:
             return False
 
@@ -251,11 +238,6 @@ class GroupMembers:
             self._beat.set_records(self._records)
         self._claimed[queue_id] = _with_crc(_RECORD.pack(fence, self.incarnation))
         return Claim(queue_id, fence)
-
-    def seize(self, queue_id: int) -> Claim | None:
-        """Take a queue from the member that holds it, which ends that member's hold."""
-        self.fence_off(queue_id)
-        return self.claim(queue_id)
 
     def fence_off(self, queue_id: int) -> int:
         """End any hold on a queue, so that a member can claim it; return the new fence."""
@@ -309,7 +291,7 @@ class GroupMembers:
     # -- locks --------------------------------------------------------------------
 
     def _try_lock(self, byte: int) -> bool:
-        return try_lock(self._descriptor, byte, self._path)
+        return try_lock(self._descriptor, byte, self.path)
 
     def _unlock(self, byte: int) -> None:
         unlock(self._descriptor, byte, 1)
@@ -322,7 +304,7 @@ class GroupMembers:
             low, high = ranges.pop()
             if low >= high:
                 continue
-            with disk_errors("read the locks of", self._path):
+            with disk_errors("read the locks of", self.path):
                 lock = find_lock(self._descriptor, low, high - low)
             if lock is None:
                 continue
@@ -339,7 +321,7 @@ class GroupMembers:
     def _slot_record(self, byte: int) -> SlotRecord:
         base = byte & -(1 << 40)
         fields = self._get(self._slot_at(base, byte - base), _SLOT)
-        return SlotRecord() if fields is None else SlotRecord(*fields[:3])
+        return SlotRecord() if fields is None else SlotRecord(*fields)
 
     def _put_record(self, queue_id: int, record: QueueRecord) -> None:
         self._put(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD.pack(record.fence, record.incarnation))
@@ -351,13 +333,13 @@ class GroupMembers:
         try:  # not disk_errors(), which takes as long as the call
             os.pwrite(self._descriptor, content, at)
         except OSError as error:
-            raise disk_error(error, "write", self._path) from error
+            raise disk_error(error, "write", self.path) from error
 
     def _read(self, at: int, count: int) -> bytes:
         try:  # not disk_errors(), which takes as long as the call
             return os.pread(self._descriptor, count, at)
         except OSError as error:
-            raise disk_error(error, "read", self._path) from error
+            raise disk_error(error, "read", self.path) from error
 
     def _get(self, at: int, fields: struct.Struct) -> tuple[int, ...] | None:
         """Return the fields of a record; None if there is none with a valid checksum."""

@@ -38,8 +38,13 @@ def is_alive(pid: int, start_ms: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP, Ctrl-Z) has stopped the process; False for one that a debugger has stopped."""
+    return state_of(pid) == "T"
+
+
+def state_of(pid: int) -> str:
+    """Return the process state letter (R, S, D, T, Z); empty if the process does not exist."""
     fields = _stat(pid)
-    return fields is not None and fields[_STATE] == b"T"
+    return "" if fields is None else fields[_STATE].decode()
 
 
 def _stat(pid: int) -> list[bytes] | None:

@@ -43,7 +43,7 @@ from pyengine.ipc.store_lock import read_holder
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.waiting import Awaited, Sleeper, Watch, Watched
-from pyengine.results import ReadLevel
+from pyengine.results import Level, ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.commit_log import CommitLog, Log, end_of_stored_until
 from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
@@ -56,7 +56,7 @@ from pyengine.storage.store_reader import StoreReader
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_position
     from pyengine.storage.check.diff import DiffReport, QueueEnds
-    from pyengine.storage.check.parts import CheckWork
+    from pyengine.storage.check.parts import RunPieces
     from pyengine.storage.check.report import CheckReport
     from pyengine.storage.recovery.report import Progress
 
@@ -84,6 +84,7 @@ class LiveWatermark:
         self._root = root
         self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None
+        self._opened: list[EngineMemory] = []  # of replaced engines too: another thread may still wait in one, or release a hold
         self._lock = threading.RLock()  # a signal handler in a thread that has it may read
 
     def limit(self, level: ReadLevel) -> int:
@@ -120,42 +121,41 @@ class LiveWatermark:
     def close(self) -> None:
         """Unmap the control block; the next call maps it again."""
         with self._lock:
-            self._detach()
+            for memory in self._opened:
+                memory.close()
+            self._opened, self._memory = [], None
 
     def _position(self, control: ms_control, level: ReadLevel) -> int:
         if level is ReadLevel.REPLICATED and not control.identity.replicates:
             raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
         return native.load_position(_position_of(control, level))
 
-    def _attached(self) -> ms_control | None:
-        """Return the control block of the running engine, None if none runs.
+    def memory(self) -> EngineMemory | None:
+        """Return the memory of the running engine, None if none runs; it stays mapped until close().
 
         The store's lock says whether an engine runs, for one system call; the counters do not, since the
         memory stays as it was after a kill -9 of all processes.
         """
-        if store_use(self._root) is not StoreUse.ENGINE:
-            self._detach()
-            return None
-        if self._memory is not None and (self._memory.retired or not self._memory.folder.is_named(self._memory.control_object)):
-            self._detach()
-        if self._memory is None:
-            try:
-                memory = EngineMemory.of(self._root)
-            except EngineUnavailableError:  # another user's engine, or one that has just ended
-                return None
-            if memory.identity.boot_id != read_boot_id():
-                memory.close()
-                return None
-            self._memory = memory
-        if self._memory.state in _NO_POSITIONS_YET:
-            self._detach()
-            raise passing(StoreBusyError(f"{self._root} is being recovered: wait until it runs"))
-        return self._memory.control
+        with self._lock:
+            known = self._memory
+            if store_use(self._root) is not StoreUse.ENGINE:
+                self._memory = None
+            elif known is None or known.retired or not known.folder.is_named(known.control_object):
+                self._memory = None
+                with contextlib.suppress(EngineUnavailableError):  # another user's engine, or one that starts or stops
+                    memory = EngineMemory.of(self._root)
+                    if memory.boot_id != read_boot_id():
+                        memory.close()
+                        return None
+                    self._opened.append(memory)
+                    self._memory = memory
+            return self._memory
 
-    def _detach(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+    def _attached(self) -> ms_control | None:
+        memory = self.memory()
+        if memory is not None and memory.state in _NO_POSITIONS_YET:
+            raise passing(StoreBusyError(f"{self._root} is being recovered: wait until it runs"))
+        return None if memory is None else memory.control
 
 
 def _position_of(control: ms_control, level: ReadLevel) -> ms_position:
@@ -325,8 +325,6 @@ class LiveStoreReader(StoreReader):
         self._live_watermark = LiveWatermark(self.root, self.commit_log)
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None
-        # Also of replaced engines, until close(): another thread may still wait in one, or release a hold.
-        self._opened: list[EngineMemory] = []
         self._holds: dict[EngineMemory, SegmentHolds] = {}
         self._engine_check_due_s = 0.0
         self._memory_lock = threading.RLock()  # a signal handler in a thread that has it may read
@@ -357,12 +355,12 @@ class LiveStoreReader(StoreReader):
     def _is_dispatched(self) -> bool:
         return self.is_live or super()._is_dispatched()
 
-    def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
+    def dispatched_offset(self, level: Level | None = None) -> int:
         """Return the offset below which each is in its queue."""
         return self._queue_limit(level)
 
     def wait_for_message(
-        self, topic: str, queue_id: int, offset: int, timeout_s: float, level: ReadLevel | str | None = None
+        self, topic: str, queue_id: int, offset: int, timeout_s: float, level: Level | None = None
     ) -> bool:
         """Sleep until the queue has a message at `offset` or beyond; False at the timeout."""
         deadline_s = time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
@@ -375,7 +373,7 @@ class LiveStoreReader(StoreReader):
                 return False
             self._wait_for_queues([look], left_s)
 
-    def _look(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> Look | None:
+    def _look(self, topic: str, queue_id: int, level: Level | None = None) -> Look | None:
         """Take this before a read of the queue: if the read finds nothing, _has_arrived() and _wait_for_queues() take it.
 
         None without a running engine.
@@ -457,29 +455,25 @@ class LiveStoreReader(StoreReader):
             holds.release(segment)
 
     def _segment_holds(self) -> SegmentHolds | None:
-        """Return the holds of the running engine; None if none runs or this user may not write to its memory."""
+        """Return the holds of the running engine; None if none runs."""
         memory = self._engine_memory()
         if memory is None:
             return None
         with self._memory_lock:
             if memory not in self._holds:
-                with contextlib.suppress(EngineUnavailableError):
-                    self._holds[memory] = SegmentHolds(memory.folder)
-            return self._holds.get(memory)
+                self._holds[memory] = SegmentHolds(memory.folder)
+            return self._holds[memory]
 
     def close(self) -> None:
         """Close files and shared memory; no other thread may use the reader any more."""
         was_open = self._is_open
         super().close()
-        self._live_watermark.close()
         with self._memory_lock:
             for holds in self._holds.values():
                 holds.close()
-            for memory in self._opened:
-                memory.close()
             self._holds.clear()
-            self._opened.clear()
             self._memory = None
+        self._live_watermark.close()
         if was_open:
             self._store.close()
 
@@ -517,18 +511,8 @@ class LiveStoreReader(StoreReader):
             now_s = time.monotonic()
             if now_s >= self._engine_check_due_s or (self._memory is not None and self._memory.retired):
                 self._engine_check_due_s = now_s + ENGINE_CHECK_INTERVAL_S
-                self._check_engine()
+                self._memory = self._live_watermark.memory()
             return self._memory
-
-    def _check_engine(self) -> None:
-        lives = store_use(self.root) is StoreUse.ENGINE
-        if self._memory is not None and (
-                not lives or self._memory.retired or not self._memory.folder.is_named(self._memory.control_object)):
-            self._memory = None
-        if self._memory is None and lives:
-            with contextlib.suppress(EngineUnavailableError):  # it starts or stops, or is another user's: read the files
-                self._memory = EngineMemory.of(self.root)
-                self._opened.append(self._memory)
 
 
 def lost_end(store: LiveStoreReader) -> int | None:
@@ -564,18 +548,19 @@ def flushed_end(store: LiveStoreReader) -> int:
 
 
 def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progress: Progress | None = None,
-              work: CheckWork | None = None) -> CheckReport:
+              run: RunPieces | None = None) -> CheckReport:
     """Check the store as it is; start again when the program that runs on it deletes a file before it is checked.
 
     Raises what storage.check.check raises, and StoreBusyError as `dispatched_end` does. While a broker runs on the store,
     only records up to the flushed time of its checkpoint are checked, and a finding of the kind `broker` names that offset.
     """
     from pyengine.storage.check.check import check  # imported here, since readers do not need it
+    from pyengine.storage.check.parts import run_here
 
     store = MessageStore(root, config.geometry)
 
     def checked_below(limit: int | None, beside: str = "") -> CheckReport:
-        return check(store, acked=acked, limit=limit, options=config, progress=progress, work=work, beside=beside)
+        return check(store, acked=acked, limit=limit, options=config, progress=progress, run=run or run_here, beside=beside)
 
     holder = read_holder(root)
     if holder.kind == "foreign":

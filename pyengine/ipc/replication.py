@@ -71,79 +71,66 @@ def create_replication(folder: SharedFolder, epoch: int) -> None:
 
 
 class Link:
-    """The replicator's handle of one link. Every method is one or two plain stores."""
+    """The replicator's handle of one link; `row` is its `struct ms_link`, which C code updates too."""
 
     def __init__(self, owner: Replication, number: int, address: str, state: int) -> None:
         self._owner = owner
         self._number = number
-        self._block = block = owner.block.links[number]
+        self.row: ms_link = owner.block.links[number]
         self.address = address
-        native.write_texts(block, address, "")
+        native.write_texts(self.row, address, "")
         for field, value in (("since_ms", now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
-                             ("bytes", 0), ("frames", 0), ("caught_up_ns", 0)):
-            native_control.store(block, field, value)
-        self._store_sent = native_control.storer(block, "sent")
-        self._store_acked = native_control.storer(block, "acked")
-        self._store_acked_ms = native_control.storer(block, "acked_ms")
-        native_control.store(block, "state", state)
-
-    @property
-    def row(self) -> ms_link:
-        """The link's `struct ms_link`, for the C code that updates it."""
-        return self._block
+                             ("bytes", 0), ("frames", 0), ("caught_up_ns", 0), ("state", state)):
+            native_control.store(self.row, field, value)
 
     def state(self, state: int, detail: str = "") -> None:
         """Set the state, and a sentence for `status`."""
-        native.write_texts(self._block, self.address, detail)
-        native_control.store(self._block, "state", state)
+        native.write_texts(self.row, self.address, detail)
+        native_control.store(self.row, "state", state)
 
     def start(self, offset: int) -> None:
         """Note the offset at which the transfer on this connection begins."""
-        native_control.store(self._block, "start", offset)
-        native_control.store(self._block, "sent", offset)
+        native_control.store(self.row, "start", offset)
+        native_control.store(self.row, "sent", offset)
 
     def sent(self, offset: int, size_bytes: int, frames: int) -> None:
         """Note that the log is sent (or received) up to `offset`, and add `size_bytes` and `frames` to the totals."""
-        self._store_sent(offset)
-        native_control.store(self._block, "bytes", native_control.load(self._block, "bytes") + size_bytes)
-        native_control.store(self._block, "frames", native_control.load(self._block, "frames") + frames)
+        native_control.store(self.row, "sent", offset)
+        native_control.increment(self.row, "bytes", size_bytes)
+        native_control.increment(self.row, "frames", frames)
 
     def acked(self, offset: int) -> None:
         """Note the offset that the slave reported last."""
-        self._store_acked(offset)
-        self._store_acked_ms(now_ms())
+        native_control.store(self.row, "acked", offset)
+        native_control.store(self.row, "acked_ms", now_ms())
 
     def caught_up(self, at_ns: int) -> None:
         """Note that the peer has all that was committed here at the time `at_ns` (monotonic)."""
-        native_control.store(self._block, "caught_up_ns", at_ns)
+        native_control.store(self.row, "caught_up_ns", at_ns)
 
     def close(self, detail: str = "") -> None:
         """Free the link; `detail` is the reason if this process did not close it on purpose."""
-        native_control.store(self._block, "state", LINK_NONE)
+        native_control.store(self.row, "state", LINK_NONE)
         self._owner.release(self._number, self.address, detail)
 
 
 class Replication:
     """The shared object, mapped in this process; `block` is its `struct ms_replication *`."""
 
-    def __init__(self, folder: SharedFolder, *, writable: bool = False) -> None:
-        """Raises EngineUnavailableError when the object does not exist, has another layout, or belongs to another user."""
-        shared, block = folder.open_checked(shared_objects.REPLICATION, native.view, native.check, writable=writable)
-        self._take(block, shared)
+    def __init__(self, folder: SharedFolder | None, *, writable: bool = False) -> None:
+        """Without a folder in private memory, for a replicator that cannot open the shared one.
+
+        EngineUnavailableError when the object does not exist, has another layout, or belongs to another user.
+        """
+        self.block: ms_replication
+        self._shared: SharedObject | None = None
+        if folder is None:
+            self.block = native.private()
+        else:
+            self._shared, self.block = folder.open_checked(shared_objects.REPLICATION, native.view, native.check, writable=writable)
+        self._free = list(range(native.LINKS_MAX - 1, -1, -1))
         if writable:
             native.clear(self.block)
-
-    def _take(self, block: ms_replication, shared: SharedObject | None) -> None:
-        self.block = block
-        self._shared = shared
-        self._free = list(range(native.LINKS_MAX - 1, -1, -1))
-
-    @classmethod
-    def private(cls) -> Replication:
-        """Return an object in private memory, for a replicator that cannot open the shared one."""
-        replication = cls.__new__(cls)
-        replication._take(native.private(), None)
-        return replication
 
     # ---- the replicator ---------------------------------------------------------
 
@@ -163,7 +150,7 @@ class Replication:
 
     def count(self, field: str) -> None:
         """Add 1 to `connections`, `refused` or `closed`."""
-        native_control.store(self.block, field, native_control.load(self.block, field) + 1)
+        native_control.increment(self.block, field)
 
     def listening(self, port: int) -> None:
         """Note the port at which a master accepts slaves."""

@@ -125,7 +125,7 @@ class OpenSession:
                 shared.close()
             raise
         self._object: SharedObject | None = mapped[0]
-        self._counted = sessions.join_attach_count(self.identity.sysv_semaphore_id)
+        self._counted = native_session.count_producer(self.identity.sysv_semaphore_id, 1)
 
     @property
     def control(self) -> ms_control:
@@ -157,11 +157,11 @@ class OpenSession:
             return
         if os.getpid() == self._pid:
             if self._counted:
-                sessions.leave_attach_count(self.identity.sysv_semaphore_id)
+                native_session.count_producer(self.identity.sysv_semaphore_id, -1)
             if self.is_open:
                 request = {"want": "close", "epoch": self.identity.epoch, "slot": self.slot, "generation": self.generation}
                 with contextlib.suppress(OSError, ValueError), sessions.connect_socket(self.folder.path, 1.0) as channel:
-                    _ask(channel, request)
+                    ask(channel, request)
         del self.session  # a pointer into the mapping
         self._object.close()
         self._object = None
@@ -211,7 +211,7 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> OpenSessi
     keep_standard_descriptors()
     folder = find_folder(root)
     with sessions.connect_socket(folder.path, timeout_s) as channel:
-        answer, descriptors = _ask(channel, {"want": "session", "ring_bytes": ring_bytes})
+        answer, descriptors = ask(channel, {"want": "session", "ring_bytes": ring_bytes})
     if "error" in answer or len(descriptors) != DESCRIPTORS:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -229,7 +229,7 @@ def ask_for_settings(root: str | os.PathLike[str], live: Mapping[str, str], time
     """
     try:
         with sessions.connect_socket(find_folder(root).path, timeout_s) as channel:
-            answer, _ = _ask(channel, {"want": "settings", "live": dict(live)})
+            answer, _ = ask(channel, {"want": "settings", "live": dict(live)})
     except OSError as error:
         raise EngineUnavailableError(f"the engine's supervisor does not answer: {error}") from None
     if "error" in answer:
@@ -237,7 +237,7 @@ def ask_for_settings(root: str | os.PathLike[str], live: Mapping[str, str], time
     return answer
 
 
-def _ask(channel: socket.socket, request: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
+def ask(channel: socket.socket, request: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
     """Send a request; return (answer, descriptors of the answer). OSError when the supervisor closes the connection."""
     channel.sendall(json.dumps(request).encode() + b"\n")
     line = b""

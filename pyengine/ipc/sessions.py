@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, passing
-from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS
+from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, opened
 from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
 from pyengine.ipc.shared_objects import CONTROL, SOCKET, session_name
@@ -149,10 +149,8 @@ class Sessions:
             descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:  # the name was removed: only the pidfd tells
             return True
-        try:
+        with opened(descriptor):
             return is_held(descriptor)
-        finally:
-            os.close(descriptor)
 
     def close(self, slot: int, generation: int) -> bool:
         """Mark a session dead; its published entries are still executed. False when it was closed already."""
@@ -523,26 +521,3 @@ def remove_attach_count(semaphore_id: int) -> None:
     if semaphore_id != NO_ATTACH_COUNT:
         with contextlib.suppress(sysv_ipc.Error):
             sysv_ipc.remove_semaphore(semaphore_id)
-
-
-def join_attach_count(semaphore_id: int) -> bool:
-    """Count this process until leave_attach_count() or its death. False if that is not possible; the count is advisory."""
-    try:
-        native_session.count_producer(semaphore_id, 1)
-    except OSError:
-        return False
-    return True
-
-
-def leave_attach_count(semaphore_id: int) -> None:
-    """End the count of this process; call it only after join_attach_count() returned True."""
-    with contextlib.suppress(OSError):
-        native_session.count_producer(semaphore_id, -1)
-
-
-def producers_attached(semaphore_id: int) -> int | None:
-    """Return the number of living producers; None if there is no count or it belongs to another user."""
-    try:
-        return native_session.producer_count(semaphore_id)
-    except OSError:
-        return None

@@ -12,7 +12,7 @@
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
 | `name-servers` | with which name servers the gateway's broker is registered, as JSON; absent without any | gateway |
 | `recorder` | the stalls of each worker; a new engine of the same boot takes it over | each worker its ring |
-| `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
+| `cleaning` | locks on it hold segments; disk use, requests to clean | cleaner, `pyengine clean` |
 | `replication` | links to slaves or to the master | replicator |
 | `pool-<i>` | one buffer of the pool | writer |
 | `session-<epoch>-<slot>-<generation>` | one producer's ring | that producer and the writer |
@@ -291,17 +291,16 @@ class SharedFolder:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def sweep(self, keep: frozenset[str] = frozenset()) -> list[str]:
-        """Remove all objects except `keep`, and all semaphores; if `keep` is empty, the folder and the locks of Spark's sink too.
+    def sweep(self) -> list[str]:
+        """Remove all objects, all semaphores, the folder and the locks of Spark's sink.
 
         Call it only when no process of the store is alive. Returns the removed names.
         """
-        removed = [name for name in self.names() if name not in keep and self.unlink(name)]
+        removed = [name for name in self.names() if self.unlink(name)]
         unlink_semaphores(self.short_id)
-        if not keep:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path)
-            remove_unlocked(self.sink_locks_path)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)
+        remove_unlocked(self.sink_locks_path)
         return removed
 
 

@@ -40,13 +40,13 @@ from pathlib import Path
 from typing import Literal
 
 from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusyError, command, disk_error
-from pyengine.formats.small_file import open_regular
+from pyengine.formats.small_file import open_regular, opened
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
 from pyengine.native import control as native
 from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.later_format import require_known_format
-from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, is_at, try_lock, wait_lock
+from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, is_at, locks_on, try_lock, wait_lock
 
 LOCK_CONTENT = b"lock"
 OWNER_BYTE = 0
@@ -219,11 +219,8 @@ class SharingLock:
     @contextlib.contextmanager
     def starting(self) -> Iterator[bool]:
         """Be the only process that starts the engine inside the block; False if another one is."""
-        descriptor = open_shared_file(self._path)  # of its own: the processes that were forked share the other one
-        try:
+        with opened(open_shared_file(self._path)) as descriptor:  # of its own: the processes that were forked share the other one
             yield try_lock(descriptor, STARTER_BYTE, self._path)
-        finally:
-            os.close(descriptor)
 
     def watch(self) -> None:
         """Note that this process is the supervisor and stops the engine with its last user."""
@@ -260,11 +257,9 @@ class SharingLock:
             descriptor = open_regular(self._path)
         except OSError:
             return UNLOCKED
-        try:
+        with opened(descriptor):
             found = find_lock(descriptor, byte)
             return found.kind if found else UNLOCKED
-        finally:
-            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -285,10 +280,8 @@ def read_holder(root: str | os.PathLike[str]) -> Holder:
     descriptor = open_lock(root)
     if descriptor < 0:
         return Holder("none")
-    try:
+    with opened(descriptor):
         return _holder(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def how_to_use(root: str | os.PathLike[str]) -> str:
@@ -344,15 +337,10 @@ def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
     It reads the entries of all processes; call it when shared memory does not have the pid.
     """
     try:
-        wanted = os.stat(Path(root) / "lock")
+        locks = locks_on(os.stat(Path(root) / "lock"))
     except OSError:
         return None
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # the process has ended, or is another user's
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                if _is_open_on(f"/proc/{pid}/fd/{descriptor}", wanted) and _holds(pid, descriptor, KIND_BYTE + kind):
-                    return int(pid)
-    return None
+    return next((lock.pid for lock in locks if lock[:3] == (EXCLUSIVE, KIND_BYTE + kind, 1)), None)
 
 
 def name_processes(root: str | os.PathLike[str], kinds: Iterable[int]) -> str:
@@ -392,20 +380,6 @@ def kill_workers(root: str | os.PathLike[str]) -> None:
         if pid is not None and pid != os.getpid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _is_open_on(link: str, wanted: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(link), wanted)
-    except OSError:
-        return False
-
-
-def _holds(pid: str, descriptor: str, byte: int) -> bool:
-    """Whether /proc/PID/fdinfo/FD has a lock of that byte: `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:4711 16 16`."""
-    lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
-    locks = [line.split() for line in lines if line.startswith("lock:")]
-    return any("WRITE" in lock and lock[-2:] == [str(byte)] * 2 for lock in locks)
 
 
 def lock_modified_ns(root: str | os.PathLike[str]) -> int:

@@ -18,9 +18,9 @@ from pyengine.errors import EngineUnavailableError, OtherLayoutError, shown
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import CData, Struct, ms_blocked_reasons, ms_control, ms_position
+    from pyengine._native import CData, Struct, ms_blocked_reasons, ms_control, ms_identity, ms_position
 
-_S = TypeVar("_S")
+_S = TypeVar("_S", bound="Struct")
 
 CONTROL_BYTES: int = ffi.sizeof("struct ms_control")
 LAYOUT_VERSION: int = lib.MS_CONTROL_LAYOUT_VERSION
@@ -77,15 +77,28 @@ publish = lib.ms_control_publish  # let other processes attach: store the versio
 publish_flushed = lib.ms_control_publish_flushed
 # Move `confirm`, raise confirm_seq and wake the puts that wait for it; called by the replicator.
 publish_confirm = lib.ms_control_publish_confirm
-format_blocked_reasons = lib.ms_blocked_reasons_format  # initialize a zeroed block, with no worker blocked; called by the supervisor
 
 
 class SharedStruct(Generic[_S]):
-    """The struct of one kind of shared object, and its ms_*_check function; `what` names the object in errors."""
+    """The struct of one kind of shared object; `what` names the object in errors.
 
-    def __init__(self, what: str, struct: str, check: Callable[[_S, int], int]) -> None:
+    `check`: its ms_*_check function; without one the object has a `magic` and a layout `version`, and no more is checked.
+    """
+
+    def __init__(self, what: str, struct: str, check: Callable[[_S, int], int] | None = None, *, magic: bytes = b"",
+                 version: int = 0) -> None:
         self.size_bytes: int = ffi.sizeof(struct)
-        self._what, self._pointer, self._check = what, f"{struct} *", check
+        self._what, self._pointer = what, f"{struct} *"
+        self._head = int.from_bytes(magic, "big"), version
+        self._check = check or (lambda object, mapped_bytes: lib.ms_layout_check(object, mapped_bytes, *self._head, self.size_bytes))
+
+    def publish(self, struct: _S) -> None:
+        """Store version and magic, last of all: from then on other processes accept the object."""
+        lib.ms_layout_publish(struct, *self._head)
+
+    def private(self) -> _S:
+        """Return the struct, all zeros, in private memory, for a process that cannot have the shared one."""
+        return cast(_S, ffi.new(self._pointer))
 
     def view(self, memory: Buffer) -> _S:
         """Return an unchecked pointer to the struct over a mapping, which the caller keeps alive."""
@@ -104,6 +117,18 @@ class SharedStruct(Generic[_S]):
 
 _SHARED: SharedStruct[ms_control] = SharedStruct("the control block", "struct ms_control", lib.ms_control_check)
 view_control = _SHARED.view
+
+
+def copy_identity(control: ms_control) -> ms_identity:
+    """Return a copy of the identity in private memory."""
+    copy = ffi.new("struct ms_identity *")
+    ffi.memmove(copy, ffi.addressof(control, "identity"), ffi.sizeof("struct ms_identity"))
+    return copy
+
+
+def has_identity(control: ms_control, copy: ms_identity) -> bool:
+    """Whether no byte of the identity differs from the copy."""
+    return bool(ffi.buffer(ffi.addressof(control, "identity"))[:] == ffi.buffer(copy)[:])
 
 
 def index_progress_copy(control: ms_control) -> bytes:
@@ -237,44 +262,60 @@ def freeze(control: ms_control, kind: int, error_number: int, reason: str) -> bo
 
 def set_reason(control: ms_control, text: str) -> None:
     """Set why the store starts degraded; called by the supervisor before it publishes the block."""
-    data = encoded(text, lib.MS_REASON_BYTES) + b"\0"
-    ffi.memmove(control.state.reason, data, len(data))
+    ffi.memmove(control.state.reason, padded(text, lib.MS_REASON_BYTES), lib.MS_REASON_BYTES)
 
 
 def reason(control: ms_control) -> str:
     """Return why the store is frozen, read-only or degraded; "" if it is not."""
-    return ffi.string(ffi.cast("char *", control.state.reason), lib.MS_REASON_BYTES - 1).decode("utf-8", "replace")
+    return unpadded(bytes(ffi.buffer(control.state.reason)))
 
 
 _BLOCKED: SharedStruct[ms_blocked_reasons] = SharedStruct(
-    "the workers' blocked reasons", "struct ms_blocked_reasons", lib.ms_blocked_reasons_check)
+    "the workers' blocked reasons", "struct ms_blocked_reasons", magic=b"MSBLOCKD", version=lib.MS_BLOCKED_REASONS_LAYOUT_VERSION)
 view_blocked_reasons, check_blocked_reasons = _BLOCKED.view, _BLOCKED.check
+publish_blocked_reasons = _BLOCKED.publish
 BLOCKED_REASONS_BYTES = _BLOCKED.size_bytes
+private_blocked_reasons = _BLOCKED.private  # for a worker that finds no shared block
 BLOCKED_REASON_BYTES: int = lib.MS_BLOCKED_REASON_BYTES
-
-
-def private_blocked_reasons() -> ms_blocked_reasons:
-    """Return a block in private memory, for a worker that finds no shared one."""
-    block = ffi.new("struct ms_blocked_reasons *")
-    lib.ms_blocked_reasons_format(block)
-    return block
 
 
 def write_blocked_reason(block: ms_blocked_reasons, kind: int, text: str) -> None:
     """Publish why the worker of that kind, which calls this, is blocked; "" if it is not."""
-    lib.ms_blocked_reason_write(block, kind, encoded(text, BLOCKED_REASON_BYTES))
+    line = block.worker[kind]
+    write_text(line, "changes", line.text, padded(text, BLOCKED_REASON_BYTES))
 
 
 def read_blocked_reason(block: ms_blocked_reasons, kind: int) -> str:
     """Return the reason that the worker of that kind published last."""
-    into = ffi.new("char[]", BLOCKED_REASON_BYTES)
-    lib.ms_blocked_reason_read(block, kind, into)
-    return ffi.string(into).decode("utf-8", "replace")
+    line = block.worker[kind]
+    return unpadded(read_text(line, "changes", line.text, BLOCKED_REASON_BYTES)[0])
+
+
+def write_text(owner: Struct, changes: str, place: CData, text: bytes) -> None:
+    """Replace a text that others read whole (csrc/shared_text.cdef.h); `changes`: the field of `owner` with its number."""
+    lib.ms_text_write(ffi.addressof(owner, changes), place, text, len(text))
+
+
+def read_text(owner: Struct, changes: str, place: CData, size_bytes: int) -> tuple[bytes, bool]:
+    """Return such a text as it is, and whether it is whole: not if its writer died while it wrote."""
+    copy = ffi.new("char[]", size_bytes)
+    is_whole = lib.ms_text_read(ffi.addressof(owner, changes), place, copy, size_bytes)
+    return bytes(ffi.buffer(copy)), is_whole != 0
 
 
 def encoded(text: str, room_bytes: int) -> bytes:
     """Return as much of the text as fits into a C string of `room_bytes`; "?" replaces what a path has beside UTF-8."""
     return shown(text).replace("\0", " ").encode("utf-8", "replace")[: room_bytes - 1].decode("utf-8", "ignore").encode()
+
+
+def padded(text: str, room_bytes: int) -> bytes:
+    """Return encoded() with NULs to `room_bytes`."""
+    return encoded(text, room_bytes).ljust(room_bytes, b"\0")
+
+
+def unpadded(text: bytes) -> str:
+    """Decode a C string of shared memory."""
+    return text.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def raise_os_error(code: int, path: str | None = None) -> None:

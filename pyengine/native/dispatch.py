@@ -10,12 +10,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import InvariantError
-from pyengine.formats.index_file import IndexHeader, IndexLayout
+from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_entry, unpack_header
 from pyengine.native.flush import FOLIO_BYTES_MAX, LoopSegment, raise_disk_error
 from pyengine.native.scan import REASONS, bounded, text_at
 
@@ -239,13 +240,6 @@ class QueueSet:
             self._make_ext_room(self._ext)
 
 
-def fill(fd: int, length: int, path: str) -> None:
-    """Write filler entries (section 8.3) into the first `length` bytes of a queue file."""
-    code = lib.ms_queue_fill(fd, length)
-    if code:
-        raise_disk_error(code, "write", path)
-
-
 WINDOW_BYTES: int = lib.MS_QUEUE_WINDOW_BYTES  # a queue file's blocks are allocated in steps of this size
 
 
@@ -289,6 +283,8 @@ class IndexFile:
         if len(memory) != layout.size_bytes or layout.max_hash_slot_num < 1 or layout.max_index_num < 1:
             raise InvariantError(f"an index file of {len(memory)} bytes does not have the layout {layout}")
         self._memory = memory
+        self._bytes = memoryview(ffi.buffer(memory))
+        self._layout = layout
         self._descriptor = descriptor
         self.struct = ffi.new(
             "struct ms_index_file *",
@@ -297,24 +293,16 @@ class IndexFile:
         )
 
     def header(self) -> IndexHeader:
-        found = ffi.new("struct ms_index_header *")
-        lib.ms_index_read_header(self.struct, found)
-        return IndexHeader(
-            found.begin_timestamp_ms,
-            found.end_timestamp_ms,
-            found.begin_physical_offset,
-            found.end_physical_offset,
-            found.hash_slot_count,
-            found.index_count,
-        )
+        """Return the header; its index count is 1 to the number of entries, whatever the file says."""
+        return unpack_header(self._bytes)._replace(index_count=lib.ms_index_count(self.struct))
 
     def allocate(self) -> None:
         """Allocate blocks for the slots and entries to which the next key is put; DiskFullError. Puts allocate further windows."""
-        _check(lib.ms_index_allocate(self.struct, min(self.header().index_count, self.struct.entries - 1)))
+        _check(lib.ms_index_allocate(self.struct, min(lib.ms_index_count(self.struct), self.struct.entries - 1)))
 
     def inherit(self, predecessor: IndexHeader) -> None:
         """Set the begin and the end of this empty file to the end of its full predecessor."""
-        _check(lib.ms_index_inherit(self.struct, ffi.new("struct ms_index_header *", tuple(predecessor))))
+        _check(lib.ms_index_inherit(self.struct, predecessor.end_timestamp_ms, predecessor.end_physical_offset))
 
     def roll_back(self, progress: ms_index_progress) -> bool:
         """Undo the unfinished put that `progress` records, if it is a put into this file."""
@@ -322,11 +310,16 @@ class IndexFile:
 
     def newest_offset(self) -> int:
         """Return the physical offset in the newest entry, -1 if there are no entries."""
-        return lib.ms_index_newest_offset(self.struct)
+        return next(self._offsets(), -1)
 
     def count_tail(self, physical_offset: int) -> int:
         """Count the entries at the end of the file that are keys of the record at `physical_offset`."""
-        return lib.ms_index_count_tail(self.struct, physical_offset)
+        return sum(1 for _ in takewhile(lambda offset: offset == physical_offset, self._offsets()))
+
+    def _offsets(self) -> Iterator[int]:
+        """Yield the physical offset in each entry, the newest first."""
+        for number in range(lib.ms_index_count(self.struct) - 1, 0, -1):
+            yield unpack_entry(self._bytes, self._layout.entry_at(number)).physical_offset
 
     def release(self) -> None:
         """Release the mapping."""

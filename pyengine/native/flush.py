@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from pyengine._native import ffi, lib
-from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.errors import DiskError, DiskFullError, FlushError, disk_errors
 from pyengine.native.control import raise_os_error
 from pyengine.native.scan import REASONS
 from pyengine.native.store_stats import count_syncs
@@ -27,6 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 # A store into a mapping needs blocks for the whole folio, which lies at a multiple of its own size. So blocks for stores are allocated
 # up to multiples of this, the largest folio of a file.
 FOLIO_BYTES_MAX = mmap.PAGESIZE << 9
+_ZERO_PIECE_BYTES = 65536
 current_cpu = lib.ms_current_cpu  # return the CPU on which this process runs at this moment
 write_in_place = lib.ms_new_file_in_place  # turn copy-on-write off for an empty file, if its file system has it; best effort
 
@@ -94,11 +95,25 @@ def punch(fd: int, offset: int, length: int) -> int:
     return -lib.ms_flush_punch(fd, offset, length)
 
 
+def renew(fd: int, offset: int, length: int, path: str | None = None) -> None:
+    """Make [offset, offset+length) blocks of zeros with new pages, mapped or not; no effect if the file system cannot."""
+    code = lib.ms_flush_renew(fd, offset, length)
+    if code:
+        raise_disk_error(code, "zero", path)
+
+
 def zero_range(fd: int, offset: int, length: int, path: str | None = None) -> int:
-    """Zero what is not zero yet in [offset, offset+length); return the number of bytes rewritten."""
-    done = lib.ms_flush_zero_range(fd, offset, length)
-    if done < 0:
-        raise_disk_error(done, "zero", path)
+    """Zero what is not zero yet in [offset, offset+length), without touching pages of zeros; return the number of bytes rewritten."""
+    done, end = 0, offset + length
+    while offset < end:
+        with disk_errors("zero", path):
+            found = os.pread(fd, min(end - offset, _ZERO_PIECE_BYTES), offset)
+        if not found:
+            break  # the end of the file
+        if found.count(0) < len(found):
+            pwrite_all(fd, bytes(len(found)), offset, path)
+            done += len(found)
+        offset += len(found)
     return done
 
 
@@ -168,9 +183,10 @@ class GroupCommit:
         the first sync, GROUP_SEGMENT if a segment must be opened, or GROUP_FAILED."""
         return lib.ms_group_commit_run(self._state, deadline_ns, busy_ns)
 
-    def once(self) -> bool:
-        """Do one round without sleeping; return whether `flushed` moved. LookupError if a segment must be opened, OSError
-        if a sync failed."""
+    def once(self, known_end: int, known_ms: int) -> bool:
+        """Do one round without sleeping, and wake all that wait; return whether `flushed` moved. `known_end`: the end of a record with
+        the store time `known_ms`. LookupError if a segment must be opened, OSError if a sync failed."""
+        self._state.known_end, self._state.known_ms, self._state.has_published = known_end, known_ms, 0
         moved = lib.ms_group_commit_once(self._state)
         if moved == -GROUP_SEGMENT:
             raise LookupError("a segment is not open yet")

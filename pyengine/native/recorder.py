@@ -14,7 +14,8 @@ from pyengine.native.control import SharedStruct
 if TYPE_CHECKING:
     from pyengine._native import ms_recorder, ms_recorder_handle, ms_recorder_ring, ms_stall, ms_writer
 
-_SHARED: SharedStruct[ms_recorder] = SharedStruct("the flight recorder", "struct ms_recorder", lib.ms_recorder_check)
+_SHARED: SharedStruct[ms_recorder] = SharedStruct("the flight recorder", "struct ms_recorder", magic=b"MSRECORD",
+                                                  version=lib.MS_RECORDER_LAYOUT_VERSION)
 view, check = _SHARED.view, _SHARED.check
 RECORDER_BYTES = _SHARED.size_bytes
 THRESHOLD_NS: int = lib.MS_STALL_NS
@@ -27,7 +28,6 @@ WHAT_NAMES = ("", "pass", "request", "puts", "sync", "confirm", "write", "round"
 CAUSE_NAMES = ("unknown", "sync", "write", "segment", "pool", "fault", "slave", "lock", "stopped", "no_room", "cpu", "restart",
                "backlog", "large", "blocked", "roll", "woken_late", "round", "start", "failed")
 BLOCKED_PHASE = len(PHASE_NAMES)
-SYNC_PHASE = PHASE_NAMES.index("sync")
 count_resumes = lib.ms_recorder_count_resumes  # handle SIGCONT, so that a worker notices that it was stopped; called once by each worker
 # Initialize zeroed memory, or keep what a dead engine of this boot recorded; called by the supervisor.
 format_recorder = lib.ms_recorder_format

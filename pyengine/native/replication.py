@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import SharedStruct, encoded
+from pyengine.native.control import SharedStruct, padded, read_text, store, unpadded, write_text
+from pyengine.native.failpoints import failpoint
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_ha_follow, ms_ha_link, ms_link, ms_replication, ms_seal
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from pyengine.native.session import ProducerSession
     from pyengine.native.waiting import Latch
 
-_SHARED: SharedStruct[ms_replication] = SharedStruct("the replicator's shared object", "struct ms_replication", lib.ms_replication_check)
+_SHARED: SharedStruct[ms_replication] = SharedStruct("the replicator's shared object", "struct ms_replication", magic=b"MSREPLIC",
+                                                     version=lib.MS_REPLICATION_LAYOUT_VERSION)
 view, check = _SHARED.view, _SHARED.check
+private = _SHARED.private  # for a replicator that cannot have the shared block
 REPLICATION_BYTES = _SHARED.size_bytes
 LINKS_MAX: int = lib.MS_LINKS_MAX
 
@@ -28,33 +31,35 @@ LINK_READY: int = lib.MS_LINK_READY
 LINK_HANDSHAKE: int = lib.MS_LINK_HANDSHAKE
 LINK_TRANSFER: int = lib.MS_LINK_TRANSFER
 LINK_SHUTDOWN: int = lib.MS_LINK_SHUTDOWN
-
-_TRIES = 100
-format_replication = lib.ms_replication_format  # initialize a zeroed block without links; called by the supervisor
-clear = lib.ms_replication_clear  # remove the links of a dead replicator; a new replicator calls this first
+_ADDRESS_BYTES, _DETAIL_BYTES = lib.MS_LINK_ADDRESS_BYTES, lib.MS_LINK_DETAIL_BYTES  # one follows the other
 
 
-def private() -> ms_replication:
-    """Return a block in private memory, for a replicator that cannot have the shared one."""
-    block = ffi.new("struct ms_replication *")
-    lib.ms_replication_format(block, 0)
-    return block
+def format_replication(block: ms_replication, epoch: int) -> None:
+    """Initialize a zeroed block without links. For the supervisor."""
+    block.epoch = epoch
+    _SHARED.publish(block)
 
 
 def write_texts(owner: ms_replication | ms_link, address: str, detail: str) -> None:
     """Publish `address` and `detail` of a link or of the whole block; texts that are too long are truncated."""
-    lib.ms_replication_write_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.detail,
-                                   encoded(address, lib.MS_LINK_ADDRESS_BYTES), encoded(detail, lib.MS_LINK_DETAIL_BYTES))
+    write_text(owner, "text_seq", owner.address, padded(address, _ADDRESS_BYTES) + padded(detail, _DETAIL_BYTES))
 
 
 def read_texts(owner: ms_replication | ms_link) -> tuple[str, str]:
     """Return a consistent (address, detail); both are empty if their writer died while it wrote them."""
-    address = ffi.new("char[]", lib.MS_LINK_ADDRESS_BYTES)
-    detail = ffi.new("char[]", lib.MS_LINK_DETAIL_BYTES)
-    for _ in range(_TRIES):
-        if lib.ms_replication_read_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.detail, address, detail) == 0:
-            return ffi.string(address).decode("utf-8", "replace"), ffi.string(detail).decode("utf-8", "replace")
-    return "", ""
+    texts, are_whole = read_text(owner, "text_seq", owner.address, _ADDRESS_BYTES + _DETAIL_BYTES)
+    return (unpadded(texts[:_ADDRESS_BYTES]), unpadded(texts[_ADDRESS_BYTES:])) if are_whole else ("", "")
+
+
+def clear(block: ms_replication) -> None:
+    """Remove the links of a dead replicator; a new replicator calls this first."""
+    for link in block.links:
+        store(link, "state", LINK_NONE)
+        failpoint("link_cleared")
+        write_texts(link, "", "")
+    store(block, "listening_port", 0)
+    if block.text_seq & 1:
+        write_texts(block, "", "")
 
 
 PYTHON: int = lib.MS_HA_PYTHON

@@ -53,16 +53,15 @@ def is_broken(slot: int) -> bool:
     return bool(lib.ms_session_guard_broken(slot))
 
 
-def count_producer(semaphore_id: int, by: int) -> None:
-    """Count this process in (1) or out (-1); the kernel counts it out if it dies. OSError if that fails."""
-    raise_os_error(lib.ms_attach_count_add(semaphore_id, by))
+def count_producer(semaphore_id: int, by: int) -> bool:
+    """Count this process in (1) or out (-1); the kernel counts it out if it dies. False if that is not possible: the count is advisory."""
+    return lib.ms_attach_count_add(semaphore_id, by) == 0
 
 
-def producer_count(semaphore_id: int) -> int:
-    """Return the number of living producers; OSError if there is no such semaphore."""
-    value = lib.ms_attach_count_get(semaphore_id)
-    raise_os_error(value)
-    return value
+def producer_count(semaphore_id: int) -> int | None:
+    """Return the number of living producers; None if there is no count or it belongs to another user."""
+    count = lib.ms_attach_count_get(semaphore_id)
+    return None if count < 0 else count
 
 
 AGAIN: int = lib.MS_PRODUCER_AGAIN
@@ -87,17 +86,17 @@ COMPLETIONS: int = lib.MS_COMPLETIONS
 ANSWER = struct.Struct("<QqqqqIIII")
 
 
-def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """Return the payload of a MANY entry in two pieces: the lengths, padded to 8 bytes, and the joined bodies.
+def pack_many(bodies: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    """Return the payload of a MANY entry: the lengths (uint32), padded to 8 bytes, then the bodies.
 
     TypeError for a body that is not bytes, or a buffer whose items are wider than one byte.
     """
     counts = array("I", map(len, bodies))
-    joined = b"".join(bodies)
-    if sum(counts) != len(joined):
+    lengths = counts.tobytes() + bytes(4 * (len(counts) & 1))
+    payload = b"".join((lengths, *bodies))
+    if len(lengths) + sum(counts) != len(payload):
         raise TypeError("a body's length is not its number of bytes")
-    lengths = counts.tobytes()
-    return (lengths + bytes(4) if len(lengths) & 7 else lengths), joined
+    return payload
 
 
 class ProducerSession:
@@ -144,9 +143,9 @@ class ProducerSession:
 
     def prefix(self, topic: bytes, properties: bytes, queue_id: int, flag: int) -> bytes:
         """Return the encoded beginning of entries with this topic, queue, flag and properties, for put() of any session."""
-        image = ffi.new("uint8_t[]", layout_bytes(topic, properties, 0))
-        lib.ms_producer_prefix(self._producer, image, topic, len(topic), properties, len(properties), queue_id, flag)
-        return bytes(ffi.buffer(image))
+        header = ffi.new("struct ms_entry *", self._producer.header)
+        header.queue_id, header.flag, header.topic_bytes, header.properties_bytes = queue_id, flag, len(topic), len(properties)
+        return entry_bytes(header, topic, properties, b"")
 
     def watch(self, lock_descriptor: int, first_byte: int) -> None:
         """Detect, within about a second, that no process holds a worker's byte of the store's lock."""
@@ -167,10 +166,9 @@ class ProducerSession:
         """Close the session after another start has recovered the store: no submission will be answered any more."""
         self._producer.engine_died = lib.MS_ENGINE_REPLACED
 
-    def submit(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
+    def submit(self, header: ms_entry, topic: bytes, properties: bytes, payload: bytes, deadline_ns: int) -> int:
         """Publish an entry without waiting for its answer; return 0 (`sequence` is its number), AGAIN, BUSY or CLOSED."""
-        return lib.ms_producer_submit(
-            self._producer, header, topic, properties, first, len(first), second, len(second), deadline_ns)
+        return lib.ms_producer_submit(self._producer, header, topic, properties, payload, len(payload), deadline_ns)
 
     def submit_raw(self, records: Buffer, physical_offset: int, deadline_ns: int) -> int:
         """Publish whole records of a master for `physical_offset`; only for a slave's replicator.
@@ -186,8 +184,7 @@ class ProducerSession:
             header.payload_bytes = view.nbytes
             header.prepared_transaction_offset = physical_offset
             with ffi.from_buffer("uint8_t[]", view) as data:
-                return lib.ms_producer_submit(
-                    self._producer, header, b"", b"", data, view.nbytes, ffi.NULL, 0, deadline_ns)
+                return lib.ms_producer_submit(self._producer, header, b"", b"", data, view.nbytes, deadline_ns)
 
     def wait_for_room_beside(self, deadline_ns: int) -> int:
         """Wait until the ring and the answers have room for submit_side(); return 0, AGAIN or CLOSED."""
@@ -195,7 +192,7 @@ class ProducerSession:
 
     def submit_side(self, header: ms_entry, deadline_ns: int) -> int:
         """Publish that the next entry is in its side object of header.payload_bytes; return 0, AGAIN, BUSY or CLOSED."""
-        return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, ffi.NULL, 0, deadline_ns)
+        return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, deadline_ns)
 
     def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
         """Wait for the answer to `sequence`; return (0, answer), or (AGAIN or CLOSED, ()). Any thread may call it."""
@@ -212,11 +209,9 @@ class ProducerSession:
             lib.ms_producer_finish(self._producer, sequence)
         return code, answer
 
-    def wait_persisted(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
-        """Wait until everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED); any thread may call it.
-
-        Return 0, AGAIN (not durable in time), NO_SLAVE, UNCONFIRMED, FROZEN or CLOSED."""
-        return lib.ms_producer_wait_persisted(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
+    def wait_flushed(self, end_offset: int, deadline_ns: int) -> int:
+        """Wait until everything below `end_offset` is durable; return 0, AGAIN (not in time), FROZEN or CLOSED."""
+        return lib.ms_producer_wait_persisted(self._producer, end_offset, DURABLE, deadline_ns, 0, deadline_ns)
 
 
 class SendRounds:
@@ -308,9 +303,8 @@ def layout_bytes(topic: bytes, properties: bytes, payload_bytes: int) -> int:
     return lib.ms_entry_layout_bytes(len(topic), len(properties), payload_bytes)
 
 
-def entry_bytes(header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes) -> bytes:
+def entry_bytes(header: ms_entry, topic: bytes, properties: bytes, payload: bytes) -> bytes:
     """Return an entry as a side object holds it; `header` has kind, sizes and the sequence."""
-    size = layout_bytes(topic, properties, len(first) + len(second))
-    image = ffi.new("uint8_t[]", size)
-    lib.ms_entry_fill(image, header, topic, properties, first, len(first), second, len(second))
+    image = ffi.new("uint8_t[]", layout_bytes(topic, properties, len(payload)))
+    lib.ms_entry_fill(image, header, topic, properties, payload, len(payload))
     return bytes(ffi.buffer(image))

@@ -6,15 +6,16 @@ by bucket; `bound_ns` is the upper end of a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import SharedStruct
+from pyengine.native.control import SharedStruct, load, store
 
 if TYPE_CHECKING:
     from pyengine._native import (
+        Array,
         Struct,
         ms_group_commit,
         ms_latency,
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
         ms_writer,
     )
 
-_SHARED: SharedStruct[ms_store_stats] = SharedStruct("the statistics", "struct ms_store_stats", lib.ms_store_stats_check)
-view, check = _SHARED.view, _SHARED.check
+_Read = TypeVar("_Read")
+_SHARED: SharedStruct[ms_store_stats] = SharedStruct("the statistics", "struct ms_store_stats", magic=b"MSSTATS!",
+                                                     version=lib.MS_STATS_LAYOUT_VERSION)
+view, check, publish = _SHARED.view, _SHARED.check, _SHARED.publish
+private = _SHARED.private  # for a process that finds no shared counters
 STATS_BYTES = _SHARED.size_bytes
 LATENCY_BUCKETS: int = lib.MS_LATENCY_BUCKETS
 DISTRIBUTE_BUCKETS: int = lib.MS_DISTRIBUTE_BUCKETS
 SAMPLES: int = lib.MS_STATS_SAMPLES
 SNAPSHOTS: int = lib.MS_STATS_SNAPSHOTS
-format_stats = lib.ms_store_stats_format  # make zeroed memory empty counters; from then on other processes can attach
-take_snapshot = lib.ms_stats_take_snapshot  # append the current histograms; called by the supervisor
 # Return the size of a table of `slots` (a power of two), of which at most three quarters are used.
 topic_stats_bytes = lib.ms_topic_stats_bytes
 format_topic_stats = lib.ms_topic_stats_format  # make zeroed memory an empty table; from then on other processes can attach
@@ -69,11 +71,6 @@ class Snapshot(NamedTuple):
     lag: list[int]
 
 
-def private() -> ms_store_stats:
-    """Return counters in private memory, for a process that finds no shared ones."""
-    return ffi.new("struct ms_store_stats *")
-
-
 # ---- the writing processes ------------------------------------------------------------------
 
 
@@ -87,15 +84,24 @@ def count_syncs(group: ms_group_commit, stats: ms_store_stats) -> None:
     group.latency = ffi.addressof(stats.sync, "latency")
 
 
-def add_sync(stats: ms_store_stats, took_ns: int) -> None:
-    """Count the duration of one fdatasync; called by the flusher."""
-    lib.ms_latency_add(ffi.addressof(stats.sync, "latency"), took_ns)
-
-
 def take_sample(stats: ms_store_stats, sample: StatsTotals) -> None:
     """Append the totals of this second; called by the supervisor."""
-    struct = ffi.new("struct ms_stats_sample *", dict(sample._asdict()))
-    lib.ms_stats_take_sample(stats, struct)
+    history = stats.history
+    place = history.sample[history.samples % SAMPLES]
+    for name, value in sample._asdict().items():
+        setattr(place, name, value)
+    store(history, "samples", history.samples + 1)
+
+
+def take_snapshot(stats: ms_store_stats, at_ns: int) -> None:
+    """Append the current histograms; called by the supervisor."""
+    history = stats.history
+    place = history.snapshot[history.snapshots % SNAPSHOTS]
+    place.at_ns = at_ns
+    for to, counts in ((place.put, stats.put.latency.bucket), (place.distribute, stats.put.distribute),
+                       (place.sync, stats.sync.latency.bucket), (place.lag, stats.dispatch.lag.bucket)):
+        ffi.memmove(to, counts, ffi.sizeof(counts))
+    store(history, "snapshots", history.snapshots + 1)
 
 
 # ---- readers --------------------------------------------------------------------------------
@@ -103,13 +109,7 @@ def take_sample(stats: ms_store_stats, sample: StatsTotals) -> None:
 
 def samples(stats: ms_store_stats) -> list[StatsTotals]:
     """Return the complete samples of the last ten minutes, oldest first."""
-    history = stats.history
-    while True:
-        taken = _load(history, "samples")
-        first = max(0, taken - (SAMPLES - 8))
-        found = [_sample(history.sample[number % SAMPLES]) for number in range(first, taken)]
-        if _load(history, "samples") < first + SAMPLES:  # the supervisor has replaced none of them
-            return found
+    return _newest(stats.history, "samples", stats.history.sample, SAMPLES, SAMPLES - 8, _sample)
 
 
 def _sample(struct: ms_stats_sample) -> StatsTotals:
@@ -118,12 +118,16 @@ def _sample(struct: ms_stats_sample) -> StatsTotals:
 
 def snapshots(stats: ms_store_stats) -> list[Snapshot]:
     """Return the complete snapshots of a little more than the last minute, oldest first."""
-    history = stats.history
+    return _newest(stats.history, "snapshots", stats.history.snapshot, SNAPSHOTS, SNAPSHOTS - 1, _snapshot)
+
+
+def _newest(history: Struct, counter: str, places: Array[Any], room: int, count: int, read: Callable[[Any], _Read]) -> list[_Read]:
+    """Return the newest `count` of what the supervisor has taken, in `room` places, oldest first."""
     while True:
-        taken = _load(history, "snapshots")
-        first = max(0, taken - (SNAPSHOTS - 1))
-        found = [_snapshot(history.snapshot[number % SNAPSHOTS]) for number in range(first, taken)]
-        if _load(history, "snapshots") < first + SNAPSHOTS:
+        taken = load(history, counter)
+        first = max(0, taken - count)
+        found = [read(places[number % room]) for number in range(first, taken)]
+        if load(history, counter) < first + room:  # the supervisor has replaced none of them
             return found
 
 
@@ -135,10 +139,6 @@ def _snapshot(struct: ms_stats_snapshot) -> Snapshot:
 def latency(struct: ms_latency) -> Latency:
     """Copy a `struct ms_latency`; if its writer counts meanwhile, the parts of the copy may differ by those counts."""
     return Latency(struct.count, struct.sum_ns, struct.max_ns, list(struct.bucket))
-
-
-def _load(struct: Struct, field: str) -> int:
-    return lib.ms_load_i64(ffi.cast("int64_t *", ffi.addressof(struct, field)))
 
 
 @cache

@@ -360,11 +360,17 @@ def spin_us(setting: int, processes: int = 2) -> tuple[int, int]:
     return round(min(SPIN_US_MAX, 1.25 * producer)), producer
 
 
+_MEMORY_FIELDS = (26, 27, 45, 46, 47, 28)  # of /proc/PID/stat (proc(5)): code, data, heap and stack, as csrc/process.cdef.h has them
+
+
 def show_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Set this process's command line and environment as /proc shows them; OSError, without effect, if the kernel refuses."""
     shown = _row(words)
-    surrounding = _row(f"{name}={value}" for name, value in environment.items())
-    raise_os_error(lib.ms_process_show_command(shown, len(shown), surrounding, len(surrounding)))
+    text = shown + _row(f"{name}={value}" for name, value in environment.items())
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()  # from the third on; the program's name before may contain any character
+    places = ffi.new("uint64_t[]", [int(fields[number - 3]) for number in _MEMORY_FIELDS])
+    raise_os_error(lib.ms_process_show_command(text, len(shown), len(text), places))
 
 
 def adopt_orphans() -> None:

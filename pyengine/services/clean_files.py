@@ -38,8 +38,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import parse_segment_name, segment_name
-from pyengine.ipc.cleaning import holders
-from pyengine.native import cleaning as native_cleaning
+from pyengine.ipc.cleaning import UNSEEN
 from pyengine.native import control as native
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.native.failpoints import failpoint
@@ -142,7 +141,7 @@ def next_to_delete(
 
     `segments`: (start, modification time in ms), ascending. The segment that ends at
     `removing_end` was held when it should have been deleted, and is deleted whatever the decision; any
-    other value of it is ignored, since readers can write it.
+    other value of it is ignored.
     """
     if not segments:
         return None
@@ -243,13 +242,14 @@ class CleanCommitLogService:
     """Deletes segments of one store: that of a running engine, or a stopped one with structs in private memory."""
 
     def __init__(self, control: ms_control, shared: ms_cleaning, store: MessageStore, config: EngineConfig, clock: CleaningClock,
-                 report: Report = lambda event, text: None) -> None:
-        """`control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`."""
+                 holders: Callable[[int], list[int]], report: Report = lambda event, text: None) -> None:
+        """`control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`; `holders`: Cleaning.holders."""
         self._control = control
         self._cleaning = shared
         self._store = store
         self._segment_bytes = store.segment_bytes
         self._clock = clock
+        self._holders = holders
         self._report = report
         self.take_settings(config)
         self._retried_ns = -self._retry_ns
@@ -268,7 +268,7 @@ class CleanCommitLogService:
 
     def publish_min(self) -> int:
         """Set `min` to the current start of the log; it never decreases."""
-        starts = [start for start, _ in self._segments()]
+        starts = [start for start, _ in self.segments()]
         if starts and starts[0] > native.load_position(self._control.min_offset):
             native.store_position(self._control.min_offset, starts[0])
         return native.load_position(self._control.min_offset)
@@ -295,7 +295,7 @@ class CleanCommitLogService:
         if not decision.why and self._clock.monotonic_ns() - self._retried_ns < self._retry_ns:
             removing_end = 0  # a segment that was held has its own, longer interval
         end, now_ms = self._deletable_end(), self._clock.now_ms()
-        segment = next_to_delete(self._segments(), self._segment_bytes, end, decision, now_ms, removing_end)
+        segment = next_to_delete(self.segments(), self._segment_bytes, end, decision, now_ms, removing_end)
         if segment is None:
             return None
         is_disk_full = decision.why == "space" and decision.at_once
@@ -315,7 +315,7 @@ class CleanCommitLogService:
         needed = [native.load_position(position) for position in (control.committed, control.flushed, control.reput_from)]
         return deletable_end(self._segment_bytes, wrote, *needed, native.load(control.workers[native.CHECKPOINTER], "position"))
 
-    def _segments(self) -> list[tuple[int, int]]:
+    def segments(self) -> list[tuple[int, int]]:
         """Return (start, modification time in ms) of all segments, ascending."""
         found = []
         for folder in self._store.commit_log_folders.all:
@@ -332,7 +332,7 @@ class CleanCommitLogService:
         line = self._cleaning
         end = segment + self._segment_bytes
         if native.load(line, "removing_end") < end:
-            if decision.why == "size" and not self._is_old(segment, decision) and (held_by := holders(line, end)):
+            if decision.why == "size" and not self._is_old(segment, decision) and (held_by := self._holders(end)):
                 # It is not old enough for a deletion by age: it is kept for its holders.
                 native.increment(line, "waited_for_holds")
                 self._report_once(f"the log is over log_retention_bytes, but {_names(held_by)} holds its oldest segment "
@@ -340,8 +340,9 @@ class CleanCommitLogService:
                 return False
             native.store(line, "removing_since_ns", 0)
             failpoint("segment_chosen")
-            native_cleaning.refuse_holds(line, end)
-        held_by = holders(line, end)
+            native.store(line, "removing_end", end)
+            failpoint("removing_end_moved")
+        held_by = self._holders(end)
         if not held_by:
             return True
         now_ns = self._clock.monotonic_ns()
@@ -361,7 +362,7 @@ class CleanCommitLogService:
 
     def _is_old(self, segment: int, decision: Decision) -> bool:
         """Whether age alone would delete the segment now."""
-        modified_ms = dict(self._segments()).get(segment)
+        modified_ms = dict(self.segments()).get(segment)
         return decision.age_counts and modified_ms is not None and self._clock.now_ms() >= modified_ms + decision.reserved_ms
 
     def _delete(self, segment: int) -> Iterator[float]:
@@ -386,7 +387,7 @@ class CleanCommitLogService:
 
 
 def _names(pids: list[int]) -> str:
-    return ", ".join(f"process {pid}" for pid in dict.fromkeys(pids))
+    return ", ".join("a process of another container" if pid == UNSEEN else f"process {pid}" for pid in dict.fromkeys(pids))
 
 
 class CleanConsumeQueueService:

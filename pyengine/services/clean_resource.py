@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyengine._native import ffi
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.events import Event
-from pyengine.ipc.cleaning import Cleaning, reap_dead
+from pyengine.ipc.cleaning import CLEAN_BYTE, Cleaning
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
@@ -45,7 +45,6 @@ from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse, measure
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.ofd_lock import try_lock
 
 if TYPE_CHECKING:
     from pyengine._native import ms_cleaning
@@ -56,25 +55,28 @@ _OWN_REFUSALS = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE
 
 
 class CleanResourceService(Service):
-    """The cleaner worker's service."""
+    """The cleaner worker's service: rounds of `steps`, None between two.
+
+    The next round is due at `due_ns`, its next step at `resume_ns`.
+    """
 
     KIND = native.CLEANER
     records_rounds = True
 
-    def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]],
+    def __init__(self, context: ServiceContext, shared: Cleaning, measure: Callable[[], Sequence[DiskUse]],
                  clock: CleaningClock | None = None) -> None:
-        """`shared`: the `struct ms_cleaning *`; `measure` returns the disk use of log and queues."""
+        """`measure` returns the disk use of log and queues."""
         super().__init__(context)
-        self._cleaning = shared
+        self._cleaning = shared.block
         self._measure = measure
         self._clock = clock or CleaningClock()
         self._config = config = context.config
         self._interval_ns = config.clean_resource_interval_ms * 1_000_000
-        self._log = CleanCommitLogService(self._control, shared, context.store, config, self._clock, context.report)
-        self._queues = CleanConsumeQueueService(shared, context.store, config)
-        self._steps: Generator[float, None, None] | None = None
-        self._due_ns = self._clock.monotonic_ns() + self._interval_ns
-        self._resume_ns = 0
+        self._log = CleanCommitLogService(self._control, shared.block, context.store, config, self._clock, shared.holders, context.report)
+        self._queues = CleanConsumeQueueService(shared.block, context.store, config)
+        self.steps: Generator[float, None, None] | None = None
+        self.due_ns = self._clock.monotonic_ns() + self._interval_ns
+        self.resume_ns = 0
 
     def take_settings(self, config: EngineConfig) -> None:
         """Take the rules and the pauses; the next round begins at once."""
@@ -82,7 +84,7 @@ class CleanResourceService(Service):
         self._interval_ns = config.clean_resource_interval_ms * 1_000_000
         self._log.take_settings(config)
         self._queues.take_settings(config)
-        self._due_ns = self._clock.monotonic_ns()
+        self.due_ns = self._clock.monotonic_ns()
 
     def work(self) -> bool:
         """Run one step, if it is due."""
@@ -90,26 +92,26 @@ class CleanResourceService(Service):
         if self._is_frozen:
             self._drop_round()
             return False
-        if self._steps is None:
-            if now_ns < self._due_ns and not self._is_requested():
+        if self.steps is None:
+            if now_ns < self.due_ns and not self._is_requested():
                 return False
-            self._steps = self._round()
-        elif now_ns < self._resume_ns:
+            self.steps = self._round()
+        elif now_ns < self.resume_ns:
             return False
         try:
-            pause_s = next(self._steps)
+            pause_s = next(self.steps)
         except StopIteration:
             self._end_round("")
             return False
         except DiskError as error:
             self._end_round(str(error))
             return False
-        self._resume_ns = self._clock.monotonic_ns() + round(pause_s * 1e9)
+        self.resume_ns = self._clock.monotonic_ns() + round(pause_s * 1e9)
         return pause_s <= 0
 
     def _end_round(self, why: str) -> None:
-        self._steps = None
-        self._due_ns = self._clock.monotonic_ns() + self._interval_ns
+        self.steps = None
+        self.due_ns = self._clock.monotonic_ns() + self._interval_ns
         if why:
             self._count_error()
             self._blocked.set(why, f"old files cannot be deleted: {why}; trying again each {self._interval_ns / 1e9:g} s")
@@ -120,7 +122,6 @@ class CleanResourceService(Service):
         asked, request = self._request()
         line = self._cleaning
         before = native.load(line, "removed_segments"), native.load(line, "removed_bytes")
-        reap_dead(line)
         try:
             yield from self._log.steps(lambda: self._decide(request))
             yield from self._queues.steps(self._log.publish_min())
@@ -158,7 +159,7 @@ class CleanResourceService(Service):
 
     def pause_s(self) -> float:
         """Return the time until the next step or round; a request by hand wakes the cleaner earlier."""
-        until_ns = self._due_ns if self._steps is None else self._resume_ns
+        until_ns = self.due_ns if self.steps is None else self.resume_ns
         return min(PAUSE_S_MAX, max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9))
 
     def drain(self) -> bool:
@@ -169,9 +170,9 @@ class CleanResourceService(Service):
         self._drop_round()
 
     def _drop_round(self) -> None:
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        if self.steps is not None:
+            self.steps.close()
+            self.steps = None
 
 
 class DiskSpaceProbe:
@@ -264,7 +265,8 @@ def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, reque
     for slot in control.slots:
         slot.wrote = log_end
     native.store(control.workers[native.CHECKPOINTER], "position", log_end)
-    log, queues = CleanCommitLogService(control, shared, store, config, clock), CleanConsumeQueueService(shared, store, config)
+    log = CleanCommitLogService(control, shared, store, config, clock, lambda end: [])
+    queues = CleanConsumeQueueService(shared, store, config)
     for pause_s in log.steps(lambda: decide(config, [measure_log(store.root), measure(store.consume_queue)], clock.hour(), request)):
         progress(native.load(shared, "removed_bytes"), None)
         time.sleep(pause_s)
@@ -281,7 +283,7 @@ def request_cleaning(memory: EngineMemory, request: CleanRequest, timeout_s: flo
     failed; EngineError: not complete within `timeout_s`, and the cleaner continues.
     """
     with Cleaning(memory.folder) as cleaning:
-        if not try_lock(cleaning.shared.descriptor, 0, "the cleaner's shared object"):
+        if not cleaning.lock(CLEAN_BYTE):
             raise StoreBusyError("another `pyengine clean` is waiting for the cleaner")
         block = cleaning.block
         deadline_s = time.monotonic() + timeout_s

@@ -5,7 +5,7 @@ interval plus one sync at most; RocketMQ's waits for four pages or 10 s. Wake-up
 flushCommitLogTimed.
 
 GroupCommitService, for sync mode, syncs as soon as a record is appended, and again until none is left. A waiting put watches
-`flushed` itself, so that a round is one fdatasync and one broadcast, in C (csrc/group_commit.cdef.h).
+`flushed` itself, so that a round is one fdatasync and one broadcast. The rounds of both are in C (csrc/group_commit.cdef.h).
 
 CommitRealTimeService, with a pool, writes the new bytes of its buffers to the files with pwrite and then moves `committed`
 (MappedFile.commit, TransientStorePool). RocketMQ waits for four pages or 200 ms; here a put on an idle store is committed, and so
@@ -29,15 +29,14 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import flush, scan, store_stats, waiting
+from pyengine.native import flush, scan, waiting
 from pyengine.native.failpoints import failpoint
-from pyengine.native.flush import PoolCommitLoop, fdatasync, monotonic_ns, raise_disk_error
-from pyengine.native.recorder import SYNC_PHASE, THRESHOLD_NS
+from pyengine.native.flush import PoolCommitLoop, monotonic_ns, raise_disk_error
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import LogRun
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import rewrite
-from pyengine.storage.mapped_file import mapped
+from pyengine.storage.mapped_file import mapped, renew_zeros
 from pyengine.storage.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -64,11 +63,13 @@ class FlushService(Service):
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         self._segments = UnflushedSegments(context.store)
+        self.incarnation = native.load(self._control.flusher, "incarnation") + 1
+        self._group = flush.GroupCommit(
+            self._control, self._memory.latch(native.FLUSHER).semaphore, self.incarnation, self._memory.counters, self._recorder)
         self._follow()
         # The kernel reports a failed write-back once to each open file, so one that a dead flusher was told of is not reported to this
         # one's descriptors. This flusher may move `flushed` after the writer has synced its own, which are older, without an error; a
-        # writer that started after the dead flusher's last sync writes the bytes of that sync again (services/put_message.py).
-        self.incarnation = native.load(self._control.flusher, "incarnation") + 1
+        # writer that found unflushed bytes when it began writes them again before (services/put_message.py).
         native.store(self._control.flusher, "incarnation", self.incarnation)
         failpoint("flusher_taken_over")
         self._memory.wake(native.WRITER)
@@ -77,11 +78,48 @@ class FlushService(Service):
         """Open the segments that may have unflushed bytes, close those that are flushed."""
         ready_end = max(native.load(self._control.allocator, "ready_end"), native.load_position(self._control.committed))
         self._segments.follow(native.load_position(self._control.flushed), ready_end)
+        self._group.use(self._segments.descriptors)
 
     @property
     def _is_verified(self) -> bool:
         """Whether the writer has synced its own descriptors, without an error, for this incarnation."""
         return native.load(self._control.writer, "verified_flusher") == self.incarnation
+
+    def flush(self) -> bool:
+        """Sync [flushed, committed) and move `flushed`; False if there was nothing to sync, no writer has vouched yet, or it failed."""
+        flushed, target = native.load_position(self._control.flushed), native.load_position(self._control.committed)
+        if target <= flushed or self._is_frozen or not self._is_verified:
+            return False
+        self._follow()
+        try:
+            return self._group.once(target, self._last_store_time(flushed, target))
+        except OSError:
+            self._freeze_after_sync()
+            return False
+
+    def _freeze_after_sync(self) -> None:
+        error_number, base = self._group.failure
+        path = self._segments.path(base)
+        self._freeze(FlushError(f"fdatasync {path}", errno=error_number, path=path))
+
+    def _last_store_time(self, flushed: int, target: int) -> int:
+        """Return the store time of the last record below `target`, or of an earlier one if that cannot be read; never a later time.
+
+        If the commit slot ends at `target`, it has the time; otherwise the records from `flushed` on are walked.
+        """
+        wrote, slot_time_ms = native.committed_slot(self._control)
+        if wrote == target:
+            return slot_time_ms
+        time_ms = 0
+        with contextlib.suppress(DiskError, FileNotFoundError):
+            for run in self._store.log_between(flushed, target).runs(flushed, target):
+                if isinstance(run, LogRun) and (walked := run.walk(check_crc=False)).messages:
+                    time_ms = max(time_ms, walked.last_store_timestamp_ms)
+        return time_ms
+
+    def drain(self) -> bool:
+        """Flush to the end; give up if the store is frozen or no writer has synced its descriptors for this incarnation."""
+        return self.flush()
 
     def close(self) -> None:
         self._segments.close()
@@ -92,9 +130,7 @@ class FlushRealTimeService(FlushService):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._due_ns = 0
         self.take_settings(context.config)
-        self._flushed = native.load_position(self._control.flushed)
 
     def take_settings(self, config: EngineConfig) -> None:
         """Take the flush interval; the next flush is due at once."""
@@ -108,65 +144,12 @@ class FlushRealTimeService(FlushService):
             self._due_ns = monotonic_ns() + self._interval_ns
         return False
 
-    def flush(self) -> bool:
-        """Sync [flushed, committed) and move `flushed`; False if there was nothing to sync or it failed."""
-        target = native.load_position(self._control.committed)
-        if target <= self._flushed or self._is_frozen or not self._is_verified:
-            return False
-        self._follow()
-        time_ms = self._last_store_time(target)
-        lines = self._control.flusher
-        native.store(lines, "sync_target", target)
-        for start in self._segments.between(self._flushed, target):
-            failpoint("timed_sync_begins")
-            began_ns = monotonic_ns()
-            self._recorder.set_phase(SYNC_PHASE, began_ns)
-            try:
-                fdatasync(self._segments.descriptors[start], self._segments.path(start))
-            except FlushError as error:
-                self._freeze(error)
-                return False
-            finally:
-                self._recorder.set_phase(None)
-            took_ns = monotonic_ns() - began_ns
-            if took_ns >= THRESHOLD_NS:
-                self._recorder.note("sync", began_ns, took_ns, phase="sync", offset=target,
-                                    bytes=min(target, start + self._segment_bytes) - max(self._flushed, start))
-            store_stats.add_sync(self._memory.counters, took_ns)
-            native.increment(lines, "syncs")
-            native.increment(lines, "sync_ns_total", took_ns)
-            native.store(lines, "sync_ns_max", max(native.load(lines, "sync_ns_max"), took_ns))
-        failpoint("timed_synced")
-        native.publish_flushed(self._control, target, time_ms)
-        failpoint("timed_published")
-        self._flushed = target
-        return True
-
-    def _last_store_time(self, target: int) -> int:
-        """Return the store time of the last record below `target`, or of an earlier one if that cannot be read; never a later time.
-
-        If the commit slot ends at `target`, it has the time; otherwise the records from `flushed` on are walked.
-        """
-        wrote, slot_time_ms = native.committed_slot(self._control)
-        if wrote == target:
-            return slot_time_ms
-        _, time_ms = native.flush_pair(self._control)
-        with contextlib.suppress(DiskError, FileNotFoundError):
-            for run in self._store.log_between(self._flushed, target).runs(self._flushed, target):
-                if isinstance(run, LogRun) and (walked := run.walk(check_crc=False)).messages:
-                    time_ms = max(time_ms, walked.last_store_timestamp_ms)
-        return time_ms
-
     def pause_s(self) -> float:
-        if native.load_position(self._control.committed) <= self._flushed:
+        if native.load_position(self._control.committed) <= native.load_position(self._control.flushed):
             return self._interval_ns / 1e9
         if not self._is_verified:
             return RECHECK_S
         return max(0.0, min(self._interval_ns, self._due_ns - monotonic_ns()) / 1e9)
-
-    def drain(self) -> bool:
-        """Flush to the end; give up if the store is frozen or no writer has synced its descriptors for this incarnation."""
-        return self.flush()
 
 
 class GroupCommitService(FlushService):
@@ -174,10 +157,6 @@ class GroupCommitService(FlushService):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        memory = context.memory
-        self._group = flush.GroupCommit(
-            self._control, memory.latch(native.FLUSHER).semaphore, self.incarnation, memory.counters, self._recorder)
-        self._group.use(self._segments.descriptors)
         waiting.schedule_interactive()
 
     def share_cpu(self) -> None:
@@ -187,26 +166,10 @@ class GroupCommitService(FlushService):
     def work(self) -> bool:
         """Wait for a put, for up to IDLE_ROUND_NS, then run group commits for ROUND_NS."""
         self._follow()
-        self._group.use(self._segments.descriptors)
         outcome = self._group.run(monotonic_ns() + (IDLE_ROUND_NS if self._is_verified else RECHECK_NS), ROUND_NS)
         if outcome == flush.GROUP_FAILED:
             self._freeze_after_sync()
         return outcome == flush.GROUP_SEGMENT
-
-    def _freeze_after_sync(self) -> None:
-        error_number, base = self._group.failure
-        path = self._segments.path(base)
-        self._freeze(FlushError(f"fdatasync {path}", errno=error_number, path=path))
-
-    def drain(self) -> bool:
-        """Flush to the end; give up if the store is frozen or no writer has synced its descriptors for this incarnation."""
-        self._follow()
-        self._group.use(self._segments.descriptors)
-        try:
-            return self._group.once()
-        except OSError:
-            self._freeze_after_sync()
-            return False
 
 
 class UnflushedSegments:
@@ -236,15 +199,11 @@ class UnflushedSegments:
                     self.descriptors[start] = os.open(self.path(start), os.O_RDWR | os.O_CLOEXEC)
             start += self.segment_bytes
 
-    def between(self, start: int, end: int) -> list[int]:
-        """Return the start offsets of the segments that [start, end) touches; all of them are open after follow()."""
-        return list(range(start - start % self.segment_bytes, end, self.segment_bytes))
-
     def write_again(self, start: int, end: int, heartbeat: Callable[[], None]) -> None:
-        """Rewrite the records of [start, end) in place, durably, and read them back. No process may write there meanwhile.
+        """Rewrite the records of [start, end) in place, durably, and read them back. No process may write to the log meanwhile.
 
-        This repairs bytes whose sync may have failed before these descriptors were opened. DiskFullError when the disk is
-        full, another DiskError when the records could not be written or are damaged.
+        This repairs bytes whose sync may have failed before these descriptors were opened, and the zeros after them. DiskFullError
+        when the disk is full, another DiskError when the records could not be written or are damaged.
         """
         while start < end:
             base = start - start % self.segment_bytes
@@ -259,6 +218,9 @@ class UnflushedSegments:
                 raise DiskError(f"{path} was whole up to {stop} and is not beyond {walked.end_offset} ({walked.reason})",
                                 errno=errno.EIO, path=str(path))
             start = stop
+        for base in self.descriptors:
+            if base + self.segment_bytes > end:
+                renew_zeros(self._store.commit_log_segment(base), max(end - base, 0))
 
     def close(self) -> None:
         for descriptor in self.descriptors.values():

@@ -92,7 +92,7 @@ class FlushConsumeQueueService(Service):
     def _unread_end(self) -> int:
         """Return the end of the part of the log that this engine has not read: all of it, if the watermark is not this store's."""
         own = read_watermark(self._store).watermark
-        if own is not None and own.uuid == str(self._memory.identity.store_uuid):
+        if own is not None and own.uuid == str(self._memory.store_uuid):
             return own.verified_from
         return native.load_position(self._control.flushed)
 
@@ -256,8 +256,8 @@ class FlushConsumeQueueService(Service):
         verified_from = min(self._adopted.verified_from, flushed)
         if (flushed, verified_from) == self._watermark or now_ns < self._watermark_due_ns and not final:
             return
-        identity = self._memory.identity
-        write_watermark(self._store.root, DurableWatermark(str(identity.store_uuid), identity.epoch, flushed, verified_from))
+        memory = self._memory
+        write_watermark(self._store.root, DurableWatermark(str(memory.store_uuid), memory.identity.epoch, flushed, verified_from))
         self._watermark = flushed, verified_from
         self._watermark_due_ns = now_ns + WATERMARK_INTERVAL_NS
 

@@ -72,9 +72,10 @@ class PutMessageService(Service):
         self._worked_ns = 0  # when a pass was made last
         self._to_roll_back = False  # a pass that met a full disk is not rolled back yet
         self._follow()
-        # A sync up to here may have failed before the descriptors were opened.
-        self._unseen_sync = native.load(self._control.flusher, "sync_target")
         slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
+        self._doubtful_end = slot.wrote  # a sync of the bytes below may have failed before the descriptors were opened
+        if native.load(self._control.flusher, "incarnation") != native.load(self._control.writer, "verified_flusher"):
+            self._doubtful_end += 1  # one of zeros after them, too: the sync that the dead writer made for a new flusher
         self._generation = slot.queue_table_generation or 1
         self._table_object, self._table = memory.open_queue_table(self._generation)
         self._roll_back_dead_pass()
@@ -347,20 +348,19 @@ class PutMessageService(Service):
         """RUN_FLUSHER: sync this writer's descriptors, so that a new flusher may move `flushed`.
 
         The kernel may have reported a failed write-back to the dead flusher's descriptors, and does not report it to new
-        ones. If the writer's descriptors were opened before the bytes were written, one fdatasync of each without an error is
-        enough. If they were opened after the sync in which the flusher died had begun, the writer first rewrites its bytes.
+        ones. This writer's are older than the bytes that it has written itself, so that one fdatasync of each without an error
+        is enough. The bytes that it found unflushed when it began, and the zeros after them, it rewrites first.
         """
         incarnation = native.load(self._control.flusher, "incarnation")
         try:
-            if not self._is_frozen and not self._is_last_sync_rewritten():
+            if not self._is_doubt_rewritten():
                 self._latch.arm()
                 self._heartbeat()
                 self._latch.wait(POLL_INTERVAL_S)
                 return  # the next run returns RUN_FLUSHER again at once
-            self._writer.pointer.skip_verify_incarnation = incarnation
-            self._sync_announced()
+            for start in sorted(self._unflushed.descriptors):
+                flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
         except DiskError as error:
-            self._writer.pointer.skip_verify_incarnation = incarnation
             self._freeze(error)
             return
         failpoint("flusher_vouched")
@@ -368,28 +368,15 @@ class PutMessageService(Service):
         failpoint("flusher_verified")
         self._memory.wake(native.FLUSHER)
 
-    def _sync_announced(self) -> None:
-        """Sync this writer's descriptors, announced as a flusher's sync is: none but the new flusher, which waits for this, writes
-        `sync_target`. Raises FlushError; then it stays, for a successor whose descriptors are younger."""
-        lines, flushed = self._control.flusher, native.load_position(self._control.flushed)
-        announced = native.load(lines, "sync_target")
-        native.store(lines, "sync_target", max(announced, native.load_position(self._control.committed), flushed + 1))
-        failpoint("writer_sync_announced")
-        for start in sorted(self._unflushed.descriptors):
-            flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
-        native.store(lines, "sync_target", announced)
+    def _is_doubt_rewritten(self) -> bool:
+        """Rewrite what was unflushed when this writer began, if it still is; False: not possible yet.
 
-    def _is_last_sync_rewritten(self) -> bool:
-        """Rewrite the bytes of a sync that may have failed before this writer opened its descriptors; False: not possible yet.
-
-        A flusher died in such a sync if `sync_target` is still beyond `flushed` and has not changed since the descriptors were
-        opened. It is not possible yet while the committer has bytes to write, since no other process may write there, or while
+        It is not possible yet while the committer has bytes to write, since no other process may write there, or while
         disk space, a descriptor or memory is lacking.
         """
-        flushed, target = native.load_position(self._control.flushed), native.load(self._control.flusher, "sync_target")
-        if target <= flushed or target != self._unseen_sync:
+        flushed, committed = native.load_position(self._control.flushed), native.load_position(self._control.committed)
+        if flushed >= self._doubtful_end:
             return True
-        committed = native.load_position(self._control.committed)
         if committed < native.load_position(self._control.wrote):
             return False
         failpoint("unseen_sync_found")
@@ -402,7 +389,7 @@ class PutMessageService(Service):
                               f"{POLL_INTERVAL_S:g} s: free what is lacking", error_number=error.errno or 0)
             return False
         self._blocked.clear()
-        self._unseen_sync = 0
+        self._doubtful_end = 0
         return True
 
     def _roll_back_failed(self) -> None:
@@ -528,9 +515,8 @@ class PutMessageService(Service):
     @property
     def drained(self) -> bool:
         """Whether all entries published in all sessions are executed, and no new flusher waits for this writer's sync."""
-        flusher = native.load(self._control.flusher, "incarnation")
-        answered = (native.load(self._control.writer, "verified_flusher"), self._writer.pointer.skip_verify_incarnation)
-        return flusher in answered and all(self._writer.session_drained(slot) for slot in self._sessions)
+        is_verified = native.load(self._control.flusher, "incarnation") == native.load(self._control.writer, "verified_flusher")
+        return (is_verified or self._is_frozen) and all(self._writer.session_drained(slot) for slot in self._sessions)
 
     def close(self) -> None:
         """Unmap everything; positions and slots remain for the next writer."""

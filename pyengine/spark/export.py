@@ -7,8 +7,8 @@ offset.
 
 The folder is on this host or on a file system of pyarrow. A file is written under a name that readers ignore, then renamed (an
 object store copies it). The state file is replaced atomically after all files that it counts; on a local file system these and
-their folders are synced first, so a power cut loses none of them. The state also names the running run: tasks of a killed run
-that still live see another name there and stop.
+their folders are synced first, so a power cut loses none of them. While a run lasts, `_pyengine_export.run` names it: tasks of a
+failed or killed run that still live no longer see their name there and remove their files.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 SUCCESS = "_SUCCESS"
 STATE = "_pyengine_export.json"
+RUN = "_pyengine_export.run"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 ROW_GROUP_BYTES = 24 << 20  # with pages and compression a task needs three times this memory
 # Arrow checks after so many rows whether a page is full; with more, pages of large bodies would be far too large.
@@ -76,8 +77,8 @@ class ExportResult:
 class ExportState:
     """The state of an incremental export: its selection and its end in the log (None before its first run has ended).
 
-    `selection` comes from selection_of; `run` names the run that began last. `sample` is that of the log up to `end`, in
-    `segment`; "" if an older version wrote the state.
+    `selection` comes from selection_of. `sample` is that of the log up to `end`, in `segment`; "" if an older version wrote the
+    state. Newer versions do not use `run`.
     """
 
     selection: dict[str, str]
@@ -121,17 +122,22 @@ def export_parquet(
     target = place.reach()
     state, run = None, uuid.uuid4().hex
     if incremental:
-        state = replace(_continued(target, read, columns, partitioned), run=run)
+        state = _continued(target, read, columns, partitioned)
         given["access"] = "scan"  # its state holds an offset of the log
         if state.end is not None:
             given["startingPhysicalOffset"] = str(state.end)
         read = read_options(given)
     parts = planned_parts(spark, read, given, 2)
+    begin = 0 if state is None else state.end or 0
     if state is not None:
         _require_log(target, state, read)
-        _begin_or_clear(target, state, overwrite)
-    else:
+    if state is None or target.read(STATE) is None:
         _clear(target, overwrite)
+    if state is not None:
+        _write_state(target, state)
+    target.write(RUN, run.encode())
+    if state is not None:  # of a killed run, whose tasks can see now that another one has begun
+        target.remove(name for name, number, _ in target.parts() if number is None or number >= begin)
     target.remove([SUCCESS])
     work = _PartWriter(read, columns, place, compression, run, partitioned, incremental)
     try:
@@ -139,17 +145,19 @@ def export_parquet(
             written = collect_from_workers(spark, work, parts)
     except BaseException:
         with contextlib.suppress(DiskError):
+            target.remove([RUN])  # first: a task that creates a file now sees it, one that has created a file before is seen
             target.remove(name for name, number, _ in target.parts() if number is None)
         raise
-    _settle(target, written, 0 if state is None else state.end or 0)
-    if not written and not partitioned and not any(target.entries().values()):
-        written = [_empty(columns, target, compression)]
+    _settle(target, written, begin)
+    if not written and not partitioned and state is None:
+        written = [_empty(columns, target, compression, run)]
     target.sync_folders(name for name, *_ in written)
     if state is not None:
         ends = [part.stop for part in parts if isinstance(part, LogRange)]
         state = replace(state, end=max(ends, default=state.end))
         _write_state(target, _with_sample(state, read, parts))
     target.write(SUCCESS, b"")
+    target.remove([RUN])
     return ExportResult(target.where, len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
 
@@ -189,14 +197,6 @@ def _with_sample(state: ExportState, read: ReadOptions, parts: Sequence[LogRange
 def _sample(read: ReadOptions, end: int) -> LogSample | None:
     with open_for_reading(read) as store:
         return log_sample(store, end)
-
-
-def _begin_or_clear(target: Target, state: ExportState, overwrite: bool) -> None:
-    """Begin the folder, or remove the files of a killed run, after its tasks can see that another run has begun."""
-    if target.read(STATE) is None:
-        _clear(target, overwrite)
-    _write_state(target, state)
-    target.remove(name for name, number, _ in target.parts() if number is None or state.end is None or number >= state.end)
 
 
 def _settle(target: Target, written: list[tuple[str, int, int]], begin: int) -> None:
@@ -260,6 +260,7 @@ def _clear(target: Target, overwrite: bool) -> None:
         foreign = [name for name in sorted(names) if not _is_ours(posixpath.basename(name), names[name] is None)]
         if foreign:
             raise UsageError(f"{target.where} holds {foreign[0]}, which no export wrote: give another folder")
+        target.remove([RUN])  # first, so that a task of a killed run that creates a file later sees that it is over
         target.empty()
     target.make("")
 
@@ -267,7 +268,7 @@ def _clear(target: Target, overwrite: bool) -> None:
 def _is_ours(name: str, is_folder: bool) -> bool:
     if is_folder:
         return name.startswith(("topic=", "date="))
-    return name in (SUCCESS, STATE, f".{STATE}", f".{SUCCESS}") or _PART.fullmatch(name) is not None
+    return name.removeprefix(".") in (SUCCESS, STATE, RUN) or _PART.fullmatch(name) is not None
 
 
 # -- the folder --------------------------------------------------------------------
@@ -427,21 +428,12 @@ class _PartWriter:
             name = f"part-{part.start:020d}"
         target = self.place.open()
         files = PartFiles(target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
-        batches = read_partition(self.options, scanned, part, arrow_schema(scanned))
-        yield from write_groups(files, batches, lambda: self._require_run(target))
-
-    def _require_run(self, target: Target) -> None:
-        """Raise EngineError if another run has begun, which ignores the files of this one."""
-        if self.incremental:
-            content = target.read(STATE)
-            if content is None or json.loads(content.decode()).get("run") != self.run:
-                raise EngineError(f"another export into {target.where} has begun: this one ends without its files")
+        yield from write_groups(files, read_partition(self.options, scanned, part, arrow_schema(scanned)))
 
 
-def _empty(columns: list[Column], target: Target, compression: str) -> tuple[str, int, int]:
+def _empty(columns: list[Column], target: Target, compression: str, run: str) -> tuple[str, int, int]:
     """Write a file without rows, so that the folder can be read."""
-    table = arrow_schema(columns).empty_table()
-    files = PartFiles(target, "part-00000", table.schema, compression, "empty", partitioned=False)
+    files = PartFiles(target, "part-00000", arrow_schema(columns), compression, run, partitioned=False)
     files.begin("")
     return files.finish()[0]
 
@@ -461,7 +453,7 @@ class PartFiles:
     """Writes the files of one part: `<name>.parquet` in `target`, or in its folders topic=.../date=...
 
     `schema` has the columns of the files. At most OPEN_FILES_MAX are open, so a part with more topics and days has several files
-    in a folder.
+    in a folder. The files are those of the run `run`: EngineError once `RUN` names another or none, since nobody would remove them.
     """
 
     def __init__(self, target: Target, name: str, schema: pyarrow.Schema, compression: str, run: str, *, partitioned: bool) -> None:
@@ -469,6 +461,7 @@ class PartFiles:
         self._name = name
         self._schema = schema
         self._compression = compression
+        self._run = run
         self._mark = f"{run}.{uuid.uuid4().hex[:8]}"
         self._partitioned = partitioned
         self._open_max = OPEN_OBJECTS_MAX if target.is_object_store else OPEN_FILES_MAX
@@ -494,6 +487,7 @@ class PartFiles:
         self._write()
         self._writeback.close()
         self._close()
+        self._require_run()
         return [(file, self._rows[file], self._target.move(unfinished, file)) for file, unfinished in self._unfinished.items()]
 
     def abandon(self) -> None:
@@ -522,7 +516,12 @@ class PartFiles:
                                        write_batch_size=max(1, min(WRITE_ROWS_MAX, PAGE_BYTES // row_bytes)),
                                        write_statistics=[name for name in self._schema.names if name not in _BODIES])
         self._open[folder] = _OpenFile(file, sink, writer)
+        self._require_run()  # now that the file exists: see export_parquet
         return self._open[folder]
+
+    def _require_run(self) -> None:
+        if self._target.read(RUN) != self._run.encode():
+            raise EngineError(f"this export into {self._target.where} has failed or another has begun: its files are removed")
 
     def _write(self) -> None:
         """Write the held rows as row groups, and start their writeback."""
@@ -565,13 +564,11 @@ class PartFiles:
             yield folder, batch if end - begin == len(order) else batch.take(pyarrow.array(order[begin:end]))
 
 
-def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch], check: Callable[[], None] = lambda: None
-                 ) -> list[tuple[str, int, int]]:
-    """Write all batches; call `check`, then return finish(). If either fails, no file remains."""
+def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch]) -> list[tuple[str, int, int]]:
+    """Write all batches; return finish(). If that fails, no file remains."""
     try:
         for batch in batches:
             files.add(batch)
-        check()
         return files.finish()
     except BaseException:
         files.abandon()

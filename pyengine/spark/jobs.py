@@ -3,9 +3,6 @@
 Rows do not enter the JVM, which is several times faster than a DataFrame that is written out again. Options are those of
 `spark.read.format("pyengine")`.
 
-`collect_from_workers` collects results in one stage. `run_units` is for other work than reads: a unit says which bytes to process, and
-its outcome is small. The driver gets the outcomes in the units' order.
-
 `stats` counts messages from the log, by queue, topic, hour or day:
 
     from pyengine.spark import stats
@@ -25,11 +22,11 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import pyarrow
 
-from pyengine.errors import EngineError, UsageError
+from pyengine.errors import UsageError
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import Part, joined
 from pyengine.spark.plan import plan
@@ -133,60 +130,6 @@ def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Par
     yield from reader.skipped
 
 
-# -- units ------------------------------------------------------------------------
-
-
-class Unit(NamedTuple):
-    """A piece of work: the approximate bytes that it reads, and a function of the common value.
-
-    Function, common value and outcome are pickled. The driver raises the function's OSError or EngineError.
-    """
-
-    cost: int
-    run: Callable[[Any], Any]
-
-
-def run_units(spark: SparkSession, units: Sequence[Unit], common: object, *, task_bytes: int,
-              progress: Callable[[int, int], None] | None = None) -> list[Any]:
-    """Run units and return their outcomes; each gets `common`. A task takes units of about `task_bytes` together.
-
-    Small units share a task, but every core gets a task while there are units.
-    """
-    total = sum(unit.cost for unit in units)
-    share = max(1, min(task_bytes, total // max(1, spark.sparkContext.defaultParallelism)))
-    bundles = list(_bundled(units, share))
-    found: list[Any] = [None] * len(units)
-    with watched(spark, total, progress):
-        outcomes = collect_from_workers(spark, functools.partial(_run_bundle, common), bundles)
-    for number, outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-        found[number] = outcome
-    return found
-
-
-def _bundled(units: Iterable[Unit], most: int) -> Iterator[list[tuple[int, Unit]]]:
-    bundle: list[tuple[int, Unit]] = []
-    held = 0
-    for number, unit in enumerate(units):
-        if bundle and held + unit.cost > most:
-            yield bundle
-            bundle, held = [], 0
-        bundle.append((number, unit))
-        held += unit.cost
-    if bundle:
-        yield bundle
-
-
-def _run_bundle(common: object, number: int, bundle: list[tuple[int, Unit]]) -> Iterator[tuple[int, object]]:
-    """Yield (number of the unit, its outcome) of each; an error as one, since Spark would retry it, and show it inside a trace."""
-    for at, unit in bundle:
-        try:
-            yield at, unit.run(common)
-        except (OSError, EngineError) as error:
-            yield at, error
-
-
 # -- statistics -------------------------------------------------------------------
 
 By = Literal["queue", "topic", "hour", "day"]
@@ -232,7 +175,7 @@ _GROUPS_HELD = 20_000
 class StatsRow:
     """One row of `collect_stats`; `time_ms`: where the hour or day begins."""
 
-    topic: str
+    topic: str  # the key, then FIGURES in their order
     queue_id: int | None        # by queue
     time_ms: int | None         # by hour and day
     messages: int
@@ -263,13 +206,8 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
     """As stats(), but a sorted list."""
     table = with_milliseconds(count_messages(spark, store, topics, by, options, progress))
     second = _SECOND_KEY[by]
-    found = [StatsRow(
-        topic=row["topic"], queue_id=row.get("partition"), time_ms=row.get("hour", row.get("day")),
-        messages=row["messages"], body_bytes=row["bodyBytes"], bytes=row["bytes"], largest=row["largest"],
-        delayed=row["delayed"], transactional=row["transactional"], compressed=row["compressed"], retried=row["retried"],
-        first_offset=row.get("firstOffset"), last_offset=row.get("lastOffset"),
-        first_timestamp_ms=row["firstTimestamp"], last_timestamp_ms=row["lastTimestamp"],
-    ) for row in table.to_pylist()]
+    found = [StatsRow(row["topic"], row.get("partition"), row.get("hour", row.get("day")), *(row.get(figure.name) for figure in FIGURES))
+             for row in table.to_pylist()]
     return sorted(found, key=lambda row: (row.topic, 0 if second is None else row.queue_id or row.time_ms or 0))
 
 

@@ -7,11 +7,10 @@ everything.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeGuard
@@ -21,7 +20,7 @@ from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import UsageError
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import ReadLevel
-from pyengine.settings import BYTE_UNITS
+from pyengine.settings import UNITS, setting, settings_of
 from pyengine.storage.config import FIXED_NAMES, SETTINGS, fold
 
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
@@ -69,84 +68,7 @@ class StartingPoint:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The parsed options of a read. None as an offset or time is not a bound; `sizes` are settings of the store's files."""
-
-    path: str
-    view: str = MESSAGES
-    group: str | None = None
-    file_system: str = AUTO
-    subscribe: tuple[str, ...] = ()
-    subscribe_pattern: str | None = None
-    assign: dict[str, tuple[int, ...]] | None = None
-    starting_offsets: QueueOffsets | None = None
-    ending_offsets: QueueOffsets | None = None
-    starting_timestamp_ms: int | None = None
-    ending_timestamp_ms: int | None = None
-    starting_physical_offset: int | None = None
-    ending_physical_offset: int | None = None
-    tags: tuple[str, ...] = ()
-    sql: str | None = None
-    columns: tuple[str, ...] = ()
-    schema_mode: str = "default"
-    include_body: bool = True
-    min_partitions: int = 1
-    max_partition_bytes: int = 256 << 20
-    fail_on_data_loss: bool = True
-    allow_missing: bool = False
-    read_level: ReadLevel = ReadLevel.FLUSHED
-    verify_crc: bool = False
-    on_corrupt: Literal["fail", "skip"] = "fail"
-    access: str = "auto"
-    batch_rows: int = 10_000
-    batch_bytes: int = 4 << 20
-    starting_timestamps: QueueOffsets | None = None
-    ending_timestamps: QueueOffsets | None = None
-    starting_timestamp_strategy: str = "latest"
-    include_headers: bool = False
-    decompress: bool = True
-    read_columns: tuple[str, ...] = ("*",)
-    starting_point: StartingPoint | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay_ms: int = 15 * 60_000
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    sizes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def where(self) -> str:
-        """The path for messages."""
-        return shown(self.path)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the store is read by ranges over a file system of pyarrow (spark/remote_store.py), not mapped."""
-        return self.file_system != AUTO or scheme_of(self.path) != ""
-
-    @property
-    def has_topics(self) -> bool:
-        """Whether topics are chosen."""
-        return bool(self.subscribe or self.subscribe_pattern or self.assign)
-
-    @property
-    def is_queue_view(self) -> bool:
-        """Whether topics, queues or queue offsets are chosen, so that rows are what consumers see, not all records of the log."""
-        return bool(self.has_topics or self.starting_offsets or self.ending_offsets or self.starting_timestamps or self.ending_timestamps)
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A row of the table: the name, the field of ReadOptions, the parser of its text, the default, and the documentation."""
-
-    name: str
-    field: str
-    read: Callable[[str], Any]
-    default: str
-    meaning: str
-
-
-def _text(value: str) -> str:
+def _not_empty(value: str) -> str:
     if not value.strip():
         raise ValueError("give a value")
     return value
@@ -154,7 +76,7 @@ def _text(value: str) -> str:
 
 def location(value: str) -> str:
     """Return the absolute path of a path or a file: URI, or the URI of another file system; ValueError for other text."""
-    uri = _text(value).strip()
+    uri = _not_empty(value).strip()
     word, colon, after = uri.partition(":")
     scheme = scheme_of(uri) or (word.lower() if colon and word.lower() in _SCHEMES else "")
     rest = after.lstrip("/")
@@ -187,7 +109,7 @@ def destination(value: str) -> str:
 
 def _file_system(value: str) -> str:
     text = value.strip()
-    if text not in (AUTO, ARROW) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
         raise ValueError("give auto, arrow, or module:name of a file system that can be imported")
     return text
 
@@ -207,7 +129,7 @@ def _group(value: str) -> str:
 
 def _pattern(value: str) -> str:
     try:
-        re.compile(_text(value))
+        re.compile(_not_empty(value))
     except re.error as error:
         raise ValueError(f"this is not a regular expression: {error}") from None
     return value
@@ -225,53 +147,6 @@ def _sql(value: str) -> str | None:
     return value
 
 
-def _boolean(value: str) -> bool:
-    return _word("true", "false")(value) == "true"
-
-
-def _number(low: int, high: int = INT64_MAX) -> Callable[[str], int]:
-    def read(value: str) -> int:
-        with contextlib.suppress(ValueError):
-            if low <= int(value) <= high:
-                return int(value)
-        raise ValueError(f"give a number from {low:,} to {high:,}")
-
-    return read
-
-
-def _bytes(low: int, high: int = INT64_MAX) -> Callable[[str], int]:
-    def read(value: str) -> int:
-        found = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)(i?b)?\s*", value.lower())
-        number = int(found[1]) * BYTE_UNITS[found[2]] if found else -1
-        if not low <= number <= high:
-            raise ValueError(f"give a size from {low:,} to {high:,} bytes, like 256m")
-        return number
-
-    return read
-
-
-def _word(*words: str) -> Callable[[str], str]:
-    def read(value: str) -> str:
-        if value.strip().lower() not in words:
-            raise ValueError(f"give {', '.join(words[:-1])} or {words[-1]}")
-        return value.strip().lower()
-
-    return read
-
-
-def _level(value: str) -> ReadLevel:
-    return ReadLevel(_word(*(level.value for level in ReadLevel))(value))
-
-
-def _physical(value: str) -> int | None:
-    if value.strip().lower() in ("earliest", "latest"):
-        return None
-    try:
-        return _number(0)(value)
-    except ValueError as error:
-        raise ValueError(f"{error}, or the word earliest (start) or latest (end)") from None
-
-
 def _queues(value: str) -> dict[str, tuple[int, ...]]:
     document = _json(value, '{"topic": [0, 1]}')
     if not all(isinstance(ids, list) and ids and all(_is_from_0_to(INT32_MAX, one) for one in ids) for ids in document.values()):
@@ -280,18 +155,13 @@ def _queues(value: str) -> dict[str, tuple[int, ...]]:
 
 
 def _starting(value: str) -> QueueOffsets | StartingPoint:
-    word = value.strip().lower()
-    if word in ("earliest", "latest"):
-        return StartingPoint(word)
-    if not re.match(r"-\s*\d", word):
+    if not re.match(r"\s*-\s*\d", value):
         return _queue_offsets(value, STARTING_EXAMPLE, (EARLIEST, LATEST))
-    span = word[1:].strip()
-    return StartingPoint("last", int(span)) if span.isdecimal() else StartingPoint("time", _span_ms(span))
+    span = value.strip()[1:].strip()
+    return StartingPoint("last", int(span)) if span.isdecimal() else StartingPoint("time", _SPAN.value_of(span))
 
 
-def _ending(value: str) -> QueueOffsets | None:
-    if value.strip().lower() == "latest":
-        return None
+def _ending(value: str) -> QueueOffsets:
     return _queue_offsets(value, f'give latest or JSON like {{"topic": {{"0": 23, "1": {LATEST}}}}}', (LATEST,))
 
 
@@ -314,14 +184,6 @@ def _queue_times(value: str) -> QueueOffsets:
     return _queue_offsets(value, 'give JSON like {"topic": {"0": 1700000000000}}', ())
 
 
-def _span_ms(value: str) -> int:
-    """Parse a span of time into milliseconds."""
-    found = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", value.lower())
-    if found is None or found[2] not in _UNITS_MS or (span_ms := int(found[1]) * _UNITS_MS[found[2]]) > INT64_MAX:
-        raise ValueError("give a span of time like 30s, 15m or 1 hour")
-    return span_ms
-
-
 def _json(value: str, example: str) -> dict[str, Any]:
     try:
         document = json.loads(value)
@@ -337,78 +199,125 @@ def _is_from_0_to(most: int, value: object) -> TypeGuard[int]:
 
 
 STARTING_EXAMPLE = f'give earliest or JSON like {{"topic": {{"0": 23, "1": {EARLIEST}}}}}'
-_UNITS_MS = {"ms": 1, "millisecond": 1, "milliseconds": 1} | {
+# As in Spark's own options: a size may end in MB too, a span of time needs a unit.
+_SIZES = UNITS["bytes"] | {f"{letter}b": UNITS["bytes"][letter] for letter in "kmgt"}
+_SPANS = {"ms": 1, "millisecond": 1, "milliseconds": 1} | {
     spelling: ms for name, ms in (("second", 1000), ("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000))
     for spelling in (name, f"{name}s", name[0], name[:3])}
 
-OPTIONS = (
-    Option("path", "path", location, "", "The store's root directory; also the argument of `load()`."),
-    Option("view", "view", _word(MESSAGES, "queue", "entries", "groups"), MESSAGES,
-           "What a row is: a message, or one of [Queues](#queues): queue, entries, groups."),
-    Option("group", "group", _group, "", "With view=queue or view=groups: the consumer group."),
-    Option("subscribe", "subscribe", _names, "all",
-           "Topics, separated by commas. One of subscribe, subscribePattern and assign, or the whole log."),
-    Option("subscribePattern", "subscribe_pattern", _pattern, "", "A regular expression that the whole topic must match."),
-    Option("assign", "assign", _queues, "", 'Queues as JSON: `{"orders": [0, 1]}`.'),
-    Option("startingOffsets", "starting_offsets", _starting, "earliest",
-           'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2, and queues not named: '
-           'earliest). [Streams](#streams) take more.'),
-    Option("endingOffsets", "ending_offsets", _ending, "latest",
-           "Where each queue ends, exclusive: `latest`, or JSON as above (-1: latest)."),
-    Option("startingTimestamp", "starting_timestamp_ms", _number(0), "",
-           "Only messages stored at this time or later, in milliseconds; overrides startingOffsets."),
-    Option("endingTimestamp", "ending_timestamp_ms", _number(0), "", "Only messages stored before this time; overrides endingOffsets."),
-    Option("startingOffsetsByTimestamp", "starting_timestamps", _queue_times, "",
-           'As startingTimestamp, for single queues: `{"orders": {"0": 1700000000000}}`.'),
-    Option("endingOffsetsByTimestamp", "ending_timestamps", _queue_times, "", "As endingTimestamp, for single queues."),
-    Option("startingOffsetsByTimestampStrategy", "starting_timestamp_strategy", _word("latest", "error"), "latest",
-           "A queue without a message of the starting time or later gives nothing, or begins with the next (`latest`), or is an error "
-           "(`error`)."),
-    Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest",
-           "Only records that begin at this byte of the log or later."),
-    Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest", "Only records that begin before this byte."),
-    Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
-    Option("sql", "sql", _sql, "", "Only messages whose properties meet this SQL92 condition: `price > 5 AND region = 'eu'`."),
-    Option("columns", "columns", _names, "the default columns",
-           "The columns to read, in this order; `*` is all."),
-    Option("schemaMode", "schema_mode", _word("default", "kafka", "rocketmq", "full"), "default",
-           "Without `columns`: `kafka` (what Spark's Kafka source has), `rocketmq` (its names), `full` (all), or the default "
-           "columns."),
-    Option("includeBody", "include_body", _boolean, "true", "false leaves the body out."),
-    Option("includeHeaders", "include_headers", _boolean, "false", "true adds the column `headers`."),
-    Option("decompress", "decompress", _boolean, "true", "Decompress `value` (zlib, LZ4, ZSTD); false gives the stored bytes."),
-    Option("readColumns", "read_columns", _names, "*", "Columns that are read; the others are null. `pyengine.spark.sql` finds them."),
-    Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1", "At least this many partitions, if there are enough bytes."),
-    Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m",
-           "Bytes of the log in one partition, at most; more without bodies and in jobs."),
-    Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
-           "Data that no longer exists fails the query; false reads what exists."),
-    Option("allowMissing", "allow_missing", _boolean, "false",
-           "An unknown topic or queue fails the query, in a batch also a pattern without a match; true reads what exists."),
-    Option("readLevel", "read_level", _level, "flushed", "How far to read: written, committed, flushed or replicated."),
-    Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
-    Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail",
-           "Damage fails the query, or is skipped up to the next whole record."),
-    Option("access", "access", _word("auto", "scan", "queue"), "auto",
-           "How chosen topics are found: by their consume queues (`queue`), or every record's header (`scan`); `auto` takes "
-           "queues below a third of a large log."),
-    Option("fileSystem", "file_system", _file_system, "auto",
-           "`auto` maps a path and reads a URI by ranges, `arrow` always reads by ranges; `module:name`: [another "
-           "one](#remote-file-systems)."),
-    Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "",
-           "Streams: messages in one micro-batch, at most; at least one of each queue."),
-    Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _number(1), "",
-           "Streams: no micro-batch before so many wait, or maxTriggerDelay is over."),
-    Option("maxTriggerDelay", "max_trigger_delay_ms", _span_ms, "15m", "Streams: how long minOffsetsPerTrigger may delay messages."),
-    Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "",
-           "Streams: about so many bytes of the log in one micro-batch; at least one message."),
-    Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
-    Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m",
-           "Bytes of records in one Arrow batch, at most."),
-)
-BY_NAME = {option.name.lower(): option for option in OPTIONS}
+
+_WHOLE: dict[str, Any] = {"kind": int, "unit": "", "high": INT64_MAX}  # a number without a default
+
+
+def _option(key: str, default: Any, meaning: str, **row: Any) -> Any:
+    """Return a field of ReadOptions with its row. `default` is what a read without the option has."""
+    return setting(default, meaning, key=key, **row)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The parsed options of a read. None as an offset or time is not a bound; `sizes` are settings of the store's files."""
+
+    path: str = _option("path", "", "The store's root directory; also the argument of `load()`.", parse=location)
+    view: str = _option("view", MESSAGES, "What a row is: a message, or one of [Queues](#queues): queue, entries, groups.",
+        choices=(MESSAGES, "queue", "entries", "groups"))
+    group: str | None = _option("group", None, "With view=queue or view=groups: the consumer group.", parse=_group)
+    subscribe: tuple[str, ...] = _option("subscribe", (),
+        "Topics, separated by commas. One of subscribe, subscribePattern and assign, or the whole log.", parse=_names, default_text="all")
+    subscribe_pattern: str | None = _option("subscribePattern", None, "A regular expression that the whole topic must match.",
+        parse=_pattern)
+    assign: dict[str, tuple[int, ...]] | None = _option("assign", None, 'Queues as JSON: `{"orders": [0, 1]}`.', parse=_queues)
+    starting_offsets: QueueOffsets | None = _option("startingOffsets", None,
+        'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2, and queues not named: '
+        'earliest). [Streams](#streams) take more.', parse=_starting,
+        words={word: StartingPoint(word) for word in ("earliest", "latest")}, default_text="earliest")
+    ending_offsets: QueueOffsets | None = _option("endingOffsets", None,
+        "Where each queue ends, exclusive: `latest`, or JSON as above (-1: latest).", parse=_ending, words={"latest": None})
+    starting_timestamp_ms: int | None = _option("startingTimestamp", None,
+        "Only messages stored at this time or later, in milliseconds; overrides startingOffsets.", **_WHOLE, low=0)
+    ending_timestamp_ms: int | None = _option("endingTimestamp", None,
+        "Only messages stored before this time; overrides endingOffsets.", **_WHOLE, low=0)
+    starting_timestamps: QueueOffsets | None = _option("startingOffsetsByTimestamp", None,
+        'As startingTimestamp, for single queues: `{"orders": {"0": 1700000000000}}`.', parse=_queue_times)
+    ending_timestamps: QueueOffsets | None = _option("endingOffsetsByTimestamp", None, "As endingTimestamp, for single queues.",
+        parse=_queue_times)
+    starting_timestamp_strategy: str = _option("startingOffsetsByTimestampStrategy", "latest",
+        "A queue without a message of the starting time or later gives nothing, or begins with the next (`latest`), or is an error "
+        "(`error`).", choices=("latest", "error"))
+    starting_physical_offset: int | None = _option("startingPhysicalOffset", None,
+        "Only records that begin at this byte of the log or later.", **_WHOLE, low=0, words={"earliest": None, "latest": None})
+    ending_physical_offset: int | None = _option("endingPhysicalOffset", None, "Only records that begin before this byte.",
+        **_WHOLE, low=0, words={"latest": None, "earliest": None})
+    tags: tuple[str, ...] = _option("tags", (), "Only messages with one of these tags: `paid || sent`.", parse=_tags, default_text="*")
+    sql: str | None = _option("sql", None,
+        "Only messages whose properties meet this SQL92 condition: `price > 5 AND region = 'eu'`.", parse=_sql)
+    columns: tuple[str, ...] = _option("columns", (),
+        "The columns to read, in this order; `*` is all.", parse=_names, default_text="the default columns")
+    schema_mode: str = _option("schemaMode", "default",
+        "Without `columns`: `kafka` (what Spark's Kafka source has), `rocketmq` (its names), `full` (all), or the default "
+        "columns.", choices=("default", "kafka", "rocketmq", "full"))
+    include_body: bool = _option("includeBody", True, "false leaves the body out.")
+    include_headers: bool = _option("includeHeaders", False, "true adds the column `headers`.")
+    decompress: bool = _option("decompress", True, "Decompress `value` (zlib, LZ4, ZSTD); false gives the stored bytes.")
+    read_columns: tuple[str, ...] = _option("readColumns", ("*",),
+        "Columns that are read; the others are null. `pyengine.spark.sql` finds them.", parse=_names, default_text="*")
+    min_partitions: int = _option("minPartitions", 1, "At least this many partitions, if there are enough bytes.", high=1_000_000)
+    max_partition_bytes: int = _option("maxPartitionBytes", 256 << 20,
+        "Bytes of the log in one partition, at most; more without bodies and in jobs.", units=_SIZES, high=INT64_MAX, default_text="256m")
+    fail_on_data_loss: bool = _option("failOnDataLoss", True, "Data that no longer exists fails the query; false reads what exists.")
+    allow_missing: bool = _option("allowMissing", False,
+        "An unknown topic or queue fails the query, in a batch also a pattern without a match; true reads what exists.")
+    read_level: ReadLevel = _option("readLevel", ReadLevel.FLUSHED, "How far to read: written, committed, flushed or replicated.",
+        words={level.value: level for level in ReadLevel})
+    verify_crc: bool = _option("verifyCRC", False, "Check the checksum of each body.")
+    on_corrupt: Literal["fail", "skip"] = _option("onCorrupt", "fail",
+        "Damage fails the query, or is skipped up to the next whole record.", choices=("fail", "skip"))
+    access: str = _option("access", AUTO,
+        "How chosen topics are found: by their consume queues (`queue`), or every record's header (`scan`); `auto` takes "
+        "queues below a third of a large log.", choices=(AUTO, "scan", "queue"))
+    file_system: str = _option("fileSystem", AUTO,
+        "`auto` maps a path and reads a URI by ranges, `arrow` always reads by ranges; `module:name`: [another "
+        "one](#remote-file-systems).", choices=(AUTO, ARROW), parse=_file_system)
+    max_offsets_per_trigger: int | None = _option("maxOffsetsPerTrigger", None,
+        "Streams: messages in one micro-batch, at most; at least one of each queue.", **_WHOLE)
+    min_offsets_per_trigger: int | None = _option("minOffsetsPerTrigger", None,
+        "Streams: no micro-batch before so many wait, or maxTriggerDelay is over.", **_WHOLE)
+    max_trigger_delay_ms: int = _option("maxTriggerDelay", 15 * 60_000, "Streams: how long minOffsetsPerTrigger may delay messages.",
+        units=_SPANS, low=0, high=INT64_MAX, sentence="a span of time like 30s, 15m or 1 hour", default_text="15m")
+    max_bytes_per_trigger: int | None = _option("maxBytesPerTrigger", None,
+        "Streams: about so many bytes of the log in one micro-batch; at least one message.", **_WHOLE | {"unit": "bytes"}, units=_SIZES)
+    batch_rows: int = _option("batchRows", 10_000, "Rows in one Arrow batch, at most.", high=BATCH_ROWS_MAX)
+    batch_bytes: int = _option("batchBytes", 4 << 20, "Bytes of records in one Arrow batch, at most.", units=_SIZES, high=BATCH_BYTES_MAX,
+        default_text="4m")
+    starting_point: StartingPoint | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The path for messages."""
+        return shown(self.path)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the store is read by ranges over a file system of pyarrow (spark/remote_store.py), not mapped."""
+        return self.file_system != AUTO or scheme_of(self.path) != ""
+
+    @property
+    def has_topics(self) -> bool:
+        """Whether topics are chosen."""
+        return bool(self.subscribe or self.subscribe_pattern or self.assign)
+
+    @property
+    def is_queue_view(self) -> bool:
+        """Whether topics, queues or queue offsets are chosen, so that rows are what consumers see, not all records of the log."""
+        return bool(self.has_topics or self.starting_offsets or self.ending_offsets or self.starting_timestamps or self.ending_timestamps)
+
+
+OPTIONS = settings_of(ReadOptions)
+BY_KEY = {option.key.lower(): option for option in OPTIONS.values()}
+_SPAN = OPTIONS["max_trigger_delay_ms"]
 _NEED_TOPICS = "needs a choice of topics (subscribe, subscribePattern or assign)"
-_SIZES = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}
+_FIXED = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}
 
 
 def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
@@ -416,17 +325,17 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
     values: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for name, text in given.items():
-        option = BY_NAME.get(name.lower())
+        option = BY_KEY.get(name.lower())
         if option is not None:
             try:
-                values[option.field] = option.read(str(text))
+                values[option.name] = option.value_of(str(text))
             except ValueError as error:
-                raise UsageError(f"option {option.name} = {text!r}: {error}") from None
+                raise UsageError(f"option {option.key} = {text!r}: {error}") from None
             except UsageError as error:
-                raise UsageError(f"option {option.name}: {error}") from None
-        elif fold(name) in _SIZES:
-            setting = SETTINGS[_SIZES[fold(name)]]
-            sizes[setting.name] = int(setting.read(text, "option"))
+                raise UsageError(f"option {option.key}: {error}") from None
+        elif fold(name) in _FIXED:
+            size = SETTINGS[_FIXED[fold(name)]]
+            sizes[size.name] = int(size.read(text, "option"))
         else:
             raise UsageError(_unknown(name))
     if "path" not in values:
@@ -480,9 +389,9 @@ def _unknown(name: str) -> str:
         "there is no Kafka client to configure" if name.lower().startswith("kafka.") else "")
     if why:
         return f"option {name} has no meaning here: {why}; leave it out"
-    names = [option.name for option in OPTIONS]
-    near = get_close_matches(fold(name), _SIZES, n=1)
-    of_sizes = f"did you mean {SETTINGS[_SIZES[near[0]]].key}?" if near else f"known are {', '.join(names)}"
+    names = [option.key for option in OPTIONS.values()]
+    near = get_close_matches(fold(name), _FIXED, n=1)
+    of_sizes = f"did you mean {SETTINGS[_FIXED[near[0]]].key}?" if near else f"known are {', '.join(names)}"
     return f"unknown option {name!r}: {hint(name, names, of_sizes)}"
 
 
@@ -493,9 +402,9 @@ def _check_together(options: ReadOptions) -> None:
     for name in ("starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps"):
         for topic, queue_id in flat(getattr(options, name)):
             if options.subscribe and topic not in options.subscribe:
-                raise UsageError(f"option {_camel(name)} names topic {topic!r}, which subscribe does not")
+                raise UsageError(f"option {OPTIONS[name].key} names topic {topic!r}, which subscribe does not")
             if options.assign and queue_id not in options.assign.get(topic, ()):
-                raise UsageError(f"option {_camel(name)} names queue {topic}/{queue_id}, which assign does not")
+                raise UsageError(f"option {OPTIONS[name].key} names queue {topic}/{queue_id}, which assign does not")
     if options.group is not None and options.view not in ("queue", "groups"):
         raise UsageError(f"option group = {options.group!r}: give it with view=queue or view=groups")
     if options.columns and options.schema_mode != "default":
@@ -503,7 +412,7 @@ def _check_together(options: ReadOptions) -> None:
     for name in ("timestamp_ms", "physical_offset"):
         start, end = getattr(options, f"starting_{name}"), getattr(options, f"ending_{name}")
         if start is not None and end is not None and start > end:
-            raise UsageError(f"option {_camel(f'starting_{name}')} is after {_camel(f'ending_{name}')}")
+            raise UsageError(f"option {OPTIONS[f'starting_{name}'].key} is after {OPTIONS[f'ending_{name}'].key}")
 
 
 def _check_batch(given: Mapping[str, str], options: ReadOptions) -> None:
@@ -522,7 +431,7 @@ def _check_batch(given: Mapping[str, str], options: ReadOptions) -> None:
 def _check_stream(options: ReadOptions) -> None:
     for name in ("ending_offsets", "ending_timestamps", "ending_timestamp_ms", "ending_physical_offset"):
         if getattr(options, name) is not None:
-            raise UsageError(f"option {_camel(name)}: a stream has no end; read what there is with the trigger availableNow")
+            raise UsageError(f"option {OPTIONS[name].key}: a stream has no end; read what there is with the trigger availableNow")
     least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if least is not None and most is not None and least > most:
         raise UsageError("option minOffsetsPerTrigger is more than maxOffsetsPerTrigger")
@@ -533,7 +442,3 @@ def _check_stream(options: ReadOptions) -> None:
         raise UsageError(f"option startingOffsetsByTimestamp {_NEED_TOPICS}")
     elif options.starting_offsets or options.starting_point is not None and options.starting_point.word == "last":
         raise UsageError(f"option startingOffsets {_NEED_TOPICS}")
-
-
-def _camel(name: str) -> str:
-    return next(option.name for option in OPTIONS if option.field == name)

@@ -47,6 +47,7 @@ from pyengine.storage.queue_entries import LOG_BYTES_MIN, SHARE_MAX
 
 if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue
+    from pyengine.storage.consume_queue import ConsumeQueue
 
 log = logging.getLogger(__name__)
 QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue needs some requests before its share is known
@@ -141,20 +142,18 @@ def require_messages_of_times(options: ReadOptions, reader: OpenStore, limit: in
               for queue_id in ids if choose is None or choose(topic, queue_id)}
     for topic, queue_id in sorted(chosen | flat(options.starting_timestamps).keys()):
         wanted_ms = starting_time_ms(options, topic, queue_id)
-        newest_ms = _newest_ms(reader, topic, queue_id, limit)
-        if wanted_ms is not None and (newest_ms is None or newest_ms < wanted_ms):
+        queue = reader._queue(topic, queue_id)
+        high = 0 if queue is None else queue.max_offset(limit)
+        if wanted_ms is not None and (queue is None or stored_ms(reader, queue, high - 1, high, limit) < wanted_ms):
             raise UsageError(f"queue {topic}/{queue_id} has no message that was stored at {wanted_ms} or later: "
                              "startingOffsetsByTimestampStrategy=latest reads what comes later")
 
 
-def _newest_ms(reader: OpenStore, topic: str, queue_id: int, limit: int) -> int | None:
-    queue = reader._queue(topic, queue_id)
-    if queue is None:
-        return None
-    high = queue.max_offset(limit)
-    entry = queue.entry(high - 1, high) if high else None
+def stored_ms(reader: OpenStore, queue: ConsumeQueue, number: int, high: int, limit: int) -> int:
+    """Return when the message of an entry below `high` was stored; -1 without one below `limit`."""
+    entry = queue.entry(number, high) if number >= 0 else None
     message = reader._message_below(entry.physical_offset, limit) if entry is not None else None
-    return None if message is None else message.store_timestamp_ms
+    return -1 if message is None else message.store_timestamp_ms
 
 
 # -- reading through the queues -----------------------------------------------------
@@ -166,7 +165,7 @@ def plan_queues(
     """Return the parts of a read through queues, None to scan; UsageError if `access=queue` is not possible."""
     if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
         return None
-    why_not, dispatched = _why_no_queues(options, reader, limit)
+    why_not, dispatched = why_no_queues(options, reader, limit)
     if why_not:
         if options.access == "queue":
             raise UsageError(f"access=queue: {why_not}")
@@ -191,7 +190,7 @@ def plan_queues(
     return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes, 1)
 
 
-def _why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple[str, int]:
+def why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple[str, int]:
     """Return why queues cannot be used, or "", and the offset below which every message is in its queue."""
     if not options.has_topics:
         return "choose topics by subscribe, subscribePattern or assign", 0
@@ -201,11 +200,11 @@ def _why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple
 
 
 def _slices(choose: ChooseQueue | None, extents: QueueExtents, dispatched: int) -> Iterator[QueueSlice]:
-    for queue, first, high, _ in extents.bounds(dispatched):
+    for queue, first, high, _, log_bytes in extents.bounds(dispatched):
         wanted = choose(queue.topic, queue.queue_id) if choose else None
         begin, end = (max(wanted[0], first), min(wanted[1], high)) if wanted else (0, 0)
         if begin < end:
-            yield QueueSlice(queue.topic, queue.queue_id, begin, end, extents.slice_bytes(queue, begin, end, high, dispatched))
+            yield QueueSlice(queue.topic, queue.queue_id, begin, end, log_bytes * (end - begin) // (high - first))
 
 
 def grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:

@@ -195,12 +195,14 @@ def require_offsets(options: ReadOptions, reader: OpenStore) -> None:
 
 
 class QueueExtent(NamedTuple):
-    """A queue, its entries [first, high), and the physical end of the last one's message; -1 if that entry is wrong."""
+    """A queue, its entries [first, high), the physical end of the last one's message, -1 if that entry is wrong, and about how many
+    bytes of the log they are."""
 
     queue: ConsumeQueue
     first: int
     high: int
     max_physical: int
+    log_bytes: int
 
 
 class QueueExtents:
@@ -209,7 +211,7 @@ class QueueExtents:
     def __init__(self, options: ReadOptions, store: OpenStore, choose: ChooseQueue | None = None) -> None:
         """`choose`: the queues of which more than the end is wanted."""
         self._options, self._store, self.choose = options, store, choose
-        self._seen: dict[Queue, tuple[int, QueueEnd, int]] = {}  # first entry, end, bytes of the log between them
+        self._whole: dict[Queue, QueueExtent] = {}  # with entries of any place in the log
         self._bounds: dict[int, list[QueueExtent]] = {}
 
     @functools.cached_property
@@ -218,43 +220,38 @@ class QueueExtents:
                 if (queue := self._store._queue(topic, queue_id)) is not None}
 
     def ends(self) -> Iterator[tuple[Queue, QueueEnd]]:
-        """Yield the end of every queue's entries, right or wrong; leave out a queue with other content."""
+        """Yield the end of every queue's entries; leave out a queue with other content, and one that ends with a wrong entry or filler."""
         if isinstance(self._store, RemoteStore):
             prefetch_queue_ends(self._store, filter(_is_usable, self._queues.values()), INT64_MAX)
         for key, queue in self._queues.items():
             with contextlib.suppress(StoreRefusedError):
-                end = self._end(key, queue)
-                if end is not None:
-                    yield key, end
-
-    def _end(self, key: Queue, queue: ConsumeQueue) -> QueueEnd | None:
-        is_chosen = self.choose is not None and self.choose(*key) is not None
-        high = queue_end(self._options, self._store, queue, INT64_MAX) if is_chosen else queue.max_offset(INT64_MAX)
-        entry = queue.entry(high - 1, high) if high else None
-        if entry is None or is_filler(entry) or not is_live(entry):
-            return None
-        end = QueueEnd(high, entry.physical_offset + entry.size_bytes)
-        if is_chosen:
-            first = queue_begin(self._store, queue, high)
-            self._seen[key] = first, end, slice_bytes(queue, first, high, high)
-        return end
+                if self.choose is not None and self.choose(*key) is not None:
+                    self._whole[key] = whole = self._extent(queue, INT64_MAX)
+                    high, end = whole.high, whole.max_physical
+                else:
+                    high = queue.max_offset(INT64_MAX)
+                    end = end_of_entry(queue, high)
+                if end >= 0:
+                    yield key, QueueEnd(high, end)
 
     def chosen(self) -> list[ConsumeQueue]:
         """Return the chosen queues."""
         assert self.choose is not None
         return [queue for key, queue in self._queues.items() if self.choose(*key)]
 
-    def bounds(self, limit: int) -> Iterator[QueueExtent]:
-        """Yield each chosen queue with the entries of messages in the log below `limit`, by queue_begin and queue_end, one after
-        another, so that other reads of the queue meanwhile use its open file."""
-        if limit in self._bounds:
-            yield from self._bounds[limit]
-            return
-        found = []
-        for one in self._extents(limit):
-            found.append(one)
-            yield one
-        self._bounds[limit] = found
+    def bounds(self, limit: int) -> list[QueueExtent]:
+        """Return each chosen queue with the entries of messages in the log below `limit`, by queue_begin and queue_end."""
+        if limit not in self._bounds:
+            known = {key: whole for key, whole in self._whole.items() if 0 <= whole.max_physical <= limit}
+            queues = {(queue.topic, queue.queue_id): queue for queue in self.chosen()}
+            prefetch_queue_ends(self._store, [queue for key, queue in queues.items() if key not in known], limit)
+            self._bounds[limit] = [known.get(key) or self._extent(queue, limit) for key, queue in queues.items()]
+        return self._bounds[limit]
+
+    def _extent(self, queue: ConsumeQueue, limit: int) -> QueueExtent:
+        high = queue_end(self._options, self._store, queue, limit)
+        first = queue_begin(self._store, queue, high)
+        return QueueExtent(queue, first, high, end_of_entry(queue, high), slice_bytes(queue, first, high, high))
 
     def named(self, offsets: numpy.ndarray) -> Iterator[int]:
         """Yield those of these physical offsets that an entry of a queue in the store names; light queues, whose entries name messages
@@ -269,30 +266,11 @@ class QueueExtents:
                     places = entries["physicalOffset"][entries["size"] > 0].astype(numpy.int64)
                     yield from numpy.intersect1d(places, offsets).tolist()
 
-    def _extents(self, limit: int) -> Iterator[QueueExtent]:
-        queues = self.chosen()
-        prefetch_queue_ends(self._store, [queue for queue in queues if not self._is_known(queue, limit)], limit)
-        for queue in queues:
-            if self._is_known(queue, limit):
-                first, (high, max_physical), _ = self._seen[queue.topic, queue.queue_id]
-            else:
-                high = queue_end(self._options, self._store, queue, limit)
-                first = queue_begin(self._store, queue, high)
-                entry = queue.entry(high - 1, high) if high else None
-                is_known = entry is not None and is_live(entry) and not is_filler(entry)
-                max_physical = entry.physical_offset + entry.size_bytes if entry is not None and is_known else -1
-            yield QueueExtent(queue, first, high, max_physical)
 
-    def slice_bytes(self, queue: ConsumeQueue, first: int, end: int, high: int, limit: int) -> int:
-        """Do as queue_entries.slice_bytes, but from the size of the whole queue if that is known."""
-        if not self._is_known(queue, limit):
-            return slice_bytes(queue, first, end, high)
-        begin, (known_high, _), size_bytes = self._seen[queue.topic, queue.queue_id]
-        return size_bytes * (end - first) // (known_high - begin)
-
-    def _is_known(self, queue: ConsumeQueue, limit: int) -> bool:
-        seen = self._seen.get((queue.topic, queue.queue_id))
-        return seen is not None and seen[1].max_physical <= limit
+def end_of_entry(queue: ConsumeQueue, high: int) -> int:
+    """Return the physical end of the message of the entry before `high`; -1 without one, and for a wrong one or filler."""
+    entry = queue.entry(high - 1, high)
+    return entry.physical_offset + entry.size_bytes if entry is not None and is_live(entry) and not is_filler(entry) else -1
 
 
 def queue_begin(store: OpenStore, queue: ConsumeQueue, high: int) -> int:
@@ -407,7 +385,7 @@ def _lost_before(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, Qu
     Reads the log up to the message of the queue's first entry.
     """
     begins: dict[Queue, tuple[int, int]] = {}  # the queue offset of the first entry, and the physical offset of its message
-    for key, (queue, first, high, _) in found.items():
+    for key, (queue, first, high, *_) in found.items():
         if 0 < first < high and first % queue.entries_per_file == 0 and queue.files.start_of((first - 1) * CQ_ENTRY_BYTES) is None:
             entry = queue.entry(first, high)
             begins[key] = first, entry.physical_offset if entry is not None else 0

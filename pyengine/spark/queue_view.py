@@ -9,59 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
+import numpy
+import pyarrow
 from pyspark.sql.datasource import InputPartition
 
 from pyengine.arguments import EVERY_OFFSET
-from pyengine.errors import CorruptionError, UsageError
+from pyengine.errors import CorruptionError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.spark.options import BY_NAME, ReadOptions, hint, read_options
+from pyengine.spark.file_access import windows
+from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, QueueSlice, queue_chooser
-
-if TYPE_CHECKING:
-    import numpy
-    import pyarrow
-
-    from pyengine.spark.remote_store import TaskStore
-    from pyengine.storage.commit_log import SegmentBytes
-    from pyengine.storage.consume_queue import ConsumeQueue
-    from pyengine.storage.queue_entries import WrongEntry
+from pyengine.spark.plan import grouped
+from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
+from pyengine.spark.remote_store import TaskStore, consumer_offsets, open_for_reading, open_in_task, segment_of
+from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.queue_entries import EntryCheck, WrongEntry, queue_entries, runs_of_segments, without_record
 
 log = logging.getLogger(__name__)
-VIEW_OPTIONS = ("path", "view", "group", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
-                  "failOnDataLoss", "onCorrupt", "fileSystem")
 ENTRIES_PER_PART = 4 << 20
 QUEUES_PER_PART = 5_000
-
-# name, type, what it is
-QUEUE_COLUMNS = (
-    ("topic", "STRING", "The topic."),
-    ("partition", "INT", "The queue."),
-    ("minOffset", "BIGINT", "The first message that still exists."),
-    ("maxOffset", "BIGINT", "The offset after the last message."),
-    ("messages", "BIGINT", "maxOffset - minOffset."),
-    ("bytes", "BIGINT", "Bytes of their records; reads every entry."),
-    ("firstPhysicalOffset", "BIGINT", "Where the first is in the log."),
-    ("lastPhysicalOffset", "BIGINT", "Where the last is."),
-    ("committedOffset", "BIGINT", "The next message of the group, null without `group` or a commit."),
-    ("lag", "BIGINT", "How many messages the group has not read."),
-)
-ENTRY_COLUMNS = (
-    ("topic", "STRING", "The topic."),
-    ("partition", "INT", "The queue."),
-    ("offset", "BIGINT", "The message's number in its queue."),
-    ("physicalOffset", "BIGINT", "Where its record begins in the log."),
-    ("size", "INT", "Bytes of the record."),
-    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the extension."),
-)
-GROUP_COLUMNS = (
-    ("group", "STRING", "Each group with an offset in the topic, or the option `group`."),
-    *(column for column in QUEUE_COLUMNS if column[0] in ("topic", "partition", "minOffset", "maxOffset", "committedOffset", "lag")),
-)
-VIEWS = {"queue": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS, "groups": GROUP_COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -76,8 +46,6 @@ class _Examiner:
     """Checks the entries of one part: wrong ones are an error, or left out, as the options say."""
 
     def __init__(self, options: ReadOptions, reader: TaskStore, limit: int) -> None:
-        from pyengine.storage.queue_entries import EntryCheck
-
         self._options, self._reader, self._limit = options, reader, limit
         self._check = EntryCheck()
         self._queue: ConsumeQueue | None = None
@@ -85,8 +53,6 @@ class _Examiner:
 
     def entries(self, queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
         """Do as queue_entries; DataLossError if a file of the queue is missing."""
-        from pyengine.storage.queue_entries import queue_entries
-
         expected = first
         for number, entries in queue_entries(queue, first, end):
             self._require(queue, expected, number)
@@ -95,51 +61,37 @@ class _Examiner:
         self._require(queue, expected, end)
 
     def right(self, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> numpy.ndarray:
-        """Return which of the entries agree with their records; call it in the order of the queue.
+        """Return which of the entries agree with their records; call it in the order of the queue."""
+        is_right = numpy.ones(len(entries), dtype=bool)
+        if queue is not self._queue:
+            self._queue, self._newest_segment = queue, -1
+        for start, begin, end in runs_of_segments(entries, self._reader.commit_log.size_bytes):
+            for wrong in self._wrong(start, queue, number + begin, entries[begin:end]):
+                if self._options.on_corrupt == "fail":
+                    raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
+                log.warning("%s: left out: %s", self._options.where, wrong.sentence)
+                is_right[begin + wrong.at] = False
+        return is_right
+
+    def _wrong(self, start: int, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> Iterator[WrongEntry]:
+        """Yield the wrong ones of entries for records of the segment at `start`; the first has this number in its queue.
 
         Entries of a segment that was deleted since the plan are not checked. If an earlier entry names an existing later segment, a
         missing segment means damage."""
-        import numpy
-
-        from pyengine.spark.remote_store import segment_of
-        from pyengine.storage.queue_entries import runs_of_segments, without_record
-
-        is_right = numpy.ones(len(entries), dtype=bool)
-        commit_log = self._reader.commit_log
-        if queue is not self._queue:
-            self._queue, self._newest_segment = queue, -1
-        for start, begin, end in runs_of_segments(entries, commit_log.size_bytes):
-            segment = segment_of(self._reader, start) if 0 <= start < self._limit else None
-            if segment is None:
-                if 0 <= start < commit_log.min_offset and self._newest_segment < commit_log.min_offset:
-                    continue  # deleted since
-                is_right[begin:end] = False
+        commit_log, key = self._reader.commit_log, (queue.topic, queue.queue_id)
+        segment = segment_of(self._reader, start) if 0 <= start < self._limit else None
+        if segment is None:
+            if not 0 <= start < commit_log.min_offset or self._newest_segment >= commit_log.min_offset:
                 why = f"beyond the log's end at {self._limit}" if start >= self._limit else "where the log has no segment"
-                for wrong in without_record((queue.topic, queue.queue_id), number + begin, entries[begin:end], why):
-                    self._note(wrong)
-                continue
-            self._newest_segment = max(self._newest_segment, start)
-            with contextlib.closing(segment):
-                for wrong in self._wrong(segment, start, queue, number + begin, entries[begin:end]):
-                    self._note(wrong)
-                    is_right[begin + wrong.at] = False
-        return is_right
-
-    def _note(self, wrong: WrongEntry) -> None:
-        if self._options.on_corrupt == "fail":
-            raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
-        log.warning("%s: left out: %s", self._options.where, wrong.sentence)
-
-    def _wrong(self, segment: SegmentBytes, start: int, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> Iterator[WrongEntry]:
-        """Yield the wrong ones of entries for records of one segment; the first has this number in its queue."""
-        from pyengine.spark.file_access import windows
-
-        key = queue.topic, queue.queue_id
-        for begin, end, limit in windows(segment, entries, min(self._limit, start + self._reader.commit_log.size_bytes)):
-            for wrong in self._check.wrong(segment.view, segment.base, key, number + begin, entries[begin:end], limit):
-                if start < self._reader.commit_log.min_offset:
-                    return  # deleted while it was read
-                yield wrong._replace(at=begin + wrong.at)
+                yield from without_record(key, number, entries, why)
+            return
+        self._newest_segment = max(self._newest_segment, start)
+        with contextlib.closing(segment):
+            for begin, end, limit in windows(segment, entries, min(self._limit, start + commit_log.size_bytes)):
+                for wrong in self._check.wrong(segment.view, segment.base, key, number + begin, entries[begin:end], limit):
+                    if start < commit_log.min_offset:
+                        return  # deleted while it was read
+                    yield wrong._replace(at=begin + wrong.at)
 
     def require_files(self, queue: ConsumeQueue, first: int, end: int) -> None:
         """Raise DataLossError if a file between the two entries is missing."""
@@ -154,41 +106,8 @@ class _Examiner:
                 f"entries {first} to {end - 1} of queue {queue.topic}/{queue.queue_id} were deleted with their file; {REMEDY}")
 
 
-def view_options(given: Mapping[str, str]) -> ReadOptions:
-    """Parse the options of a view, with its columns; UsageError says which one is wrong and what is allowed."""
-    read = read_options(given, "any")
-    known = {name.lower() for name in VIEW_OPTIONS}
-    for name in given:
-        if name.lower() in BY_NAME and name.lower() not in known:
-            raise UsageError(f"option {BY_NAME[name.lower()].name} is for messages; view={read.view} takes {', '.join(VIEW_OPTIONS)}")
-    return replace(read, columns=_columns(read.view, read.columns))
-
-
-def _columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
-    names = {name.lower(): name for name, *_ in VIEWS[view]}
-    if not asked or asked == ("*",):
-        return tuple(names.values())
-    for name in asked:
-        if name.lower() not in names:
-            known = f"known are {', '.join(names.values())}"
-            raise UsageError(f"unknown column {name!r} of view={view}: {hint(name, names.values(), known)}")
-    chosen = [names[name.lower()] for name in asked]
-    if len(set(chosen)) != len(chosen):
-        raise UsageError("option columns: a column is named twice")
-    return tuple(chosen)
-
-
-def types_of(view: str) -> dict[str, str]:
-    """Return the types of a view's columns."""
-    return {name: kind for name, kind, _ in VIEWS[view]}
-
-
 def plan_view(options: ReadOptions) -> list[QueueRows]:
     """Return the read's partitions: every chosen queue up to the current end of the level."""
-    from pyengine.spark.plan import grouped
-    from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
-    from pyengine.spark.remote_store import open_for_reading
-
     choose = queue_chooser(options)
     with open_for_reading(options) as reader:
         require_names(options, reader, use="view")
@@ -198,7 +117,7 @@ def plan_view(options: ReadOptions) -> list[QueueRows]:
         require_end(options, reader, extents)
         limit = max(0, reader.dispatched_offset(options.read_level))
         require_entries(options, reader, extents, limit)
-        found = [QueueSlice(queue.topic, queue.queue_id, first, high, high - first) for queue, first, high, _ in extents.bounds(limit)]
+        found = [QueueSlice(queue.topic, queue.queue_id, first, high, high - first) for queue, first, high, *_ in extents.bounds(limit)]
     if options.view != "entries":
         step = max(1, min(QUEUES_PER_PART, -(-len(found) // options.min_partitions)))
         return [QueueRows(tuple(found[at : at + step]), limit) for at in range(0, len(found), step)]
@@ -209,17 +128,11 @@ def plan_view(options: ReadOptions) -> list[QueueRows]:
 
 def view_rows(options: ReadOptions, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of one partition in `schema`."""
-    from pyengine.spark.remote_store import open_in_task
-
     with open_in_task(options) as reader:
         yield from (_list if options.view == "entries" else _count)(options, reader, part, schema)
 
 
 def _count(options: ReadOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
-    import pyarrow
-
-    from pyengine.spark.remote_store import consumer_offsets
-
     examiner = _Examiner(options, reader, part.limit)
     committed = consumer_offsets(reader).groups() if options.group or options.view == "groups" else {}
     rows: dict[str, list[Any]] = {name: [] for name in options.columns}
@@ -252,9 +165,6 @@ def _count(options: ReadOptions, reader: TaskStore, part: QueueRows, schema: pya
 
 
 def _list(options: ReadOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
-    import numpy
-    import pyarrow
-
     examiner = _Examiner(options, reader, part.limit)
     for one in part.queues:
         queue = reader._queue(one.topic, one.queue_id)

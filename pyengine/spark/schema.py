@@ -6,12 +6,12 @@ is made. `property.<NAME>` is a column too: the value of that property.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyengine.errors import UsageError
-from pyengine.spark.options import ReadOptions, hint
+from pyengine.spark.options import BY_KEY, ReadOptions, hint, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -141,3 +141,63 @@ def _refuse_doubles(names: Iterable[str]) -> None:
         if name.lower() in seen:
             raise UsageError(f"column {name!r} is named twice")
         seen.add(name.lower())
+
+
+# -- the columns of the option `view` ---------------------------------------------------
+
+VIEW_OPTIONS = ("path", "view", "group", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
+                  "failOnDataLoss", "onCorrupt", "fileSystem")
+
+# name, type, what it is
+QUEUE_COLUMNS = (
+    ("topic", "STRING", "The topic."),
+    ("partition", "INT", "The queue."),
+    ("minOffset", "BIGINT", "The first message that still exists."),
+    ("maxOffset", "BIGINT", "The offset after the last message."),
+    ("messages", "BIGINT", "maxOffset - minOffset."),
+    ("bytes", "BIGINT", "Bytes of their records; reads every entry."),
+    ("firstPhysicalOffset", "BIGINT", "Where the first is in the log."),
+    ("lastPhysicalOffset", "BIGINT", "Where the last is."),
+    ("committedOffset", "BIGINT", "The next message of the group, null without `group` or a commit."),
+    ("lag", "BIGINT", "How many messages the group has not read."),
+)
+ENTRY_COLUMNS = (
+    ("topic", "STRING", "The topic."),
+    ("partition", "INT", "The queue."),
+    ("offset", "BIGINT", "The message's number in its queue."),
+    ("physicalOffset", "BIGINT", "Where its record begins in the log."),
+    ("size", "INT", "Bytes of the record."),
+    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the extension."),
+)
+GROUP_COLUMNS = (
+    ("group", "STRING", "Each group with an offset in the topic, or the option `group`."),
+    *(column for column in QUEUE_COLUMNS if column[0] in ("topic", "partition", "minOffset", "maxOffset", "committedOffset", "lag")),
+)
+VIEWS = {"queue": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS, "groups": GROUP_COLUMNS}
+
+
+def view_options(given: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of a view, with its columns; UsageError says which one is wrong and what is allowed."""
+    read = read_options(given, "any")
+    known = {name.lower() for name in VIEW_OPTIONS}
+    for name in given:
+        if name.lower() in BY_KEY and name.lower() not in known:
+            raise UsageError(f"option {BY_KEY[name.lower()].key} is for messages; view={read.view} takes {', '.join(VIEW_OPTIONS)}")
+    return replace(read, columns=_view_columns(read.view, read.columns))
+
+
+def _view_columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
+    names = {name.lower(): name for name, *_ in VIEWS[view]}
+    if not asked or asked == ("*",):
+        return tuple(names.values())
+    for name in asked:
+        if name.lower() not in names:
+            known = f"known are {', '.join(names.values())}"
+            raise UsageError(f"unknown column {name!r} of view={view}: {hint(name, names.values(), known)}")
+    _refuse_doubles(asked)
+    return tuple(names[name.lower()] for name in asked)
+
+
+def types_of(view: str) -> dict[str, str]:
+    """Return the types of a view's columns."""
+    return {name: kind for name, kind, _ in VIEWS[view]}

@@ -36,10 +36,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow
 from pyarrow import compute
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 import pyengine
 from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, command, disk_errors
+from pyengine.formats.small_file import opened
 from pyengine.results import PutError, PutResult, PutStatus, ReadLevel
 from pyengine.spark.options import ReadOptions, destination, hint, scheme_of
 from pyengine.spark.partitions import LogRange
@@ -233,8 +235,6 @@ class BatchSink(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> SinkCommit:
         """In a task: put those of its rows that are not stored yet."""
-        from pyspark import TaskContext
-
         context = TaskContext.get()
         assert context is not None
         return put_rows(self.sink, SinkTask(self.query, 0, context.partitionId()), iterator)
@@ -255,8 +255,6 @@ class StreamSink(StreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> SinkCommit:
         """In a task: put those of its rows that are not stored yet."""
-        from pyspark import TaskContext
-
         context = TaskContext.get()
         assert context is not None
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -303,7 +301,7 @@ def put_rows(sink: Sink, task: SinkTask, batches: Iterable[pyarrow.RecordBatch])
         raise EngineUnavailableError(f"this task runs on another host than the driver and the engine of {sink.options.path}: the sink "
                                      "puts on the engine's host only; run the executors there (local mode, or a cluster of "
                                      "that host)")
-    with _only_attempt(Path(sink.options.path), task), contextlib.closing(_Attempt(sink, task)) as attempt:
+    with only_attempt(Path(sink.options.path), task), contextlib.closing(_Attempt(sink, task)) as attempt:
         return attempt.run(batches)
 
 
@@ -620,7 +618,7 @@ def _markers_backwards(store: LiveStoreReader, query: str, first: int) -> Iterat
 
 
 @contextlib.contextmanager
-def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
+def only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
     """Exclude other attempts of a task inside the block, by a lock in the engine's memory folder that ends with its process.
 
     StoreBusyError after ATTEMPT_WAIT_S."""
@@ -635,7 +633,7 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
         while True:
             with disk_errors("open", path):
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
+            with opened(descriptor):
                 if os.geteuid() == 0:  # for tasks of the engine's user
                     owner = _retry_until_running(lambda: _folder_status(root, folder.path))
                     os.fchown(descriptor, owner.st_uid, owner.st_gid)
@@ -647,8 +645,6 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
                 if is_at(descriptor, path):  # otherwise the engine's end removed it before the lock was taken
                     yield
                     return
-            finally:
-                os.close(descriptor)
     finally:
         if not folder.path.exists():  # the engine has ended, and kept the file because it was locked
             remove_unlocked(path)

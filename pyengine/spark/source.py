@@ -17,14 +17,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyengine.errors import UsageError
 from pyengine.spark.options import MESSAGES, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, joined
-from pyengine.spark.queue_view import QueueRows, plan_view, types_of, view_options, view_rows
-from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text
+from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text, types_of, view_options
 from pyengine.spark.versions import arrow_schema_of
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
+    from pyengine.spark.queue_view import QueueRows
     from pyengine.spark.sink import BatchSink, StreamSink
     from pyengine.spark.stream import LogStreamReader
 
@@ -123,10 +123,14 @@ class QueueViewReader(DataSourceReader):
 
     def partitions(self) -> list[QueueRows]:
         """Return groups of queues, up to the current end of the level."""
+        from pyengine.spark.queue_view import plan_view
+
         return plan_view(self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one partition."""
+        from pyengine.spark.queue_view import QueueRows, view_rows
+
         if not isinstance(partition, QueueRows):  # what Spark makes of an empty list of partitions
             return iter(())
         return view_rows(self.options, partition, arrow_schema_of(self.schema))

@@ -104,7 +104,7 @@ def _environment_of_jvm() -> Iterator[None]:
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        **_environment_of_user(),
+        **environment_of_user(),
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -115,7 +115,7 @@ def _environment_of_jvm() -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def _environment_of_user() -> dict[str, str]:
+def environment_of_user() -> dict[str, str]:
     """Name the user for the JVM if the system has no entry for its uid, as in many containers: Java needs a name and a home."""
     try:
         pwd.getpwuid(os.getuid())
@@ -157,7 +157,7 @@ def _used_columns(plan: Any, read: str) -> set[str] | None:
 
     `plan` is a LogicalPlan of the JVM. If it refers to no column, the result is a column that is never null.
     """
-    nodes = list(_nodes(plan))
+    nodes = list(plan_nodes(plan))
     used = _ids(plan.output())
     relations = []
     for node in nodes:
@@ -175,11 +175,11 @@ def _used_columns(plan: Any, read: str) -> set[str] | None:
     return names or {"partition"}
 
 
-def _nodes(plan: Any) -> Iterator[Any]:
+def plan_nodes(plan: Any) -> Iterator[Any]:
     """Yield all nodes of a plan and of its subqueries."""
     yield plan
     for below in (*_each(plan.children()), *_each(plan.subqueries())):
-        yield from _nodes(below)
+        yield from plan_nodes(below)
 
 
 def _ids(attributes: Any) -> set[int]:

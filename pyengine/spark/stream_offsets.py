@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ import numpy
 
 from pyengine.errors import UsageError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.formats.consume_queue import is_filler
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.spark.options import EARLIEST, LATEST, Queue, ReadOptions, flat
 from pyengine.spark.partitions import (
@@ -36,8 +36,8 @@ from pyengine.spark.partitions import (
     partition_bytes,
     queue_chooser,
 )
-from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
-from pyengine.spark.presence import queue_begin, queue_end
+from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms, stored_ms
+from pyengine.spark.presence import end_of_entry, queue_begin, queue_end
 from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segment_of, segments_of
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.commit_log import LogRun, record_or_limit, refuse_damage, runs_of
@@ -305,9 +305,9 @@ class QueueStream(StreamOffsets):
         begins, found, limit = {} if before is None else _from_json(start), before or 0, self._limit()
         for key, last in _from_json(end).items():
             queue = self._reader._queue(*key) if last != begins.get(key, 0) else None
-            entry = None if queue is None else queue.entry(last - 1, last)
-            if entry is not None and not is_filler(entry) and entry.physical_offset + entry.size_bytes <= limit:  # else it is damaged
-                found = max(found, entry.physical_offset + entry.size_bytes)
+            end_of_last = -1 if queue is None else end_of_entry(queue, last)
+            if end_of_last <= limit:  # else it is damaged
+                found = max(found, end_of_last)
         return found
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:
@@ -424,16 +424,8 @@ class QueueStream(StreamOffsets):
 
     def _by_time(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
         """Return the queue's first message stored at that time or later; its end if there is none."""
-        first, end, limit = low, high, self._limit()
-        while first < end:
-            middle = (first + end) // 2
-            entry = queue.entry(middle, high)
-            message = self._reader._message_below(entry.physical_offset, limit) if entry is not None else None
-            if message is None or message.store_timestamp_ms < timestamp_ms:
-                first = middle + 1
-            else:
-                end = middle
-        return first
+        limit = self._limit()
+        return low + bisect_left(range(low, high), timestamp_ms, key=lambda number: stored_ms(self._reader, queue, number, high, limit))
 
 
 def _share(bound: int, mine: int, all_of_it: int) -> int:

@@ -26,6 +26,7 @@ from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError, FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.small_file import opened
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.scan import ChooseQueue, ColumnScanner, RawBatch, RowFilter, TallyScanner, choose_queues
 from pyengine.spark.file_access import (
@@ -349,11 +350,8 @@ class QueuePartReader(TaskReader):
                 with self._tree.open(file_name) as file:
                     data: bytes = file.read_at(length, position)
             else:
-                descriptor = os.open(f"{self.options.path}/{file_name}", os.O_RDONLY | os.O_CLOEXEC)
-                try:
+                with opened(os.open(f"{self.options.path}/{file_name}", os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
                     data = os.pread(descriptor, length, position)
-                finally:
-                    os.close(descriptor)
         except FileNotFoundError:
             if self.options.fail_on_data_loss:
                 raise DataLossError(f"{path} was deleted after the query was planned; {REMEDY}") from None

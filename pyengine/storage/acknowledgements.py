@@ -18,8 +18,9 @@ leaves the old state or the new one.
 A state belongs to a *tenure*: the time in which one reader reads a queue from one offset on. The reader notes how far it has
 delivered in the members' file (GroupMembers.mark), with the number of its tenure; the next reader counts those deliveries.
 
-    with log.turn(lock) as table:             # members that share messages: all of them write the one file
-        table.apply(step_line(...))           # what one of them has taken, ended, or given back
+    log.follow()                              # members that share messages: all of them write the one file
+    log.add(log.queues[queue_id].step(...))   # what one of them has taken, ended, or given back
+    log.write()
 
 If the members of a group share messages, all of them read each queue, and a tenure lasts until the last of them ends. Each has
 the whole table in its memory (SharedQueue), and first reads the lines that others have appended. Their lines are *steps*, which
@@ -43,7 +44,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ from pyengine.errors import disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
-from pyengine.storage.durable_file import AppendedLines, lines_of, sealed_line
+from pyengine.storage.durable_file import AppendedLines, lines_of
 
 COMPACT_BYTES = 256 << 10   # a file is compacted above this size, if it is COMPACT_FACTOR times as long as it was after the last time
 COMPACT_FACTOR = 4
@@ -106,10 +107,6 @@ class SavedQueue:
         if self.fence < 0:
             del fields["fence"]
         return fields
-
-    def line(self) -> bytes:
-        """Return the line of the file."""
-        return sealed_line(self.fields())
 
     def recounted(self, offset: int, deliveries: int) -> SavedQueue:
         """Return the state after one of its messages was delivered again."""
@@ -343,10 +340,8 @@ class SharedQueue:
         self._counts = tuple(run for run in saved.counts if run[1] > saved.end)
         at = max(saved.offset, 0)
         counts, owners = (_by_offset(runs, at, saved.end) for runs in (saved.counts, saved.taken))
-        for start, end in (*_clipped(saved.acked, at, saved.end), (saved.end, saved.end)):
-            for offset in range(at, start):
-                self.open[offset] = counts.get(offset, 1), owners.get(offset, 0)
-            at = end
+        for offset in _offsets(_gaps(_clipped(saved.acked, at, saved.end), at, saved.end)):
+            self.open[offset] = counts.get(offset, 1), owners.get(offset, 0)
         self.free = {offset: None for offset, (_, owner) in self.open.items() if not owner}
 
     @property
@@ -411,19 +406,11 @@ class SharedQueue:
 
     def saved(self, offset: int) -> SavedQueue:
         """Return the state, to append before `offset` is stored."""
-        at, acked = max(offset, 0), []
-        for start in self.open:
-            if at < start:
-                acked.append((at, start))
-            at = max(at, start + 1)
-        if at < self.end:
-            acked.append((at, self.end))
-        counts = [(start, start + 1, count) for start, (count, _) in self.open.items() if count > 1]
+        acked = _gaps(((start, start + 1) for start in self.open), max(offset, 0), self.end)
+        counts = [(start, start + 1, count) for start, (count, _) in self.open.items() if count != 1]
         counts += [(max(start, self.end), end, count) for start, end, count in self._counts]
-        undone = [(start, start + 1, 0) for start, (count, _) in self.open.items() if not count]
-        taken = [(start, start + 1, owner) for start, (_, owner) in self.open.items()]
-        return SavedQueue(self.queue, self.tenure, offset, self.end, (*acked, *self._skipped), (*_merged(counts), *undone), self.last,
-                          _merged(taken))
+        taken = [(start, start + 1, owner) for start, (_, owner) in self.open.items() if owner]
+        return SavedQueue(self.queue, self.tenure, offset, self.end, (*acked, *self._skipped), _merged(counts), self.last, _merged(taken))
 
     def _end_at(self, end: int) -> None:
         if end > self.end:
@@ -438,16 +425,15 @@ class SharedQueue:
 class SharedLog(AppendedLines):
     """The file of a group whose members share messages, as one member reads and writes it. It keeps the file open until close().
 
-    The caller of follow(), add(), write() and compact() has the group's lock, which is one for each fence.
+    The caller of follow(), add() and write(), and of AckFile.compact(), has the group's lock, which is one for each fence.
     """
 
-    def __init__(self, root: Root, key: str) -> None:
-        """`key` is the group_key() of topic and group."""
+    def __init__(self, file: AckFile) -> None:
         self.queues: dict[int, SharedQueue] = {}
-        self._file = AckFile(root, key)
+        self._file = file
         self._lines: list[SavedQueue | dict[str, Any]] = []
         self._fence = Fence()
-        super().__init__(self._file.path)
+        super().__init__(file.path)
 
     @property
     def fence(self) -> int:
@@ -466,10 +452,6 @@ class SharedLog(AppendedLines):
         except BaseException:
             self.forget()
             raise
-
-    def saved(self) -> dict[int, list[SavedQueue]]:
-        """Return the states of the file, by queue id and oldest first."""
-        return self._file.read()
 
     def add(self, line: SavedQueue | dict[str, Any]) -> None:
         """Apply a line; write() appends it."""
@@ -504,22 +486,9 @@ class SharedLog(AppendedLines):
         self._lines.clear()
         self.rewind()
 
-    def raise_fence(self, fence: int) -> None:
-        """Begin to lock another byte, without the lock, which a stopped member has."""
-        self._file.raise_fence(fence)
-
     def read_fence(self) -> int:
         """Return the newest fence in the file, without the lock."""
         return newest_fence(self._file.content())
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the file is to be compacted."""
-        return self._file.is_long(self.size_bytes)
-
-    def compact(self, stored: Mapping[int, int]) -> None:
-        """Compact the file, with the offsets that are stored now. The caller also has the lock of the offsets."""
-        self._file.compact(stored)
 
     def _apply(self, line: SavedQueue | Fields) -> None:
         if not self._fence.admits(line):
@@ -663,9 +632,10 @@ class InFlight:
         self.again.pop(offset, None)
         flip(self.aside, offset, offset + 1)
 
-    def bring_back(self, start: int, end: int, messages: Iterable[Message]) -> None:
-        """Take these offsets, all of which are set aside: these messages are in the memory again, the others were deleted."""
-        flip(self.aside, start, end)
+    def bring_back(self, runs: Iterable[tuple[int, int]], messages: Iterable[Message]) -> None:
+        """Take these runs, all of which are set aside: these messages are in the memory again, the others were deleted."""
+        for start, end in runs:
+            flip(self.aside, start, end)
         for message in messages:
             self.open[message.queue_offset] = message
         self.open = dict(sorted(self.open.items()))
@@ -718,17 +688,11 @@ class InFlight:
 
     def saved(self, queue: int, offset: int) -> SavedQueue | None:
         """Return the state to append before `offset`, which is self.done, is stored; None if the file needs no other one."""
-        at, acked = self.done, []
-        for start, end in self._open_runs() if self._has_acks else ():
-            if at < start:
-                acked.append((at, start))
-            at = end
-        if self._has_acks and at < self.delivered_end:
-            acked.append((at, self.delivered_end))
+        acked = [*_gaps(self._open_runs(), self.done, self.delivered_end)] if self._has_acks else []
         acked += _clipped(self._skipped, self.delivered_end, INT64_MAX)
         self._counts = tuple(run for run in self._counts if run[1] > self.done)
         counts = [(start, start + 1, count) for start, message in self.open.items()
-                  if (count := message.delivery_count - (start in self.spared)) > 1]
+                  if (count := message.delivery_count - (start in self.spared)) != 1]
         counts += [(max(start, self.delivered_end), end, count) for start, end, count in self._counts if end > self.delivered_end]
         if self._newest is not None and (self.last is None or self.last[0] <= self._newest.queue_offset):
             self.last = (self._newest.queue_offset, *Identity.of(self._newest))
@@ -792,9 +756,16 @@ def _clipped(ranges: Ranges, low: int, high: int) -> Ranges:
     return tuple((max(start, low), min(end, high)) for start, end in ranges if start < high and end > low)
 
 
+def _gaps(runs: Iterable[tuple[int, int]], low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Yield what of [low, high) is in none of these runs, which are ascending."""
+    for start, end in chain(runs, ((high, high),)):
+        if low < start:
+            yield low, start
+        low = max(low, end)
+
+
 def _contains(ranges: Ranges, offset: int) -> bool:
-    at = bisect_right(ranges, (offset, INT64_MAX)) - 1
-    return at >= 0 and offset < ranges[at][1]
+    return _contains_all(ranges, offset, offset + 1)
 
 
 def suspicious_deliveries(deliveries_max: int | None) -> int:
@@ -807,8 +778,8 @@ def _contains_all(ranges: Ranges, start: int, end: int) -> bool:
     return at >= 0 and end <= ranges[at][1]
 
 
-def _count_at(counts: Counts, offset: int) -> int:
-    return next((count for start, end, count in reversed(counts) if start <= offset < end), 0)
+def _count_at(counts: Counts, offset: int, without: int = 0) -> int:
+    return next((count for start, end, count in reversed(counts) if start <= offset < end), without)
 
 
 def _counted(state: SavedQueue, done: int, marked_end: int) -> Counts:
@@ -817,8 +788,8 @@ def _counted(state: SavedQueue, done: int, marked_end: int) -> Counts:
     points = sorted(edge for edge in edges if edge >= done)
     found = []
     for start, end in pairwise(points):
-        count = _count_at(state.counts, start) or (1 if start < state.end else 0)
-        found.append((start, end, count + (1 if state.end <= start < marked_end else 0)))
+        if count := _count_at(state.counts, start, int(start < state.end)) + (state.end <= start < marked_end):
+            found.append((start, end, count))
     return _merged(found)
 
 
@@ -847,11 +818,11 @@ def _offsets(runs: Iterable[Sequence[int]]) -> Iterator[int]:
 
 
 def _merged(counts: Iterable[tuple[int, int, int]]) -> Counts:
-    """Join neighbours of the same count, and leave out those without deliveries."""
+    """Join neighbours of the same count."""
     found: list[tuple[int, int, int]] = []
     for start, end, count in counts:
         if found and found[-1][1] == start and found[-1][2] == count:
             found[-1] = (found[-1][0], end, count)
-        elif count:
+        else:
             found.append((start, end, count))
     return tuple(found)

@@ -38,7 +38,7 @@ from pyengine.errors import (
     require_extra,
 )
 from pyengine.formats.paths import SEGMENT_START_MAX, is_queue_id_name, parse_segment_name, segment_name
-from pyengine.formats.small_file import PARSE_ERRORS, SMALL_FILE_BYTES_MAX
+from pyengine.formats.small_file import PARSE_ERRORS, SMALL_FILE_BYTES_MAX, opened
 from pyengine.native.failpoints import failpoint
 from pyengine.settings import Value
 from pyengine.storage.check.check import NOT_KEPT
@@ -302,30 +302,23 @@ def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
     `shared`, for reading: a folder in which no file can be created is read without a lock.
     """
-    descriptor = open_folder(folder)
-    try:
-        with _locked(descriptor, folder, shared):
+    with opened(open_folder(folder)) as held:
+        try:
+            descriptor = _lock_file(held, folder, SHARED if shared else EXCLUSIVE)
+        except OSError as error:
+            if not shared or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise disk_error(error, "lock", folder) from error
+            descriptor = -1
+        if descriptor < 0:
             yield
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _locked(folder: int, where: Path, shared: bool) -> Iterator[None]:
-    descriptor = -1
-    try:
-        descriptor = _lock_file(folder, where, SHARED if shared else EXCLUSIVE)
-    except OSError as error:
-        if not shared or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise disk_error(error, "lock", where) from error
-    try:
-        yield
-    finally:
-        if descriptor >= 0:
-            with contextlib.suppress(OSError, DiskError):
-                if try_lock(descriptor, 0, where):  # else others still read
-                    os.unlink(LOCK_NAME, dir_fd=folder)
-            os.close(descriptor)
+            return
+        with opened(descriptor):
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError, DiskError):
+                    if try_lock(descriptor, 0, folder):  # else others still read
+                        os.unlink(LOCK_NAME, dir_fd=held)
 
 
 def _lock_file(folder: int, where: Path, kind: int) -> int:
@@ -445,27 +438,25 @@ class Folder:
         path = self._path / name
         with disk_errors("write", path), self._folder_of(name, make=True) as (folder, last):
             unfinished = last + suffix
-            descriptor = open_new(unfinished, PRIVATE, folder)
-            try:
-                yield descriptor
-                sync_descriptor(descriptor, path)
-                if suffix == _UNFINISHED:
-                    failpoint("backup_piece_synced")
-                else:
-                    failpoint("backup_note_synced")
-                os.rename(unfinished, last, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(unfinished, dir_fd=folder)
-                raise
-            finally:
-                os.close(descriptor)
+            with opened(open_new(unfinished, PRIVATE, folder)) as descriptor:
+                try:
+                    yield descriptor
+                    sync_descriptor(descriptor, path)
+                    if suffix == _UNFINISHED:
+                        failpoint("backup_piece_synced")
+                    else:
+                        failpoint("backup_note_synced")
+                    os.rename(unfinished, last, src_dir_fd=folder, dst_dir_fd=folder)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(unfinished, dir_fd=folder)
+                    raise
             sync_open_folder(folder)
 
 
 def _sizes(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     """Yield (name, length) of all that is below the open folder, which it closes; -1 for what is no file, and nothing follows a link."""
-    try:
+    with opened(folder):
         for name in os.listdir(folder):
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode) and depth:
@@ -473,8 +464,6 @@ def _sizes(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
                                   f"{prefix}{name}/", depth - 1)
             else:
                 yield f"{prefix}{name}", status.st_size if stat.S_ISREG(status.st_mode) else -1
-    finally:
-        os.close(folder)
 
 
 class Remote:

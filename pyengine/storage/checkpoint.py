@@ -8,9 +8,9 @@ in one sector, like RocketMQ's mapping.
 `abort` exists while the store is open. If it exists when a store is loaded, recovery takes the abnormal path.
 
 `config/watermark`: the offset below which an engine of pyengine has synced every byte of the log; in a store that another
-program made, only from `verified_from` on. Only the checkpointer writes it, at most once a second and at stop; it may be lower
-than the durable end and is never beyond it. Recovery never truncates below it (docs/promises.md, 1). A damaged file counts as
-absent, and its reader gets a sentence about it.
+program made, only from `verified_from` on. The checkpointer writes it, at most once a second and at stop, and recovery and restore
+do at their end; it may be lower than the durable end and is never beyond it. Recovery truncates below it only if the loss is accepted,
+or to a cut (docs/promises.md, 1), and lowers it first. A damaged file counts as absent, and its reader gets a sentence about it.
 
 `config/sync-failure`: a sync of the store has failed since the machine was booted. The kernel has then
 marked the pages that it could not write as clean, so that later syncs say nothing about them until they
@@ -18,9 +18,9 @@ are written again or the machine is rebooted. A process whose sync of the log fa
 before it does anything else. A recovery that has rewritten and synced all doubtful bytes
 removes it (docs/recovery.md). A damaged file counts as such a failure.
 
-`config/recovery` is written before the first change of a recovery and removed after the last. If a recovery is killed, the marker
-makes the next one read from the same offsets again, although the abort file, the number of segments or the queues' ends
-would now lead to others. It only makes the next recovery read more; the end of the log is found again from the files, so
+`config/recovery` is written before a recovery changes log, queues or index, and removed at its end. If a recovery is killed, the marker
+makes the next one read from the same offsets again, in a pyengine store from there or earlier, although the abort file, the number of
+segments or the queues' ends would now lead to others. The end of the log is found again from the files, so
 an old marker does no harm in a store to which another program has written since.
 
 `config/recovered` remains: in a store without pyengine's watermark the last recovery has kept everything from this offset
@@ -30,6 +30,10 @@ second recovery could find damage there that the first has not read, and truncat
 
 `config/rebuild`: queues or index are moved away and rebuilt from the log. It is written before the first of them is
 moved and removed when all are complete; `config/recovery` makes any recovery in between dispatch the whole log.
+
+`config/cut`: the log must end at a record boundary, on purpose: that of a slave whose master does not have the records after it.
+Only a cut lowers the durable watermark below undamaged bytes, so it is noted before anything changes; from then on it will
+happen: each recovery of the store ends the log there, until one has finished and removes the note.
 """
 
 from __future__ import annotations
@@ -39,9 +43,9 @@ import enum
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pyengine.errors import DiskError, disk_error, disk_errors, flush_error
+from pyengine.errors import CorruptionError, DiskError, disk_error, disk_errors, flush_error
 from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint, read_small_file, unpack_checkpoint
@@ -259,6 +263,16 @@ class RebuildMarker:
         return store.quarantine / self.folder / piece
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The decision that the log [.., end) must end at `at`. `kept`: the copy of the bytes to clear is in quarantine/."""
+
+    at: int
+    end: int
+    reason: str
+    kept: bool = False
+
+
 RECOVERY: DurableRecord[RecoveryMarker] = DurableRecord(
     "recovery", asdict, lambda of: RecoveryMarker(RecoveryPath(of["path"]), int(of["scan_from"]), int(of["dispatch_from"])),
     is_sealed=False)
@@ -267,6 +281,9 @@ _RECOVERED: DurableRecord[int] = DurableRecord(
 REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
     "rebuild", asdict, lambda of: RebuildMarker(str(of["folder"]), () if of.get("is_made") is True else tuple(map(str, of["pieces"]))),
     is_sealed=False, indent=1)  # version 0.2 noted with `is_made` that the pieces are rebuilt: none is moved any more
+
+CUT: DurableRecord[Cut] = DurableRecord(
+    "cut", asdict, lambda fields: Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"])), indent=1)
 
 
 def read_marker(root: Root) -> RecoveryMarker | None:
@@ -300,3 +317,31 @@ def write_recovered_from(root: Root, offset: int) -> None:
 def read_rebuild_marker(root: Root) -> RebuildMarker | None:
     """Return the marker; None if there is none or it is damaged: then only `config/recovery` counts."""
     return REBUILD.read(root).record
+
+
+def intend_cut(root: Root, cut: Cut) -> None:
+    """Note a cut, durable before this returns. The caller owns the store; `cut.at` is a record boundary above the log's start."""
+    CUT.write(root, cut)
+
+
+def read_cut(root: Root) -> Cut | None:
+    """Return the unfinished cut, None if there is none. CorruptionError for a damaged note."""
+    cut, damage = CUT.read(root)
+    if damage:
+        raise CorruptionError(f"{CUT.path(root)} is damaged: a cut of the log was in progress. Remove the file to keep what the log "
+                              "holds now; a slave finds out again from its master what has to go")
+    return cut
+
+
+class StopNotes(NamedTuple):
+    """How a store was left: what its next recovery begins to read by."""
+
+    abort_exists: bool
+    marker: RecoveryMarker | None  # of a recovery that did not finish
+    checkpoint: Checkpoint
+    recovered_from: int | None     # config/recovered
+
+
+def read_stop_notes(root: Root) -> StopNotes:
+    """Read them. DiskError if one cannot be read."""
+    return StopNotes(abort_file_exists(root), read_marker(root), read_checkpoint(root), read_recovered_from(root))

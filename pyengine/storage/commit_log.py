@@ -6,11 +6,11 @@ The rules for a record are RocketMQ's (CommitLog.checkMessageAndReturnSize) in i
 watermark; above the watermark, where a power cut may have lost pages, topic and properties are checked too. In pyengine's
 own stores a record must also have its own offset, which RocketMQ does not check.
 
-`find_end` is the only definition of the log's end, for recovery, readers, `check`, `status` and Spark. It does not
-write or report damage. In pyengine's own store everything below the durable watermark belongs to the log,
-damaged or not, and the log ends at the first byte from there on that is not part of a complete record. In
-RocketMQ's store it ends where RocketMQ ends it: at the first such byte from the point where its recovery begins to
-read. `LogEnd` follows the end while another process appends.
+`find_end` is the only definition of the log's end for readers, `check`, `status` and Spark. Recovery finds the same end, unless a
+commit slot in shared memory, a cut or an accepted loss says another. `find_end` writes nothing and reports no damage. In pyengine's
+own store everything below the durable watermark belongs to the log, damaged or not, and the log ends at the first byte from there on
+that is not part of a complete record. In RocketMQ's store it ends where RocketMQ ends it: at the first such byte from the point where
+its recovery begins to read. `LogEnd` follows the end while another process appends.
 """
 
 from __future__ import annotations
@@ -27,25 +27,22 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Unpack
+from typing import NamedTuple, NoReturn, Unpack, cast
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, log_folders, segment_name
-from pyengine.formats.record import BEGIN, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
+from pyengine.formats.record import BEGIN, MAGIC_AT, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.scan import Checks, ColumnScanner, RawBatch, classify, sync, walk
 from pyengine.storage.checkpoint import (
     DurableWatermark,
-    RecoveryMarker,
     RecoveryPath,
+    StopNotes,
     WatermarkReading,
-    abort_file_exists,
-    read_checkpoint,
-    read_marker,
-    read_recovered_from,
+    read_stop_notes,
     read_watermark,
 )
 from pyengine.storage.file_system import DiskUse, free_bytes, measure
@@ -59,6 +56,7 @@ FULL_PERCENT = 85  # RocketMQ's diskSpaceCleanForciblyRatio
 SEGMENTS_AHEAD = 2       # files that exist beyond the written part of the log, most of them without blocks
 RESERVE_STEP_BYTES_MAX = 32 << 20
 _MAPPINGS_MAX = 4
+_MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 
 
 def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[MappedFile]:
@@ -341,6 +339,19 @@ def record_or_limit(segment: SegmentBytes, damage: LogDamage, limit: int) -> int
     return limit if found is None else found
 
 
+def next_whole_record(segment: SegmentBytes, damage: LogDamage, limit: int) -> int | None:
+    """Go on at the next complete record, by its body's checksum too, although none may follow it. The segment is mapped."""
+    view, base = cast("mmap.mmap", segment.view), segment.base
+    last = min(limit, damage.end + BEGIN.size - 1) - base  # the end of its magic
+    found = view.find(_MAGIC, damage.start + 1 - base + MAGIC_AT, last)
+    while found >= 0:
+        at = found - MAGIC_AT
+        if classify(view, at, limit - base - at, base + at) == CaseLabel.MESSAGE:
+            return base + at
+        found = view.find(_MAGIC, found + 1, last)
+    return None
+
+
 def refuse_damage(segment: SegmentBytes, damage: LogDamage, limit: int) -> NoReturn:
     """Raise CorruptionError."""
     raise CorruptionError(f"the log is damaged at {damage.start}: {damage.reason.replace('_', ' ')}")
@@ -580,7 +591,7 @@ def first_segment_to_scan(log: Log, path: RecoveryPath, checkpoint: Checkpoint, 
 
 
 def first_after_orderly_stop(log: Log, count: int) -> int:
-    """Return the index at which reading begins in the first `count` segments after an orderly stop, without a watermark."""
+    """Return the index of the segment in which reading begins after an orderly stop, in a log of `count` segments; no watermark counts."""
     segments_read = NORMAL_SEGMENTS
     if log.owner is Owner.PYENGINE:
         segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
@@ -667,7 +678,7 @@ def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
     return 0 != store_timestamp_ms(head, 0) <= timestamp_ms
 
 
-_RECHECK_INTERVAL_S = 1.0
+RECHECK_INTERVAL_S = 1.0
 _TRIES = 16
 # Reasons that an appending process may cause for a moment; with any other reason the end is final.
 _UNFINISHED = frozenset((
@@ -688,7 +699,7 @@ def find_end(root: Root, log: Log) -> LogScan:
     if flushed is None or index is None:
         # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.list_complete_log).
         over_gaps = log.owner is Owner.ROCKETMQ
-        return scan_log(log, find_recovery_start(root, log, over_gaps=over_gaps).first, over_gaps=over_gaps)
+        return scan_log(log, find_recovery_start(read_stop_notes(root), log, over_gaps=over_gaps).first, over_gaps=over_gaps)
     label = log.label_at(log.segments[index], flushed)
     # The watermark may be inside a torn record or, if RocketMQ has appended since, inside a valid one: the segment's start is safe.
     scan = scan_log(log, index, start=None if label in _UNFINISHED else flushed)
@@ -703,24 +714,22 @@ def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermar
 
 
 class RecoveryStart(NamedTuple):
-    """Where recovery begins to read: RocketMQ's path, the index of the segment, and the files of the store that say so."""
+    """Where recovery begins to read: RocketMQ's path, and the index of the segment."""
 
     path: RecoveryPath
     first: int
-    marker: RecoveryMarker | None  # of an earlier recovery, which did not finish
-    checkpoint: Checkpoint
 
 
-def find_recovery_start(root: Root, log: Log, *, over_gaps: bool = False, has_failed_sync: bool = False) -> RecoveryStart:
-    """Find where recovery begins to read this store. `has_failed_sync`: a sync has failed, so recovery reads as after a crash."""
-    marker, checkpoint = read_marker(root), read_checkpoint(root)
-    is_abnormal = abort_file_exists(root) or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+def find_recovery_start(left: StopNotes, log: Log, *, over_gaps: bool = False, has_failed_sync: bool = False) -> RecoveryStart:
+    """Find where recovery begins to read this log. `has_failed_sync`: a sync has failed, so recovery reads as after a crash."""
+    marker = left.marker
+    is_abnormal = left.abort_exists or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
     path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
-    first = first_segment_to_scan(log, path, checkpoint, read_recovered_from(root), over_gaps=over_gaps)
+    first = first_segment_to_scan(log, path, left.checkpoint, left.recovered_from, over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
         first = unfinished if log.owner is Owner.ROCKETMQ else min(first, unfinished)
-    return RecoveryStart(path, first, marker, checkpoint)
+    return RecoveryStart(path, first)
 
 
 def end_of_stored_until(log: Log, time_ms: int) -> int:
@@ -814,7 +823,7 @@ class LogEnd:
 
     def _may_recheck(self) -> bool:
         now_s = time.monotonic()
-        if now_s - self._rechecked_s < _RECHECK_INTERVAL_S:
+        if now_s - self._rechecked_s < RECHECK_INTERVAL_S:
             return False
         self._rechecked_s = now_s
         return True

@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
+from pyengine.formats.constants import (
+    LMQ_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
+)
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, path_stamp
 from pyengine.storage.durable_file import ConfigFile, ReadConfig, exclusive
@@ -155,6 +162,8 @@ GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker creates these topics wit
 DEFAULT_TOPIC = "TBW102"  # the topic whose queues and rights a new topic inherits
 # A broker's own topics, which it configures itself: with a lesser entry of DEFAULT_TOPIC clients could not create topics any more.
 BROKERS_TOPICS = frozenset((SCHEDULE_TOPIC, DEFAULT_TOPIC, "BenchmarkTest", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
+FORBIDDEN_TOPICS = (BROKERS_TOPICS - {DEFAULT_TOPIC, "BenchmarkTest"}  # to which no client can send, as in RocketMQ
+                    | {TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC, TIMER_TOPIC})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,10 @@ from pyengine.formats.consume_queue import (
 )
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import store_timestamp_ms
-from pyengine.native.dispatch import WINDOW_BYTES, count_entries, fill
-from pyengine.storage.durable_writes import create_file, open_file, sync_file, sync_folder
+from pyengine.formats.small_file import closed_on_error, opened
+from pyengine.native.dispatch import WINDOW_BYTES, count_entries
+from pyengine.native.flush import pwrite_all
+from pyengine.storage.durable_writes import create_file, open_file, sync_folder
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
 
 if TYPE_CHECKING:
@@ -348,15 +350,12 @@ def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
     Raises StoreRefusedError for a foreign file or a wrong length, DiskError when it cannot be read.
     """
     for segment in reversed(list_segments(folder, file_bytes)):
-        fd = open_file(segment.path, os.O_RDONLY)
-        try:
+        with opened(open_file(segment.path, os.O_RDONLY)) as fd:
             count = count_entries(fd, file_bytes, str(segment.path))
             if count:
                 entry = ENTRY.unpack(os.pread(fd, CQ_ENTRY_BYTES, (count - 1) * CQ_ENTRY_BYTES))
                 if not is_filler(entry):
                     return QueueEnd(segment.start_offset // CQ_ENTRY_BYTES + count, entry[0] + entry[1])
-        finally:
-            os.close(fd)
     return EMPTY
 
 
@@ -412,14 +411,10 @@ def _open_file_at(folder: Path, file_bytes: int, byte: int, filler_bytes: int) -
             raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of this folder's files")
         return fd, start, -1
     allocated = min(filler_bytes + WINDOW_BYTES - filler_bytes % WINDOW_BYTES, file_bytes)
-    fd = create_file(folder, path.name, file_bytes, allocate=allocated)
-    try:
+    with closed_on_error(create_file(folder, path.name, file_bytes, allocate=allocated)) as fd:
         if filler_bytes:
-            fill(fd, filler_bytes, str(path))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, start, allocated
+            pwrite_all(fd, FILLER_BYTES * (filler_bytes // CQ_ENTRY_BYTES), 0, str(path))
+        return fd, start, allocated
 
 
 _ENTRIES_READ_BYTES = 3276 * CQ_ENTRY_BYTES
@@ -471,9 +466,3 @@ def _addresses_backwards(queue: list[MappedFile]) -> Iterator[int]:
                     if is_ext_address(tags_code):
                         yield decode_ext_address(tags_code)
                 end = start
-
-
-def sync_ext(folder: Path, file_bytes: int) -> None:
-    """fsync all files of an extension; raises FlushError."""
-    for file in list_segments(folder, file_bytes):
-        sync_file(file.path)

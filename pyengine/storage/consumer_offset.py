@@ -80,7 +80,7 @@ class OffsetTable:
     notes: list[str] = field(default_factory=list)
     is_damaged: bool = False  # the file is damaged: the table comes from `.bak`, or is empty
     is_own: bool = False      # pyengine wrote the content
-    stamp: int = 0  # from an update: the stamp() of the file with this table
+    stamp: int = 0  # from an update: the path_stamp() of the file with this table
 
 
 class ConsumerOffsets:
@@ -88,11 +88,7 @@ class ConsumerOffsets:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root)
-        self._path = self.path = StorePaths(root).config / FILE_NAME
-
-    def stamp(self) -> int:
-        """Return a number that differs once the file has changed; 0 without a file."""
-        return path_stamp(self.path)
+        self.path = StorePaths(root).config / FILE_NAME
 
     def table(self) -> OffsetTable:
         """Return all groups' current offsets, with notes about damage. It takes no lock, since files are replaced atomically.
@@ -100,14 +96,14 @@ class ConsumerOffsets:
         DiskError if the system does not let this process read the file now.
         """
         found = OffsetTable()
-        for path in (self._path, self._path.with_name(FILE_NAME + ".bak")):
+        for path in (self.path, self.path.with_name(FILE_NAME + ".bak")):
             try:
                 content = _read(path)
                 found.offsets, found.is_own = decode_offsets(content), check_seal(content)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (FormatError, UnicodeDecodeError) as error:
-                found.is_damaged = found.is_damaged or path is self._path
+                found.is_damaged = found.is_damaged or path is self.path
                 found.notes.append(f"config/{path.name} cannot be used: {error}")
                 continue
             if found.is_damaged:
@@ -144,7 +140,7 @@ class ConsumerOffsets:
         in `change` ends the update without a write. StoreBusyError while another program has the store open, or if another process
         that writes makes no progress; `is_owner`: this process has locked the store exclusively (recovery).
         """
-        with exclusive(self._path):
+        with exclusive(self.path):
             use = None if is_owner else store_use(self._root)
             if use is StoreUse.OTHER:
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps the groups' offsets itself")
@@ -198,13 +194,13 @@ class ConsumerOffsets:
                                                   for key in sorted(found.offsets)}})
             content = seal(text).encode("utf-8")
             if len(content) > SMALL_FILE_BYTES_MAX:
-                raise DiskError(f"cannot write {self._path}: {len(content):,} bytes are more than {SMALL_FILE_BYTES_MAX:,}, which is all "
-                                "that is read: forget groups that are no longer used", path=str(self._path))
+                raise DiskError(f"cannot write {self.path}: {len(content):,} bytes are more than {SMALL_FILE_BYTES_MAX:,}, which is all "
+                                "that is read: forget groups that are no longer used", path=str(self.path))
             if found.is_damaged:
-                with contextlib.suppress(FileNotFoundError), disk_errors("rename", self._path):
-                    os.rename(self._path, self._path.with_name(FILE_NAME + ".damaged"))
-            write_config(self._path, content)
-        found.stamp = self.stamp()
+                with contextlib.suppress(FileNotFoundError), disk_errors("rename", self.path):
+                    os.rename(self.path, self.path.with_name(FILE_NAME + ".damaged"))
+            write_config(self.path, content)
+        found.stamp = path_stamp(self.path)
         return found
 
 

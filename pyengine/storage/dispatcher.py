@@ -17,7 +17,6 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.arguments import is_folder_name
@@ -189,9 +188,7 @@ class Dispatcher:
     def __enter__(self) -> Dispatcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _begin_queues(self, view: Readable, base_offset: int, start: int, end: int) -> None:

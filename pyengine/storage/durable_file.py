@@ -358,11 +358,18 @@ def exclusive(path: Path) -> Iterator[None]:
     Only the folder's user, and root, may open the lock file.
     """
     lock = path.with_name(path.name + ".lock")
-    descriptor, pid = open_shared_file(lock), os.getpid()
-    _locked.add(descriptor)
-    try:
+    with opened_to_lock(lock) as descriptor:
         wait_until_held(lambda: try_lock(descriptor, 0, lock), lock, path.name, path)
         yield
+
+
+@contextlib.contextmanager
+def opened_to_lock(path: Path) -> Iterator[int]:
+    """Open a file of locks; those that the block takes end with it. A child that is forked meanwhile does not have them."""
+    descriptor, pid = open_shared_file(path), os.getpid()
+    _locked.add(descriptor)
+    try:
+        yield descriptor
     finally:
         if pid == os.getpid():  # a child that was forked by a change has no descriptor
             with contextlib.suppress(OSError):

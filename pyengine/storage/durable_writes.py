@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pyengine.errors import DiskError, FlushError, InvariantError, disk_error, disk_errors, flush_error
 from pyengine.formats.paths import Root, log_folders
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import closed_on_error, opened, read_small_file
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import allocate as allocate_blocks
 from pyengine.native.flush import (
@@ -45,7 +45,7 @@ from pyengine.native.flush import (
     sync_file_system,
     write_in_place,
 )
-from pyengine.storage.file_system import require_held
+from pyengine.storage.file_system import require_held, sync_open_folder
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -60,8 +60,8 @@ MANY_FILES = 32  # from this number on one sync of the file system costs less th
 FREE_STEP_BYTES = 64 << 20
 FREE_PAUSE_S_MIN = 0.005
 FREE_PAUSE_FACTOR = 4  # the pause after a step is this many times as long as the step, so that others can use the disk
-_REWRITE_BYTES = 1 << 20  # per step
-_DIRECT_BYTES, _DIRECT_BUFFERS = 4 << 20, 3
+REWRITE_BYTES = 16 << 20  # per step, each of which is synced
+DIRECT_BYTES, _DIRECT_BUFFERS = 4 << 20, 3
 _BLOCK_BYTES = 4096  # direct writes start at, and have a length of, a multiple of this
 _GIVEN_WITHIN_S = 0.1  # root gives a new file to the owner of its folder
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -153,8 +153,7 @@ def write_config(path: Path | str, content: Content, *, keep_backup: bool = True
 def _replace(path: Path, content: Content, keep_backup: bool, mode: int, is_shared: bool) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
-        descriptor = open_new(temporary, mode)
-        try:
+        with opened(open_new(temporary, mode)) as descriptor:
             if is_shared:
                 _give_to_owner(descriptor, path.parent)
             failpoint("config_opened")
@@ -162,8 +161,6 @@ def _replace(path: Path, content: Content, keep_backup: bool, mode: int, is_shar
             failpoint("config_written")
             sync_descriptor(descriptor, path, may_repeat=True)
             failpoint("config_synced")
-        finally:
-            os.close(descriptor)
         if keep_backup:
             _link_backup(path)
         os.rename(temporary, path)
@@ -217,11 +214,8 @@ def make_shared_folder(folder: Path) -> None:
     make_folders(folder)
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):  # a link, which the operator made
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
+            with opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as descriptor:
                 _give_to_owner(descriptor, folder.parent)
-            finally:
-                os.close(descriptor)
 
 
 def open_shared_file(path: Path) -> int:
@@ -241,7 +235,7 @@ def open_shared_file(path: Path) -> int:
                 if time.monotonic() >= until_s:
                     raise
                 time.sleep(_GIVEN_WITHIN_S / 10)
-        try:
+        with closed_on_error(descriptor):
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise DiskError(f"{path} is not a regular file: remove it", path=str(path))
@@ -251,9 +245,6 @@ def open_shared_file(path: Path) -> int:
             if stat.S_IMODE(status.st_mode) & ~LOCK_MODE:  # of an older version
                 with contextlib.suppress(PermissionError):
                     os.fchmod(descriptor, LOCK_MODE)
-        except BaseException:
-            os.close(descriptor)
-            raise
     return descriptor
 
 
@@ -261,14 +252,11 @@ def mend_lock_modes(root: Root) -> None:
     """Let no other user open the lock files of the store: an older version created them readable for all."""
     config = Path(root) / "config"
     for path in [*config.glob("*.lock"), *config.glob("consumers/*")]:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                status = os.fstat(descriptor)
-                if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and stat.S_IMODE(status.st_mode) & ~LOCK_MODE:
-                    os.fchmod(descriptor, LOCK_MODE)
-            finally:
-                os.close(descriptor)
+        with (contextlib.suppress(OSError),
+              opened(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor):
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and stat.S_IMODE(status.st_mode) & ~LOCK_MODE:
+                os.fchmod(descriptor, LOCK_MODE)
 
 
 def _give_to_owner(descriptor: int, folder: Path) -> None:
@@ -285,14 +273,11 @@ def _give_to_owner(descriptor: int, folder: Path) -> None:
 
 def sync_folder(folder: Path | str) -> None:
     """Make the names in `folder` durable, or raise FlushError (DiskFullError if the disk is full)."""
-    descriptor = open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot sync directories
+    with opened(open_file(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
+        try:
+            sync_open_folder(descriptor)
+        except OSError as error:
             raise _sync_error(error, folder) from error
-    finally:
-        os.close(descriptor)
 
 
 def sweep_unfinished(root: Root) -> list[Path]:
@@ -325,15 +310,14 @@ class _TmpfileRefusedError(Exception):
 
 
 def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocation) -> int:
-    folder_fd = open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(open_file(folder, os.O_RDONLY | os.O_DIRECTORY)) as folder_fd:
         try:
             descriptor = os.open(folder, os.O_RDWR | os.O_TMPFILE, FILE_MODE)
         except OSError as error:
             if error.errno in _NO_TMPFILE:
                 raise _TmpfileRefusedError from error
             raise disk_error(error, "create", folder / name) from error
-        try:
+        with closed_on_error(descriptor):
             failpoint("new_file_unnamed")
             _give_length(descriptor, size_bytes, allocate, folder / name)
             try:
@@ -344,12 +328,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
                 raise disk_error(error, "create", folder / name) from error
             failpoint("new_file_linked")
             _sync_or_unlink(folder, folder / name)
-        except BaseException:
-            os.close(descriptor)
-            raise
         return descriptor
-    finally:
-        os.close(folder_fd)
 
 
 def sibling_of(folder: Path) -> Path:
@@ -449,15 +428,12 @@ def _link_backup(path: Path) -> None:
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
     """Write bytes at a position of a file, whose blocks are allocated first, durably. Raises DiskFullError, DiskError or FlushError."""
-    descriptor = open_file(path, os.O_RDWR)
-    try:
+    with opened(open_file(path, os.O_RDWR)) as descriptor:
         allocate_blocks(descriptor, position, len(content), str(path))
         pwrite_all(descriptor, content, position, path)
         failpoint("bytes_written")
         sync_descriptor(descriptor, path)
         failpoint("bytes_durable")
-    finally:
-        os.close(descriptor)
 
 
 def rewrite(path: Path, start: int, end: int) -> None:
@@ -466,54 +442,45 @@ def rewrite(path: Path, start: int, end: int) -> None:
     It is for bytes whose sync may have failed: their pages are marked clean, so that another sync would skip
     them. After the rewrite through the page cache it writes them directly too: after a failed write ext4 takes the
     blocks for written ones and writes there again, but the extent stays marked as unwritten and reads as
-    zeros after a reboot. A direct write drops the pages first, so it comes last: on a disk that still fails the
-    pages are the only copy.
-    The file's modification time is kept, since segments and queue files are found and deleted by it.
+    zeros after a reboot. A direct write drops the pages first, so it comes after the sync: on a disk that still fails the
+    pages are the only copy. It takes the bytes that were read before the sync: a clean page may be dropped too.
+    The bytes of a file after its last whole block cannot be written directly. The file's modification time is kept,
+    since segments and queue files are found and deleted by it.
     """
-    descriptor = open_file(path, os.O_RDWR)
-    try:
+    with opened(open_file(path, os.O_RDWR)) as descriptor:
         status = os.fstat(descriptor)
+        times_ns = status.st_atime_ns, status.st_mtime_ns
         at, end = start - start % _BLOCK_BYTES, min(end + -end % _BLOCK_BYTES, status.st_size)
-        pieces = [(place, min(_REWRITE_BYTES, end - place)) for place in range(at, end, _REWRITE_BYTES)]
-        with mmap.mmap(-1, _REWRITE_BYTES) as memory, memoryview(memory) as buffer:  # aligned, as direct writes require
-            for place, count in pieces:
-                with buffer[:count] as piece:
-                    _read_piece(descriptor, piece, place, path)
-                    pwrite_all(descriptor, piece, place, path)
+        buffer = memoryview(mmap.mmap(-1, REWRITE_BYTES))  # aligned, as direct writes require; not closed: an error's traceback has views
+        for place in range(at, end, REWRITE_BYTES):
+            piece = buffer[: min(REWRITE_BYTES, end - place)]
+            _read_piece(descriptor, piece, place, path)
+            pwrite_all(descriptor, piece, place, path)
+            os.utime(descriptor, ns=times_ns)  # at once, since a kill may follow
             sync_descriptor(descriptor, path)
             failpoint("bytes_rewritten")
-            _write_directly(descriptor, pieces, buffer, path)
-        os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+            _write_directly(descriptor, piece[: len(piece) - len(piece) % _BLOCK_BYTES], place, path)
+            os.utime(descriptor, ns=times_ns)
         sync_descriptor(descriptor, path)
-    finally:
-        os.close(descriptor)
 
 
-def _write_directly(descriptor: int, pieces: Sequence[tuple[int, int]], buffer: memoryview, path: Path) -> None:
-    """Write whole blocks directly, without the page cache, if the file system supports that."""
+def _write_directly(descriptor: int, blocks: memoryview, place: int, path: Path) -> None:
+    """Write whole blocks without the page cache if the file system supports that; if it fails, put them back into the cache."""
     try:
         direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:  # tmpfs and others have no direct writes
         return
-    try:
-        for place, count in pieces:
-            count -= count % _BLOCK_BYTES
-            if not count:
-                continue
-            with buffer[:count] as piece:
-                _read_piece(descriptor, piece, place, path)
-                try:
-                    done = os.pwrite(direct, piece, place)
-                except OSError as error:
-                    pwrite_all(descriptor, piece, place, path)  # the direct write has dropped the pages
-                    if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # the device's blocks are larger than _BLOCK_BYTES
-                        return
-                    raise FlushError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
-                if done != count:
-                    pwrite_all(descriptor, piece, place, path)
-                    raise FlushError(f"cannot write {path}: {done} of {count} bytes were written", path=str(path))
-    finally:
-        os.close(direct)
+    with opened(direct):
+        try:
+            done = os.pwrite(direct, blocks, place)
+        except OSError as error:
+            pwrite_all(descriptor, blocks, place, path)  # the direct write has dropped the pages
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # the device's blocks are larger than _BLOCK_BYTES
+                return
+            raise FlushError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        if done != len(blocks):
+            pwrite_all(descriptor, blocks, place, path)
+            raise FlushError(f"cannot write {path}: {done} of {len(blocks)} bytes were written", path=str(path))
 
 
 def _read_piece(descriptor: int, piece: memoryview, place: int, path: Path) -> None:
@@ -525,14 +492,11 @@ def _read_piece(descriptor: int, piece: memoryview, place: int, path: Path) -> N
 
 def sync_file(path: Path, *, is_synced: bool = False) -> None:
     """fsync one file, or raise FlushError, which is never retried. `is_synced`: its file system was synced; only check for an error."""
-    descriptor = open_file(path, os.O_RDONLY)
-    try:
+    with opened(open_file(path, os.O_RDONLY)) as descriptor:
         if is_synced:
             check_written(descriptor, str(path))
         else:
             sync_descriptor(descriptor, path)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -581,7 +545,7 @@ class DirectFile(io.RawIOBase):
             os.close(self._descriptor)
             self._descriptor = -1
             raise DiskError(f"cannot write {path} directly: {error}", path=str(path)) from error
-        self._buffer, self._held, self._position = mmap.mmap(-1, _DIRECT_BYTES), 0, 0  # aligned, as direct writes require
+        self._buffer, self._held, self._position = mmap.mmap(-1, DIRECT_BYTES), 0, 0  # aligned, as direct writes require
         self._begun: deque[tuple[mmap.mmap, Future[None]]] = deque()
 
     def writable(self) -> bool:
@@ -591,20 +555,20 @@ class DirectFile(io.RawIOBase):
         rest = memoryview(content).cast("B")
         size_bytes = len(rest)
         while rest:
-            piece = rest[: _DIRECT_BYTES - self._held]
+            piece = rest[: DIRECT_BYTES - self._held]
             self._buffer[self._held : self._held + len(piece)] = piece
             self._held += len(piece)
             rest = rest[len(piece) :]
-            if self._held == _DIRECT_BYTES:
+            if self._held == DIRECT_BYTES:
                 self._hand_over()
         return size_bytes
 
     def _hand_over(self) -> None:
         """Give the full buffer to the thread, and take a free one; wait for it if all are being written."""
         self._begun.append((self._buffer, self._thread.submit(self._write_piece, self._buffer, self._position)))
-        self._position, self._held = self._position + _DIRECT_BYTES, 0
+        self._position, self._held = self._position + DIRECT_BYTES, 0
         if len(self._begun) < _DIRECT_BUFFERS:
-            self._buffer = mmap.mmap(-1, _DIRECT_BYTES)
+            self._buffer = mmap.mmap(-1, DIRECT_BYTES)
         else:
             self._buffer, written = self._begun.popleft()
             written.result()
@@ -685,13 +649,10 @@ def unlink_durably(path: Path) -> int:
 
 def free_end(path: Path, start: int) -> None:
     """Free the whole blocks from byte `start` on, all of which are zeros; nothing happens if the file system cannot."""
-    descriptor = open_file(path, os.O_RDWR)
-    try:
+    with opened(open_file(path, os.O_RDWR)) as descriptor:
         first = start + -start % _BLOCK_BYTES
         if first < (size_bytes := os.fstat(descriptor).st_size):
             punch(descriptor, first, size_bytes - first)
-    finally:
-        os.close(descriptor)
 
 
 def free_blocks(descriptor: int, *, step_bytes: int = FREE_STEP_BYTES, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from pyengine.errors import DiskError, DiskFullError, UsageError, disk_errors, show_as, shown
 from pyengine.formats.paths import LOCK_NAME, LogFolders, log_folders, use_log_folders
+from pyengine.formats.small_file import closed_on_error, opened
 
 # On these an overwrite takes new blocks: on a full disk a store into a mapping raises SIGBUS.
 # An overlay does not tell the kind of the file system below it.
@@ -61,12 +62,8 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
     folder = Path(root).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    with disk_errors("find the file system of", root):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            found = SHARED.get(_magic(descriptor))
-        finally:
-            os.close(descriptor)
+    with disk_errors("find the file system of", root), opened(os.open(folder, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+        found = SHARED.get(_magic(descriptor))
     if found is not None:
         raise UsageError(
             f"{root} is on {found}, which several hosts can mount: its locks do not keep an engine of another host from "
@@ -109,14 +106,12 @@ def open_folder(path: str | os.PathLike[str], *, make_mode: int | None = None) -
                     continue
                 status = os.fstat(found)
                 if stat.S_ISLNK(status.st_mode):
-                    try:
+                    with opened(found):
                         refuse_link(status, f"{path}: {part}")
                         links += 1
                         if links > LINKS_MAX:
                             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                         parts += reversed(Path(os.readlink("", dir_fd=found)).parts)
-                    finally:
-                        os.close(found)
                 else:
                     os.close(here)
                     here = found
@@ -172,12 +167,10 @@ def refuse_path_of_others(folder: str | os.PathLike[str]) -> None:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return
             raise
-        try:
+        with opened(descriptor):
             status = os.fstat(descriptor)
             if one in (named, real) or not status.st_mode & stat.S_ISVTX:  # a sticky folder: others cannot rename what root has in it
                 _refuse_writable_by_others(status, one)
-        finally:
-            os.close(descriptor)
 
 
 def _refuse_writable_by_others(status: os.stat_result, folder: Path) -> None:
@@ -228,17 +221,11 @@ def open_output(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> 
     if os.geteuid():
         return os.open(path, flags | os.O_CLOEXEC, mode)
     folder, name = place_of(path)
-    try:
+    with opened(folder):
         in_proc = os.readlink(f"/proc/self/fd/{folder}").startswith("/proc/")
-        descriptor = os.open(name, flags | (0 if in_proc else os.O_NOFOLLOW) | os.O_CLOEXEC, mode, dir_fd=folder)
-        try:
+        with closed_on_error(os.open(name, flags | (0 if in_proc else os.O_NOFOLLOW) | os.O_CLOEXEC, mode, dir_fd=folder)) as descriptor:
             _refuse_hard_link(descriptor, folder, path)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-    finally:
-        os.close(folder)
+            return descriptor
 
 
 def _refuse_hard_link(descriptor: int, folder: int, what: object) -> None:
@@ -252,11 +239,8 @@ def make_folder_in(folder: int, name: str, mode: int) -> None:
     """Create a folder in an open folder, durably; another process may have just created it. OSError."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=folder)
-    parent = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    try:
+    with opened(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)) as parent:
         sync_open_folder(parent)
-    finally:
-        os.close(parent)
 
 
 def sync_open_folder(folder: int) -> None:
@@ -280,16 +264,11 @@ def open_file_in(folder: int, name: str, what: object) -> int:
 
     As root, refuse a hard link that the folder's user may have made to a file of another user.
     """
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+    with closed_on_error(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)) as descriptor:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise DiskError(f"{what} is not a regular file: remove it", errno=errno.EINVAL)
         _refuse_hard_link(descriptor, folder, what)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        return descriptor
 
 
 def refuse_links(root: str | os.PathLike[str], folders: Iterable[str] = (), trees: Iterable[str] = ()) -> None:
@@ -317,16 +296,13 @@ def refuse_links(root: str | os.PathLike[str], folders: Iterable[str] = (), tree
 
 def _refuse_links_in(descriptor: int, folder: Path, depth: int) -> None:
     """Refuse links in an open folder, which is closed, and in those below it down to `depth`."""
-    try:
-        with disk_errors("list", folder), os.scandir(descriptor) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    refuse_link(entry.stat(follow_symlinks=False), f"{folder / entry.name}")
-                elif depth and entry.is_dir(follow_symlinks=False):
-                    _refuse_links_in(os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor),
-                                     folder / entry.name, depth - 1)
-    finally:
-        os.close(descriptor)
+    with opened(descriptor), disk_errors("list", folder), os.scandir(descriptor) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                refuse_link(entry.stat(follow_symlinks=False), f"{folder / entry.name}")
+            elif depth and entry.is_dir(follow_symlinks=False):
+                _refuse_links_in(os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor),
+                                 folder / entry.name, depth - 1)
 
 
 def refuse_folders_of_others(root: str | os.PathLike[str], folders: Iterable[Path]) -> None:
@@ -363,14 +339,9 @@ def mount_of(descriptor: int) -> tuple[bytes, list[bytes]]:
 
 def file_system_of(folder: Path | str) -> str:
     """Return the type of the folder's file system; "" if it is unknown."""
-    try:
-        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
+    with contextlib.suppress(OSError), opened(os.open(folder, os.O_PATH | os.O_CLOEXEC)) as descriptor:
         return mount_of(descriptor)[0].decode()
-    finally:
-        os.close(descriptor)
+    return ""
 
 
 class DiskUse(NamedTuple):

@@ -24,6 +24,7 @@ from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, IN
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
 from pyengine.formats.paths import Root, StorePaths, is_index_name
 from pyengine.formats.record import Message, index_key_hash, index_keys
+from pyengine.formats.small_file import closed_on_error
 from pyengine.native.dispatch import ALL_KEYS, INDEX_WINDOW_BYTES, IndexFile, forget, is_putting
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_writes import create_file
@@ -436,7 +437,7 @@ def map_index_file(path: Path, number: int, layout: IndexLayout, *, to_write: bo
     """
     with disk_errors("open", path):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with closed_on_error(fd):
         length = os.fstat(fd).st_size
         if length != layout.size_bytes:
             raise StoreRefusedError(
@@ -448,9 +449,6 @@ def map_index_file(path: Path, number: int, layout: IndexLayout, *, to_write: bo
         if to_write:
             file.allocate()  # these files are sparse: on a full disk a store into a hole would raise SIGBUS
         return mapping, file
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def next_index_number(previous: int | None, now: datetime) -> int:

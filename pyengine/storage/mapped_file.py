@@ -25,8 +25,10 @@ from typing import NamedTuple
 
 from pyengine.errors import DiskError, StoreRefusedError, disk_error
 from pyengine.formats.paths import StorePaths, is_index_name, is_queue_id_name, parse_segment_name, segment_name
-from pyengine.formats.small_file import open_regular
+from pyengine.formats.record import I64, PHYSICAL_OFFSET_AT
+from pyengine.formats.small_file import open_regular, opened
 from pyengine.native.failpoints import failpoint
+from pyengine.native.flush import renew
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
 from pyengine.storage.file_system import refuse_link
 
@@ -96,7 +98,7 @@ def _names(folder: Path | str, is_wanted: Callable[[os.DirEntry[str]], bool]) ->
 # this time of the folder's last change may have missed a second change of the same tick.
 _TICK_NS = 50_000_000
 # A broker creates a file first and then sets its length; this engine links complete files.
-_CREATION_GRACE_NS = 1_000_000_000
+CREATION_GRACE_NS = 1_000_000_000
 MAPPINGS_MAX = 256
 
 
@@ -114,7 +116,7 @@ def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str =
     `size_bytes`, or a name is not a multiple of it: RocketMQ would refuse the whole store
     (MappedFileQueue.load) or compute wrong offsets. `advice` is the end of the message about a wrong length.
     """
-    found, _ = _inodes(folder, size_bytes, advice)
+    found, _ = list_inodes(folder, size_bytes, advice)
     path = folder if isinstance(folder, Path) else Path(folder)
     return [MappedFile(path / segment_name(start), start) for start in sorted(found)]
 
@@ -122,11 +124,8 @@ def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str =
 def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
     """Map the whole file, read-only and shared. Raises FileNotFoundError, or DiskError when it cannot be mapped."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name is not waited for
-        try:
+        with opened(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:  # a pipe of that name is not waited for
             return mmap.mmap(descriptor, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        finally:
-            os.close(descriptor)
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
@@ -224,7 +223,7 @@ class MappedFileQueue:
 
     def _list(self) -> bool:
         """List the folder; False if another process is just creating a file in it."""
-        inode_of, complete = _inodes(self.folder, self.size_bytes, self._advice, self._inode_of)
+        inode_of, complete = list_inodes(self.folder, self.size_bytes, self._advice, self._inode_of)
         for start, inode in self._inode_of.items():
             if inode_of.get(start) != inode:
                 self._cache.drop(self.folder, start)
@@ -271,7 +270,7 @@ class MappedFileQueue:
             raise disk_error(error, "read", self.path(start_offset)) from error
 
 
-def _inodes(
+def list_inodes(
     folder: str | os.PathLike[str], size_bytes: int, advice: str, followed: dict[int, int] | None = None
 ) -> tuple[dict[int, int], bool]:
     """Return (start offset -> inode of every file, whether the list is complete). StoreRefusedError as list_segments.
@@ -297,7 +296,7 @@ def _inodes(
                         status = entry.stat()
                     except FileNotFoundError:  # deleted since the folder was read
                         continue
-                    is_young = time.time_ns() - status.st_ctime_ns < _CREATION_GRACE_NS
+                    is_young = time.time_ns() - status.st_ctime_ns < CREATION_GRACE_NS
                     if followed is not None and status.st_size == 0 and is_young:
                         complete = False
                         continue
@@ -340,22 +339,20 @@ def drop_page_cache(root: str | os.PathLike[str], flushed: int) -> int:
 
 _CHUNK_BYTES = 1 << 17
 _ZERO_PAGE_BYTES = 4096
+_RECORD_HEAD_BYTES = PHYSICAL_OFFSET_AT + I64.size  # by these bytes recovery knows a torn record
 _NO_SEEK_DATA = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS))
 _ZEROS = bytes(_CHUNK_BYTES)
 
 
 def used_end(path: Path, start: int = 0) -> int:
     """Return the position after the file's last non-zero byte, or `start` if there is none from there on."""
-    descriptor = open_file(path, os.O_RDONLY)
-    try:
+    with opened(open_file(path, os.O_RDONLY)) as descriptor:
         end = start
         for position, chunk in data_chunks(descriptor, start):
             used = _used(chunk)
             if used:
                 end = position + used
         return end
-    finally:
-        os.close(descriptor)
 
 
 def clear_file_from(path: Path, start: int, *, zeros_too: bool = False) -> int:
@@ -363,28 +360,45 @@ def clear_file_from(path: Path, start: int, *, zeros_too: bool = False) -> int:
 
     Returns the number of bytes up to the last non-zero one. Holes remain, and pages that
     are zero already are not written, unless `zeros_too`: after a failed sync a
-    page may be zero in memory and not on the disk. May be repeated.
+    page may be zero in memory and not on the disk. May be repeated: a crash leaves the bytes from `start` to the end of their
+    page as they were, or clears all. A record's head that is in two pages is cleared in one write, which only a power cut can divide.
     """
-    descriptor = open_file(path, os.O_RDWR)
-    try:
+    with opened(open_file(path, os.O_RDWR)) as descriptor:
         status = os.fstat(descriptor)
-        end, is_written = start, False
+        end, pages = start, list[tuple[int, int]]()
         for position, chunk in data_chunks(descriptor, start):
             used = _used(chunk)
             end = position + used if used else end
-            for at in range(0, len(chunk) if zeros_too else used, _ZERO_PAGE_BYTES):
-                page = chunk[at : at + _ZERO_PAGE_BYTES]
+            at, stop = 0, len(chunk) if zeros_too else used
+            while at < stop:
+                head_end = position + at + _RECORD_HEAD_BYTES
+                page = chunk[at : head_end + -head_end % _ZERO_PAGE_BYTES - position]
                 if zeros_too or _used(page):
-                    pwrite_all(descriptor, bytes(len(page)), position + at, path)
-                    is_written = True
-                    failpoint("zeros_page_written")
-        if is_written:
-            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+                    pages.append((position + at, len(page)))
+                at += len(page)
+        for at, count in reversed(pages):
+            if len(pages) > 1 and at == pages[0][0]:  # the others are cleared first, also after a power cut
+                sync_descriptor(descriptor, path)
+            pwrite_all(descriptor, bytes(count), at, path)
+            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))  # at once, since a kill may follow
+            failpoint("zeros_page_written")
+        if pages:
             failpoint("zeros_written")
             sync_descriptor(descriptor, path)
         return end - start
-    finally:
-        os.close(descriptor)
+
+
+def renew_zeros(path: Path, start: int) -> None:
+    """Give the whole blocks of a file from byte `start` on, which hold zeros, new pages; blocks that no process has touched stay.
+
+    It is for blocks whose write-back may have failed: ext4 takes a block for written then, although its extent stays unwritten, so that
+    what is stored there later would read as zeros after a reboot (durable_writes.rewrite). Not synced; the file time stays.
+    """
+    with opened(open_file(path, os.O_RDWR)) as descriptor:
+        status = os.fstat(descriptor)
+        for position, end in _data_ranges(descriptor, start + -start % _ZERO_PAGE_BYTES):
+            renew(descriptor, position, end - position, str(path))
+        os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytearray]]:

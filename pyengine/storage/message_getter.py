@@ -12,6 +12,7 @@ import os
 import re
 import struct
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,6 +75,12 @@ class Wanted(NamedTuple):
     def of(cls, tags: str | None, sql: str | None) -> Wanted:
         """Make it from a subscription and an SQL92 condition, each None for all messages. UsageError for a wrong one."""
         return cls(parse_subscription(tags), parse_condition(sql))
+
+    @property
+    def number(self) -> int:
+        """Return a number of 32 bits, not 0, that another filter has only by chance."""
+        tags = sorted(self.tags.tags) if self.tags is not None else None
+        return zlib.crc32(repr((tags, self.condition and self.condition.text.strip())).encode()) or 1
 
 
 @dataclass(frozen=True, slots=True)

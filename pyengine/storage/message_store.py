@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.engine_config import EngineConfig, Geometry
-from pyengine.errors import DiskFullError, disk_errors
+from pyengine.errors import DiskFullError, NotAStoreError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, parse_segment_name, segment_start
 from pyengine.native.dispatch import WINDOW_BYTES
@@ -127,6 +127,12 @@ class MessageStore(StorePaths):
             geometry = discover(self.root)
             object.__setattr__(self, "_geometry", geometry)
         return geometry
+
+    def require_exists(self) -> None:
+        """Raise NotAStoreError for a folder that holds no store."""
+        has_log = any(folder.is_dir() for folder in self.commit_log_folders.all)
+        if not has_log and not self.checkpoint.exists() and not self.consume_queue.exists():
+            raise NotAStoreError(f"{self} holds no store: there is no commitlog in it")
 
     @property
     def segment_bytes(self) -> int:

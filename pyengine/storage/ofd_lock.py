@@ -11,10 +11,12 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskError, disk_error
+from pyengine.formats.small_file import opened
 
 EXCLUSIVE, SHARED, UNLOCKED = fcntl.F_WRLCK, fcntl.F_RDLCK, fcntl.F_UNLCK
 OFD_PID = -1  # the kernel's l_pid for a lock that does not belong to a process; 0: the process is in another container
@@ -63,6 +65,24 @@ def find_lock(descriptor: int, start: int, length: int = 1) -> ByteLock | None:
     return None if kind == UNLOCKED else ByteLock(kind, at, count, pid)
 
 
+def locks_on(file: os.stat_result) -> Iterator[ByteLock]:
+    """Yield the locks on a file, with the pids of their processes, from the entries of /proc that this user may read."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), file):
+                        yield from _locks_of(int(pid), descriptor)
+
+
+def _locks_of(pid: int, descriptor: str) -> Iterator[ByteLock]:
+    """Read lines of fdinfo such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:4711 16 16`."""
+    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
+        if line.startswith("lock:"):
+            *_, kind, _, _, start, end = line.split()
+            yield ByteLock(EXCLUSIVE if kind == "WRITE" else SHARED, int(start), 0 if end == "EOF" else int(end) - int(start) + 1, pid)
+
+
 def is_at(descriptor: int, path: Path) -> bool:
     """Whether the open file still has this name. Call it after locking: a lock on a removed file does not exclude new processes."""
     try:
@@ -76,18 +96,12 @@ def remove_unlocked(path: Path) -> bool:
 
     A process that locks such a file must call is_at() afterwards, and open the file again if it was removed.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        with contextlib.suppress(OSError, DiskError):
-            if try_lock(descriptor, 0, path, length=0) and is_at(descriptor, path):
-                os.unlink(path)
-                return True
-        return False
-    finally:
-        os.close(descriptor)
+    with (contextlib.suppress(OSError, DiskError),
+          opened(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor):
+        if try_lock(descriptor, 0, path, length=0) and is_at(descriptor, path):
+            os.unlink(path)
+            return True
+    return False
 
 
 def _call(descriptor: int, command: int, kind: int, start: int, length: int) -> bytes:

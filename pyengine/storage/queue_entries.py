@@ -194,10 +194,10 @@ LOST_QUEUE_BYTES = 256 << 20    # the same if an expected queue has no entry
 
 def newest_bytes(configured: Mapping[str, TopicConfig], found: Collection[tuple[str, int]], choose: ChooseQueue) -> int:
     """Return how much of the newest log to read for messages that are not in the chosen queues; `found`: the queues with entries."""
-    return LOST_QUEUE_BYTES if _has_lost_queue(configured, found, choose) else SCAN_BYTES
+    return LOST_QUEUE_BYTES if has_lost_queue(configured, found, choose) else SCAN_BYTES
 
 
-def _has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[tuple[str, int]], choose: ChooseQueue) -> bool:
+def has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[tuple[str, int]], choose: ChooseQueue) -> bool:
     """Return whether a chosen queue should have entries and has none: it is in topics.json, or a higher queue of its topic has
     some. Also if topics.json names no topic, since a whole topic may be lost."""
     counts = {topic: max(row.read_queue_nums, row.write_queue_nums) for topic, row in configured.items()}

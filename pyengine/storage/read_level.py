@@ -6,6 +6,7 @@ ipc/live_reader.py has one that uses the counters of a running engine.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import os
@@ -17,7 +18,7 @@ from typing import Protocol
 
 from pyengine.errors import UsageError, disk_error
 from pyengine.formats.paths import LOCK_NAME
-from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular
+from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular, opened
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_sync_failure, read_watermark
 from pyengine.storage.commit_log import CommitLog, LogEnd
@@ -61,12 +62,9 @@ def store_use(root: str | os.PathLike[str]) -> StoreUse:
         if error.errno in TRANSIENT_ERRNOS or error.errno == errno.EIO:
             raise disk_error(error, "open", path) from error
         return StoreUse.CLOSED
-    try:
+    lock = None
+    with opened(descriptor), contextlib.suppress(OSError):  # the file system has no locks
         lock = find_lock(descriptor, 0)
-    except OSError:  # the file system has no locks
-        return StoreUse.CLOSED
-    finally:
-        os.close(descriptor)
     if lock is None:
         return StoreUse.CLOSED
     return StoreUse.ENGINE if lock.kind == SHARED else StoreUse.OTHER
@@ -162,13 +160,10 @@ class FilesWatermark:
         start = self._log.start_of(max(sure, self._log.min_offset))
         try:
             while start is not None and start < end:
-                descriptor = os.open(self._log.path(start), os.O_RDONLY | os.O_CLOEXEC)
-                try:
+                with opened(os.open(self._log.path(start), os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
                     if not _is_local_and_writable(descriptor):
                         return sure
                     os.fdatasync(descriptor)
-                finally:
-                    os.close(descriptor)
                 start += self._log.size_bytes
         except OSError:
             return sure

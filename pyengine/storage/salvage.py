@@ -19,15 +19,14 @@ import shutil
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError, shown
 from pyengine.formats.constants import (
     BLANK_HEADER_BYTES,
-    MESSAGE_MAGIC,
     PROPERTIES_BYTES_MAX,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     SCHEDULE_TOPIC,
@@ -44,7 +43,6 @@ from pyengine.formats.record import (
     I16,
     I32,
     I64,
-    MAGIC_AT,
     PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
     SYS_FLAG_AT,
@@ -57,10 +55,9 @@ from pyengine.formats.record import (
 )
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.native.flush import allocate
-from pyengine.native.scan import classify
 from pyengine.storage.check.check import NOT_KEPT, why_unusable
 from pyengine.storage.checkpoint import read_watermark
-from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, log_exists, runs_of
+from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, log_exists, next_whole_record, runs_of
 from pyengine.storage.config import record_sizes
 from pyengine.storage.consumer_offset import CANCELS_NAME, delay_marks
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, write_config
@@ -74,7 +71,6 @@ from pyengine.storage.recovery.report import Findings, Progress, RecoveryReport,
 
 # ---- the logs: runs of complete records of the old one, and the new one, in which every offset of a record is changed -------------
 
-_MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 _WRONG_BLANK = "blank of another length"
 _ZEROS_LEFT_OUT_MAX = 8  # a record without properties ends in two zeros
 
@@ -143,7 +139,7 @@ def records_of(run: LogRun, data: memoryview) -> Iterator[tuple[int, memoryview]
 def _carve(mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: int) -> Iterator[tuple[LogRun | LogDamage, memoryview]]:
     """Carve [base, end), which has only zeros from `data_end` on; a blank reaches to `segment_end`."""
     with memoryview(mapping) as view:
-        for piece in runs_of(SegmentBytes(mapping, base), base, data_end, end, _whole_record):
+        for piece in runs_of(SegmentBytes(mapping, base), base, data_end, end, next_whole_record):
             at = piece.end if isinstance(piece, LogDamage) else piece.walk().end_offset
             if at > piece.start:
                 with view[piece.start - base : at - base] as data:
@@ -156,70 +152,45 @@ def _carve(mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: 
                     piece.reason = _WRONG_BLANK
 
 
-def _whole_record(segment: SegmentBytes, damage: LogDamage, limit: int) -> int | None:
-    """Return the first complete record after the damage."""
-    view, base = cast("mmap.mmap", segment.view), segment.base
-    found = view.find(_MAGIC, damage.start + 1 - base + MAGIC_AT, limit - base)
-    while found >= 0:
-        at = found - MAGIC_AT
-        if classify(view, at, limit - base - at, base + at) == CaseLabel.MESSAGE:
-            return base + at
-        found = view.find(_MAGIC, found + 1, limit - base)
-    return None
-
-
 _WRITE_BYTES = 1 << 20
 _QUEUE_ID_AT = 12
 _PLACES = PROPERTY_INNER_MULTI_QUEUE_OFFSET.encode()
 _NUMBER_BYTES_MAX = 20
 
 
-@dataclass
-class MovedQueue:
-    """Old and new queue offsets of one queue, as ranges whose messages moved by the same distance."""
+class Moves:
+    """Where the old store's numbers are in the new one: ranges [old start, new start, how many] that moved by the same distance."""
 
-    next_offset: int
-    old_starts: list[int] = field(default_factory=list)
-    new_starts: list[int] = field(default_factory=list)
-    last_old: int = -2
+    def __init__(self) -> None:
+        self._ranges: list[list[int]] = []
 
-    def take(self, old: int) -> int:
-        """Assign a queue offset to the next kept message, which had the offset `old`."""
-        new = self.next_offset
-        if old != self.last_old + 1:
-            self.old_starts.append(old)
-            self.new_starts.append(new)
-        self.last_old = old
-        self.next_offset = new + 1
-        return new
-
-    def append(self) -> int:
-        """Assign a queue offset to a message that comes after all kept ones, whatever its old offset."""
-        self.next_offset += 1
-        return self.next_offset - 1
+    def add(self, old: int, new: int, count: int = 1) -> None:
+        """Note that [old, old + count) is at `new`, after all earlier ones."""
+        if self._ranges:
+            old_start, new_start, before = self._ranges[-1]
+            if old - old_start == new - new_start == before:
+                self._ranges[-1][2] += count
+                return
+        self._ranges.append([old, new, count])
 
     @property
-    def moved_by(self) -> int:
-        """The distance by which the newest messages were lowered."""
-        return self.old_starts[-1] - self.new_starts[-1]
+    def last_distance(self) -> int:
+        """The distance by which the newest numbers were lowered; 0 without any."""
+        return self._ranges[-1][0] - self._ranges[-1][1] if self._ranges else 0
 
-    def moved(self, old: int) -> int:
-        """Return the new offset for a reader at the old offset `old`: that of the first kept message from there on."""
-        at = bisect_right(self.old_starts, old) - 1
+    def kept(self, old: int, before: int | None = None) -> int | None:
+        """Return the new number; None if it is not in the new store, `before` if it is before all that are."""
+        at = bisect_right(self._ranges, old, key=lambda one: one[0]) - 1
         if at < 0:
-            return self.new_starts[0]
-        return min(self.new_starts[at] + old - self.old_starts[at], self._new_end(at))
+            return before
+        old_start, new_start, count = self._ranges[at]
+        return new_start + old - old_start if old - old_start < count else None
 
-    def kept(self, old: int) -> int | None:
-        """Return the new offset of the message at the old offset `old`; None if it is not in the new queue."""
-        at = bisect_right(self.old_starts, old) - 1
-        if at < 0:
-            return old  # before the first one, which has kept its offset
-        new = self.new_starts[at] + old - self.old_starts[at]
-        return new if new < self._new_end(at) else None
-
-    def _new_end(self, at: int) -> int:
-        return self.new_starts[at + 1] if at + 1 < len(self.new_starts) else self.next_offset
+    def next_from(self, old: int) -> int:
+        """Return the new number for a reader at the old number `old`: that of the first kept one from there on."""
+        at = max(0, bisect_right(self._ranges, old, key=lambda one: one[0]) - 1)
+        old_start, new_start, count = self._ranges[at]
+        return new_start + min(max(0, old - old_start), count)
 
 
 class SalvagedLog:
@@ -236,10 +207,10 @@ class SalvagedLog:
         self._at = 0                 # physical offset of the next record
         self._pending = bytearray()
         self._pending_at = 0         # physical offset of the first pending byte
-        self._moved: list[tuple[int, int]] = []  # (old start, new start) of ranges that moved by the same distance
-        self._moved_old_end: list[int] = []
+        self._places = Moves()       # physical offsets
         self._is_old_log = True  # appended records are those of the old log; False: they are those after it
-        self.queues: dict[tuple[str, int], MovedQueue] = {}
+        self.queues: dict[tuple[str, int], Moves] = {}
+        self._next: dict[tuple[str, int], int] = {}  # the next queue offset of each queue
         self._halves_after: dict[tuple[int, int], int] = {}  # (queue id, old offset) of a half message of quarantine/ -> its new one
         self.records = 0
         self.kept_bytes = 0
@@ -269,14 +240,6 @@ class SalvagedLog:
         self._is_old_log = False
         self._append(old_offset, bytearray(record))
 
-    def moved_offset(self, old_offset: int) -> int:
-        """Return the new offset of the record that was at `old_offset`, 0 if it was not kept."""
-        at = bisect_right(self._moved, (old_offset, 1 << 63)) - 1
-        if at < 0 or old_offset >= self._moved_old_end[at]:
-            return 0
-        old_start, new_start = self._moved[at]
-        return new_start + old_offset - old_start
-
     def _append(self, old_offset: int, record: bytearray) -> None:
         old_bytes = len(record)
         self._renumber_places(record)
@@ -284,7 +247,7 @@ class SalvagedLog:
         if self._descriptor < 0 or len(record) + BLANK_HEADER_BYTES > room:
             self._roll(room)
         if self._is_old_log:
-            self._note_move(old_offset, old_bytes)
+            self._places.add(old_offset, self._at, old_bytes)
         self._renumber(record)
         self._pending += record
         self._at += len(record)
@@ -292,15 +255,6 @@ class SalvagedLog:
         self.kept_bytes += len(record)
         if len(self._pending) >= _WRITE_BYTES:
             self._flush()
-
-    def _note_move(self, old_offset: int, size_bytes: int) -> None:
-        if self._moved and self._moved_old_end[-1] == old_offset:
-            old_start, new_start = self._moved[-1]
-            if new_start - old_start == self._at - old_offset:
-                self._moved_old_end[-1] += size_bytes
-                return
-        self._moved.append((old_offset, self._at))
-        self._moved_old_end.append(old_offset + size_bytes)
 
     def _renumber_places(self, record: bytearray) -> None:
         """Write the new offsets in further queues (docs/formats.md section 8.6), as bytes, without a change of damaged properties."""
@@ -319,8 +273,12 @@ class SalvagedLog:
         I32.pack_into(record, 0, len(record))
 
     def _next_offset(self, topic: str, queue_id: int, old: int) -> int:
-        queue = self.queues.setdefault((topic, queue_id), MovedQueue(old))
-        return queue.take(old) if self._is_old_log else queue.append()
+        """Return the next queue offset of a queue, for the message that had the offset `old`."""
+        new = self._next.get((topic, queue_id), old)
+        self._next[topic, queue_id] = new + 1
+        if self._is_old_log:
+            self.queues.setdefault((topic, queue_id), Moves()).add(old, new)
+        return new
 
     def _renumber(self, record: bytearray) -> None:
         I64.pack_into(record, PHYSICAL_OFFSET_AT, self._at)
@@ -328,7 +286,7 @@ class SalvagedLog:
         head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
         (prepared_offset,) = I64.unpack_from(record, head_bytes - 12)
         if prepared_offset:
-            I64.pack_into(record, head_bytes - 12, self.moved_offset(prepared_offset))
+            I64.pack_into(record, head_bytes - 12, self._places.kept(prepared_offset) or 0)
         if sys_flag & SYS_FLAG_TRANSACTION_MASK in NOT_QUEUED:
             return
         topic_at = _topic_at(record)
@@ -350,8 +308,10 @@ class SalvagedLog:
         number = _half_number(body)
         if number is None:
             return
-        halves = self.queues.get((TRANSACTION_HALF_TOPIC, queue_id))
-        new = self._halves_after.get((queue_id, number)) if not self._is_old_log else halves.kept(number) if halves is not None else None
+        new = self._halves_after.get((queue_id, number))
+        if self._is_old_log:  # one before the first has kept its number
+            halves = self.queues.get((TRANSACTION_HALF_TOPIC, queue_id))
+            new = halves.kept(number, before=number) if halves is not None else None
         text = b"%d" % new if new is not None else b""
         text = text.rjust(len(body), b"0") if 0 < len(text) <= len(body) else b"-" * len(body)
         record[head_bytes : head_bytes + len(body)] = text
@@ -515,7 +475,7 @@ def _salvage(
                 progress(number * size_bytes, len(segments) * size_bytes)
         if has_log:
             notes += copy_config(root, destination, log.queues)
-        moved = {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by}
+        moved = {key: queue.last_distance for key, queue in log.queues.items() if queue.last_distance}
         pieces = list_pieces(root) if not has_log else list_quarantine(root) if with_quarantine else []
         quarantined, left_out = _append_pieces(pieces, log, dict(segments), size_bytes)
         if not has_log:
@@ -576,7 +536,7 @@ _NOT_COPIED = LEFT_BY_SALVAGE | NOT_KEPT | frozenset({"engine-id", "epoch", "wat
                                                "sync-failure"})
 _NOT_COPIED_SUFFIXES = (".tmp", ".bak", ".damaged")
 
-Queues = Mapping[tuple[str, int], MovedQueue]
+Queues = Mapping[tuple[str, int], Moves]
 
 
 def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
@@ -623,4 +583,4 @@ def _move_offsets(table: dict[str, Any], queues: Queues, *, is_delay: bool) -> N
         for number, offset in offsets.items():
             queue = queues.get((name.partition("@")[0], int(number) - is_delay))
             if queue is not None:
-                offsets[number] = queue.moved(offset)
+                offsets[number] = queue.next_from(offset)

@@ -31,7 +31,7 @@ from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, html_table
 from pyengine.formats.small_file import keep_standard_descriptors
-from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
+from pyengine.results import GetRecords, GetResult, GetStatus, Level, ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.commit_log import CommitLog, message_below
 from pyengine.storage.config import existing_store, load_config
@@ -206,7 +206,7 @@ class StoreReader:
         self._require_open()
         return self.commit_log.min_offset
 
-    def max_physical_offset(self, level: ReadLevel | str | None = None) -> int:
+    def max_physical_offset(self, level: Level | None = None) -> int:
         """Return the log's end at this level."""
         self._require_open()
         return self._watermark.limit(self._level(level))
@@ -223,7 +223,7 @@ class StoreReader:
         is_topic = arguments.is_folder_name(arguments.text(topic, "topic")) and _is_folder(os.path.join(self._consume_queue, topic))
         return self._queue_ids(topic) if is_topic else []
 
-    def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
+    def queue_range(self, topic: str, queue_id: int, level: Level | None = None) -> tuple[int, int]:
         """Return (first offset, offset after the last)."""
         entries = self._entries(topic, queue_id, level)
         return (0, 0) if entries is None else (entries.min_offset, entries.max_offset)
@@ -240,7 +240,7 @@ class StoreReader:
         offset: int,
         max_messages: int = 32,
         tags: str | None = None,
-        level: ReadLevel | str | None = None,
+        level: Level | None = None,
         sql: str | None = None,
     ) -> GetResult:
         """Return messages of one queue from `offset` on. RocketMQ: getMessage.
@@ -253,7 +253,7 @@ class StoreReader:
         return self._fetch(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level)
 
     def _get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
-                    level: ReadLevel | str | None, near_bytes: int | None) -> GetRecords | None:
+                    level: Level | None, near_bytes: int | None) -> GetRecords | None:
         """Like get_message(), with the records as they are in the log, for a gateway; None if the caller must use get_message().
 
         That is so if the messages are more than `near_bytes` before the log's end (None: what is assumed to be in memory,
@@ -269,7 +269,7 @@ class StoreReader:
             self._gets.count(result, time.perf_counter_ns() - began_ns)
         return result
 
-    def _fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
+    def _fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: Level | None,
               bytes_max: int | None = None) -> GetResult:
         """Like get_message(), for a Consumer. `bytes_max`: bound the result by this and `max_messages`, not by the transfer limits."""
         began_ns = time.perf_counter_ns()
@@ -286,12 +286,12 @@ class StoreReader:
         """Of get_message()."""
         return self._gets.figures
 
-    def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
+    def message_at(self, physical_offset: int, level: Level | None = None) -> Message | None:
         """Return the message that starts at this byte."""
         self._require_open()
         return self._message_below(arguments.integer(physical_offset, "physical_offset"), self._watermark.limit(self._level(level)))
 
-    def message(self, msg_id: str, level: ReadLevel | str | None = None) -> Message | None:
+    def message(self, msg_id: str, level: Level | None = None) -> Message | None:
         """Return the message with this id. FormatError."""
         _, physical_offset = decode_message_id(arguments.text(msg_id, "msg_id"))
         message = self.message_at(physical_offset, level)
@@ -305,7 +305,7 @@ class StoreReader:
         end_ms: int | None = None,
         max_messages: int = RAW_HITS_MAX,
         verify_key: bool = True,
-        level: ReadLevel | str | None = None,
+        level: Level | None = None,
         bytes_max: int | None = None,
     ) -> list[Message]:
         """Return messages with `key` (a word of KEYS, or the UNIQ_KEY) by the index, oldest first.
@@ -328,7 +328,7 @@ class StoreReader:
         return query_verified(self.index, message_at, query, bytes_max) if verify_key else query_raw(self.index, message_at, query).messages
 
     def offset_by_time(
-        self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None
+        self, topic: str, queue_id: int, timestamp_ms: int, level: Level | None = None
     ) -> int:
         """Return the offset with the nearest store time, the older on a tie. RocketMQ: getOffsetInQueueByTime."""
         arguments.integer(timestamp_ms, "timestamp_ms")
@@ -339,7 +339,7 @@ class StoreReader:
         self,
         topics: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
-        level: ReadLevel | str | None = None,
+        level: Level | None = None,
         **choice: Unpack[ScanChoice],
     ) -> Iterator[pyarrow.RecordBatch]:
         """Return the log as Arrow record batches, in order; needs pyarrow.
@@ -349,7 +349,7 @@ class StoreReader:
         """
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice)
 
-    def _scan_narrowed(self, topics: Sequence[str] | None, columns: Sequence[str] | None, level: ReadLevel | str | None, choice: ScanChoice,
+    def _scan_narrowed(self, topics: Sequence[str] | None, columns: Sequence[str] | None, level: Level | None, choice: ScanChoice,
                       narrowing: Narrowing) -> Iterator[pyarrow.RecordBatch]:
         """Do as scan(), for a dataset: rows that the narrowing excludes may be left out, those outside of its part of the log are."""
         return self._rows("scan", _names(topics, "topics"), _names(columns, "columns"), level, choice, narrowing)
@@ -358,7 +358,7 @@ class StoreReader:
         self,
         topics: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
-        level: ReadLevel | str | None = None,
+        level: Level | None = None,
         **choice: Unpack[ScanChoice],
     ) -> pyarrow.RecordBatchReader:
         """Return the batches of `scan` as one Arrow stream, read once."""
@@ -439,7 +439,7 @@ class StoreReader:
     async def __aexit__(self, *_: object) -> None:
         await arguments.event_loop().run_in_executor(None, self.close)
 
-    def _rows(self, call: str, topics: tuple[str, ...] | None, columns: tuple[str, ...] | None, level: ReadLevel | str | None,
+    def _rows(self, call: str, topics: tuple[str, ...] | None, columns: tuple[str, ...] | None, level: Level | None,
               choice: ScanChoice, narrowing: Narrowing | None = None) -> Iterator[pyarrow.RecordBatch]:
         self._require_open()
         narrowing = narrowing or Narrowing()
@@ -557,17 +557,17 @@ class StoreReader:
         folder = os.path.join(self._consume_queue, topic)
         return sorted(int(name) for name in folder_names(folder) if is_queue_id_name(name) and _has_files(os.path.join(folder, name)))
 
-    def _entries(self, topic: str, queue_id: int, level: ReadLevel | str | None) -> QueueEntries | None:
+    def _entries(self, topic: str, queue_id: int, level: Level | None) -> QueueEntries | None:
         """Return the queue's entries for this level; None for a queue that does not exist or has none."""
         limit = self._queue_limit(level)
         queue = self._queue(topic, queue_id)
         return None if queue is None else queue.entries(self.commit_log.min_offset, limit)
 
-    def _queue_limit(self, level: ReadLevel | str | None) -> int:
+    def _queue_limit(self, level: Level | None) -> int:
         self._require_open()
         return self._watermark.queue_limit(self._level(level))
 
-    def _level(self, level: ReadLevel | str | None) -> ReadLevel:
+    def _level(self, level: Level | None) -> ReadLevel:
         return self.default_level if level is None else ReadLevel.of(level)
 
     def _require_open(self) -> None:

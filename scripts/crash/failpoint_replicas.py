@@ -21,12 +21,13 @@ from crash.acked_producer import make_body
 from crash.failpoint_rounds import SUPERVISOR, TRIES, FailpointRun, NotReachedError, using_board
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import DEATHS_SEEN_MAX
+from crash.steps import MASTER, SLAVE, Failpoint
 from crash.watch import CrashWatch
 from pyengine.cli.torture import COMMAND_TIMEOUT_S, HangError, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
-from pyengine.native.failpoints import MASTER, SLAVE, Board, Failpoint
+from pyengine.native.failpoints import Board
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
 

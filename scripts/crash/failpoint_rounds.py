@@ -17,14 +17,7 @@ import pyengine
 from crash.acked_producer import make_body
 from crash.report import Summary
 from crash.rounds import CrashRun
-from crash.watch import CrashWatch
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, HangError, kill, remove_memory, state_of, stopped, wait_for
-from pyengine.engine.embedded import start_engine, stop_engine
-from pyengine.errors import EngineError, ExitCode, StoreBusyError
-from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.consume_queue import ENTRY
-from pyengine.formats.paths import segment_name
-from pyengine.native.failpoints import (
+from crash.steps import (
     CLEANING,
     DELAYED,
     EVERY_MODE,
@@ -38,10 +31,16 @@ from pyengine.native.failpoints import (
     START,
     STOP,
     TABLES,
-    VARIABLE,
-    Board,
     Failpoint,
 )
+from crash.watch import CrashWatch
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, HangError, kill, remove_memory, state_of, stopped, wait_for
+from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.errors import EngineError, ExitCode, StoreBusyError
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.consume_queue import ENTRY
+from pyengine.formats.paths import segment_name
+from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.storage.consume_queue import find_queue_end
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")

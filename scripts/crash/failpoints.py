@@ -4,7 +4,7 @@
                                      [--point NAME]... [--share K/N] [--way restart|crash|hang]... [--nth 1] [--seed N]
                                      [--json]
 
-pyengine/native/failpoints.py has the steps and what a crash leaves at each. Each step is struck in three ways:
+steps.py has the steps and what a crash leaves at each. Each step is struck in three ways:
 
     restart   the process is killed there, and its successor continues
     crash     it is stopped there and everything is killed, then recovered: `pyengine recover`, then a new start
@@ -25,7 +25,7 @@ from pathlib import Path
 from crash.failpoint_replicas import PromotedRun, ReplicatedRun
 from crash.failpoint_rounds import SCENES, WAYS, FailpointRun, FailpointSummary, points_of, ways_of
 from crash.report import crash_parser, ended_in_order, finish
-from pyengine.native.failpoints import FAILPOINTS, PROMOTED, PUTS, REPLICATED, TABLES, is_built
+from crash.steps import FAILPOINTS, PROMOTED, PUTS, REPLICATED, TABLES, is_built
 
 
 def share(text: str) -> tuple[int, int]:

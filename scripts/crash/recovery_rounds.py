@@ -18,11 +18,12 @@ from pathlib import Path
 
 from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import CrashRun
+from crash.steps import FAILPOINTS, RECOVERY, START, is_built
 from crash.watch import CrashWatch
 from pyengine.cli.torture import COMMAND_TIMEOUT_S
 from pyengine.engine.embedded import start_engine
 from pyengine.errors import EngineError
-from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START, VARIABLE, Board, is_built
+from pyengine.native.failpoints import VARIABLE, Board
 
 DEPTH = 3
 AIMED_SHARE = 0.7

@@ -49,6 +49,15 @@ def test_a_cancelled_message_is_shown_as_such(engine):
     assert "cancelled" not in run("message", engine.root, kept, "--json").document
 
 
+def test_a_lost_entry_of_the_first_message_is_not_taken_for_one_that_is_due(engine):
+    first = put(engine.root, "first", 2)
+    assert engine.stop()
+    file = engine.root / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "1" / f"{0:020d}"
+    file.write_bytes(bytes(file.stat().st_size))
+    ran = run("cancel", engine.root, first)
+    assert ran.code == 1 and "lacks its offset 0 since a crash" in ran.stderr
+
+
 def test_no_engine_is_needed(engine):
     gone, kept = put(engine.root, "gone", 2), put(engine.root, "kept", 1)
     assert engine.stop()

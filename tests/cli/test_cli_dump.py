@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from fix_cli import picture, run
-from pyengine.ipc.control_block import EngineIdentity, EngineMemory
+from fix_owner import identity_of
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedFolder, note_run
 from pyengine.native import control as native
 from pyengine.storage.engine_id import ensure_engine_id
@@ -129,8 +130,7 @@ def engine_memory(tmp_path):
     engine_id = ensure_engine_id(root)
     note_run(root, tmp_path)
     folder = SharedFolder.of(engine_id, tmp_path)
-    identity = EngineIdentity(engine_id.uuid, bytes(16), epoch=3, engine_id_device=engine_id.device,
-                        engine_id_inode=engine_id.inode, segment_bytes=65536, mode=native.MODE_POOL, pool_buffers=2)
+    identity = identity_of(engine_id, boot_id=bytes(16), epoch=3, segment_bytes=65536, mode=native.MODE_POOL, pool_buffers=2)
     memory = EngineMemory.create(folder, identity)
     try:
         memory.publish()

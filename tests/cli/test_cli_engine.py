@@ -427,13 +427,18 @@ def test_start_names_the_space_that_is_missing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def start_long_ingest(root, folder):
+    """Start an ingest with two producers, in a process group of its own."""
+    path = folder / "long.txt"
+    path.write_bytes(b"%0200d\n" % 7 * 100_000)
+    return subprocess.Popen(
+        command_line("ingest", root, "--topic", "t", "--producers", 2, "--repeat", 100, path),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), start_new_session=True)
+
+
 def test_an_interrupted_ingest_leaves_no_producer(engine, tmp_path):
     one = engine()
-    path = tmp_path / "long.txt"
-    path.write_bytes(b"%0200d\n" % 7 * 100_000)
-    process = subprocess.Popen(
-        command_line("ingest", one.root, "--topic", "t", "--producers", 2, "--repeat", 100, path),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), start_new_session=True)
+    process = start_long_ingest(one.root, tmp_path)
     try:
         eventually(lambda: one.positions()["wrote"] > 0, "messages arrive")
         os.killpg(process.pid, signal.SIGINT)
@@ -444,6 +449,44 @@ def test_an_interrupted_ingest_leaves_no_producer(engine, tmp_path):
     assert process.returncode == 130 and b"Traceback" not in err and out == b""
     eventually(lambda: run("status", one.root, "--json").document["sessions"] == 0, "their sessions are closed")
     assert spawn("stop", one.root).code == 0 and run("check", one.root).code == 0
+
+
+def has_pending(process: psutil.Process, number: int) -> bool:
+    with open(f"/proc/{process.pid}/status") as lines:
+        shared = next(line for line in lines if line.startswith("ShdPnd:"))
+    return bool(int(shared.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_second_interrupt_of_an_ingest_ends_producers_that_do_not_answer(engine, tmp_path):
+    one = engine()
+    process = start_long_ingest(one.root, tmp_path)
+    try:
+        eventually(lambda: run("status", one.root, "--json").document["sessions"] == 2, "both put")
+        producers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+        assert len(producers) == 2
+        for producer in producers:
+            producer.suspend()
+        eventually(lambda: all(producer.status() == psutil.STATUS_STOPPED for producer in producers), "both stand")
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: all(has_pending(producer, signal.SIGTERM) for producer in producers), "both are asked to end")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=scaled_timeout_s(15))  # less than STOP_TIMEOUT_S
+        assert not any(producer.is_running() for producer in producers)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 130 and b"Traceback" not in err and out == b""
+
+
+def test_several_producers_need_no_current_directory(engine, tmp_path):
+    one = engine()
+    path, gone = tmp_path / "in.txt", tmp_path / "gone"
+    path.write_bytes(b"a\nb\nc\n")
+    gone.mkdir()
+    line = shlex.join(map(str, command_line("ingest", one.root, "--topic", "t", "--producers", 2, path, "--json")))
+    ran = subprocess.run(["bash", "-c", f"rmdir {shlex.quote(str(gone))} && exec {line}"], cwd=gone, env=environment(),
+                         capture_output=True, text=True, timeout=scaled_timeout_s(60))
+    assert ran.returncode == 0 and json.loads(ran.stdout)["messages"] == 3, ran
 
 
 @pytest.mark.parametrize("closed", usual(

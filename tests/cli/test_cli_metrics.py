@@ -24,12 +24,12 @@ import pyengine
 from fix_cli import command_line, environment, run
 from fix_engine import SMALL
 from fix_golden import usual
+from fix_owner import add_sync
 from pyengine.cli import metrics as metrics_module
 from pyengine.cli.metrics import CONNECTIONS_MAX, Exposition, _replication, _serve, serve
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import store_stats
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
@@ -51,7 +51,7 @@ def owner(make_owner):
     stats.put.size[7] = 29
     stats.put.size[11] = 1
     for ns in (500, 3_000_000, 25_000_000_000):
-        store_stats.add_sync(stats, ns)
+        add_sync(stats, ns)
     owner.publish()
     return owner
 

@@ -140,12 +140,13 @@ def test_a_report_replaces_no_file_behind_a_link_of_another_user(victim, tmp_pat
 
 def test_a_report_follows_roots_own_link_and_writes_into_a_pipe(tmp_path):
     (tmp_path / "link.html").symlink_to("real.html")
-    report_page._write(tmp_path / "link.html", "<html>")
+    write = report_page._write
+    write(tmp_path / "link.html", "<html>")
     assert (tmp_path / "real.html").read_text() == "<html>" and (tmp_path / "link.html").is_symlink()
     os.mkfifo(tmp_path / "pipe")
     reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        report_page._write(tmp_path / "pipe", "<html>")
+        write(tmp_path / "pipe", "<html>")
         assert os.read(reading, 100) == b"<html>" and stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     finally:
         os.close(reading)

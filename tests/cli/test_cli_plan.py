@@ -79,7 +79,7 @@ def measured(tmp_path_factory):
         wait_noted(root)
         folder = find_folder(root).path
         seen["shared"] = sum(one.stat().st_size for one in folder.iterdir() if one.is_file())
-        supervisor = psutil.Process(engine._process.pid)
+        supervisor = psutil.Process(engine.pid)
         processes = [supervisor, *supervisor.children(recursive=True)]
         seen["descriptors"] = max(one.num_fds() for one in processes)
         seen["processes"] = sum(one.memory_full_info().uss for one in processes)

@@ -18,11 +18,11 @@ from pyengine.cli.promote import (
     SlaveProgress,
     Start,
     StartedBy,
-    _judge,
-    _manual_steps,
-    _promote_stopped,
-    _started_by,
     _wait_until_caught_up,
+    judge,
+    manual_steps,
+    promote_stopped,
+    started_by,
 )
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments
@@ -144,9 +144,9 @@ def test_a_store_that_could_not_run_as_a_master_is_unchanged(make_engine):
 ])
 def test_the_supervisors_command_line_tells_how_its_engine_was_started(words, by, told):
     root = Path("/srv/store")
-    assert _started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) is by
+    assert started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) is by
     if told:
-        sentence = _manual_steps(root, Start(42, by, {}), "SYNC_MASTER")
+        sentence = manual_steps(root, Start(42, by, {}), "SYNC_MASTER")
         assert told in sentence and f"pyengine promote {root} --role SYNC_MASTER" in sentence
 
 
@@ -191,9 +191,9 @@ def test_missing_bytes_are_those_the_master_announced_and_the_slave_has_not_writ
     found = standing(owner, master_end=900)
     assert found == SlaveProgress(False, 500, 900) and found.missing_bytes == 400
     with pytest.raises(EngineError, match="400 bytes are missing here: it has its master's log up to 500, .* last known end is 900"):
-        _judge(found, False, [])
+        judge(found, False, [])
     notes: list[str] = []
-    _judge(found, True, notes)
+    judge(found, True, notes)
     assert "400 bytes are missing" in notes[0] and "the last known end of its master's log is 900" in notes[1]
 
 
@@ -202,16 +202,16 @@ def test_a_stopped_slave_knows_the_last_end_of_its_masters_log(tmp_path):
         pass
     ReplicationStateFile(tmp_path / "store").write(ReplicationState("SLAVE", 500, master_end=900))
     with pytest.raises(EngineError, match="400 bytes are missing"):
-        _promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", False, [])
-    _promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", True, [])
+        promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", False, [])
+    promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", True, [])
     assert ReplicationStateFile(tmp_path / "store").read().state == ReplicationState("ASYNC_MASTER", 500, term=1)
 
 
 def test_a_master_that_lives_and_one_that_was_never_reached_are_told_apart():
     linked: list[str] = []
-    _judge(SlaveProgress(True, 10, 10), False, linked)
+    judge(SlaveProgress(True, 10, 10), False, linked)
     silent: list[str] = []
-    _judge(SlaveProgress(False, 10, 0), False, silent)
+    judge(SlaveProgress(False, 10, 0), False, silent)
     assert "takes no puts" in linked[0] and "has received nothing" in silent[0]
 
 

@@ -174,7 +174,7 @@ def test_a_salvaged_quarantine_has_half_and_delayed_messages_in_topics_of_their_
     root, half, waiting = tmp_path / "store", "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"
     with pyengine.Engine(root, message_delay_level="1h 2h", **SMALL) as engine, engine.connect() as producer:
         damaged = producer.put("T", b"damaged").physical_offset
-        producer.put("T", b"later", delay_level=2), producer.put(half, b"undecided"), producer.put("T", b"sent")
+        producer.put("T", b"later", delay_level=2), producer.put_raw(pyengine.RawMessage(half, b"undecided")), producer.put("T", b"sent")
     flip(root / "commitlog" / f"{0:020d}", damaged + 4)
     assert run("recover", root, "--accept-loss").code == 4
     assert run("salvage", root / "quarantine", tmp_path / "new").code == 4

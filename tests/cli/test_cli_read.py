@@ -258,6 +258,23 @@ def test_a_message_document_keeps_every_body_byte():
     assert sha256(message_document(message)) == hashlib.sha256(b"\xff\x00").hexdigest()
 
 
+@pytest.mark.parametrize("words", [
+    ("tail", "--topic", "TOPIC", "--from", "first"), ("tail", "--topic", "TOPIC", "--from", "first", "--group", "billing"),
+    ("top", "--json", "--interval", 3600), ("top", "--interval", 3600)], ids=["tail", "tail of a group", "top as JSON", "top"])
+def test_a_command_that_follows_ends_once_its_reader_is_gone(golden, words):
+    store = golden("basic")
+    words = [queues(store)[0]["topic"] if word == "TOPIC" else word for word in words]
+    process = subprocess.Popen(command_line(words[0], store.root, *words[1:]), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=environment())
+    try:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert (process.wait(scaled_timeout_s(60)), process.stderr.read()) == (0, b"")
+    finally:
+        process.kill()
+        process.stderr.close()
+
+
 def test_tail_with_a_group_continues_where_the_group_stopped(golden):
     store = golden("basic")
     queue = max(queues(store), key=lambda one: one["max"])

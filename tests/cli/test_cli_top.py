@@ -17,6 +17,7 @@ import pytest
 
 import pyengine
 from fix_cli import command_line, environment, run
+from fix_owner import add_sync
 from pyengine.cli.engine_status import live_status
 from pyengine.cli.status import Sample, Watcher, between
 from pyengine.errors import DiskError
@@ -50,14 +51,14 @@ def test_rates_and_percentiles_are_those_between_two_samples(owner):
     watcher = Watcher(owner.root, {}, clock)
     stats = owner.memory.counters
     topics = owner.memory.open_topic_stats()
-    store_stats.add_sync(stats, 900_000_000)  # before the first look: not in the percentiles
+    add_sync(stats, 900_000_000)  # before the first look: not in the percentiles
     slot = topics.slot[0]
     slot.topic, slot.topic_bytes, slot.messages, slot.bytes = b"orders", 6, 100, 1000
     first = watcher.sample()
     assert (first.rates_per_s, first.latencies_ms, first.topic_rates_per_s) == ({}, {}, {})
     clock.now_s += 2
     native.store_position(owner.control.wrote, 8096)
-    store_stats.add_sync(stats, 3_000_000)
+    add_sync(stats, 3_000_000)
     stats.dispatch.messages = 50
     slot.messages, slot.bytes = 150, 6000
     second = watcher.sample()

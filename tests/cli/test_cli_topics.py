@@ -25,6 +25,8 @@ def test_topics_with_messages_and_topics_of_the_file_are_listed(builder):
     assert found["planned"]["queues"] == [] and found["planned"]["messages"] == 0
     text = run("topics", builder.root).stdout
     assert "orders" in text and "planned" in text and "R--" in text
+    read = run("tail", builder.root, "--topic", "planned", "--no-follow")
+    assert (read.code, read.stdout) == (0, "")
     run("topics", "delete", builder.root, "orders")
     assert rows(builder.root)["orders"] == {"topic": "orders", "queues": [0, 2], "messages": 2, "configured": False}
 

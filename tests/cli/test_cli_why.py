@@ -116,14 +116,19 @@ def test_a_long_time_has_longer_marks():
     assert why.timeline(found)[0].startswith("each mark is 60 s")
 
 
+def since(text):
+    """The time in ms that --since means."""
+    return why.since_of(text)(NOW_MS)
+
+
 @pytest.mark.parametrize("text, back_ms", [("90s", 90_000), ("1.5m", 90_000), ("2h", 7_200_000), ("1d", 86_400_000)])
 def test_since_takes_a_span(text, back_ms):
-    assert why._since(None, None, text)(NOW_MS) == NOW_MS - back_ms
+    assert since(text) == NOW_MS - back_ms
 
 
 def test_since_takes_a_time():
-    assert why._since(None, None, "@1700000000123")(NOW_MS) == 1700000000123
-    assert why._since(None, None, "2023-11-14T22:13:20")(NOW_MS) == 1700000000000
+    assert since("@1700000000123") == 1700000000123
+    assert since("2023-11-14T22:13:20") == 1700000000000
 
 
 def test_a_wrong_since_says_what_it_can_be(make_engine):
@@ -171,14 +176,11 @@ def test_watched_stalls_are_kept_over_a_crash_and_over_newer_stalls(make_engine,
         eventually(lambda: monotonic_ns() - began_ns > 50 * MS, "it waits")
         engine.kill("writer", signal.SIGCONT)
         assert future.result(60).ok
-    ended_ns = monotonic_ns()
     eventually(lambda: waits.why().waits, "it is recorded")
     engine.kill_all()
     engine.start()
     found = waits.why()
     assert "stopped" in [one.cause for one in found.waits] and "start" in [one.cause for one in found.others]
-    assert waits.during(began_ns, ended_ns) == ("the writer was stopped by a signal", pytest.approx(ended_ns - began_ns, rel=0.9))
-    assert waits.during(began_ns - 2 * S, began_ns - S) == ("", 0)
     assert "stopped" not in [one.cause for one in why.Waits(engine.root).why().waits], "what was before is not told"
     engine.stop()
     assert {one.took_ms for one in waits.why().waits} >= {one.took_ms for one in found.waits}, "an orderly stop takes nothing away"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
@@ -29,6 +30,7 @@ from pyengine.cli.report import (
     scale,
     step_text,
 )
+from pyengine.errors import DiskError
 
 BASE_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 EVIL = ['<script>alert("x")</script>', "a&b", "\x07bell\x1b[31m", "\udcff not text", "订单", "'\" onload=x", "x" * 127]
@@ -188,3 +190,16 @@ def test_a_page_is_written_into_a_pipe_and_replaces_the_target_of_a_link(tmp_pat
     _write(link, "a page")
     assert link.is_symlink() and file.read_text() == "a page"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+def test_a_page_that_cannot_be_written_whole_leaves_the_last_one(tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text("the last one")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(DiskError, match="page.html"):
+            _write(file, "x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_text() == "the last one" and list(tmp_path.iterdir()) == [file]

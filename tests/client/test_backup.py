@@ -39,28 +39,29 @@ class Acked:
     """Puts one after the other from a thread of its own, and knows which were acknowledged."""
 
     def __init__(self, engine) -> None:
-        self._engine = engine
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._put)
+        self.engine = engine
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self.put)
         self.results: list[tuple[int, bytes]] = []  # physical offset, body
 
-    def _put(self) -> None:
-        with pyengine.connect(self._engine.root, refusals="return") as producer:
+    def put(self) -> None:
+        with pyengine.connect(self.engine.root, refusals="return") as producer:
             number = 0
-            while not self._stopped.is_set():
+            while not self.stopped.is_set():
                 body = b"%08d" % number * 20
                 result = producer.put("live", body, queue_id=number % 3, keys=f"live-{number}")
                 if result.ok:
                     self.results.append((result.physical_offset, body))
                 number += 1
+                self.stopped.wait(0.001)  # of what it puts the rest of the test has more work than it has itself
 
     def __enter__(self) -> Acked:
-        self._thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
+        self.stopped.set()
+        self.thread.join()
 
 
 def put_segments(root, count, topic="T"):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
-from fix_client import housekeep
+from fix_client import age_leaving, housekeep, housekeep_once, leave_unfinished, reader_of, session_of
 from fix_engine import EACH_MODE
 from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
+from pyengine.client.retries import RetriedMessage
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.native.waiting import Beat
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -38,7 +42,7 @@ def consume(builder):
 
     yield make
     for consumer in opened:
-        consumer._close(finished=False, closer=0)
+        leave_unfinished(consumer)
 
 
 def settings(builder) -> dict[str, object]:
@@ -119,6 +123,70 @@ def test_asyncio_gives_the_same(builder, consume):
     assert asyncio.run(main()) == expected and stored(builder) == {0: 20}
 
 
+@pytest.mark.parametrize("end", ["raises", "returns", "goes on"])
+def test_a_block_leaves_open_what_a_task_handles_that_was_cancelled_or_goes_on(builder, consume, end):
+    fill(builder, 5)
+
+    async def work(consumer, begun) -> None:
+        async for message in consumer:
+            if message.queue_offset == 3:
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if end == "raises":
+                        raise
+                    return
+
+    async def main() -> None:
+        async with consume() as consumer:
+            begun = asyncio.Event()
+            working = asyncio.create_task(work(consumer, begun))
+            await begun.wait()
+            if end == "goes on":
+                consumer.close()
+            working.cancel()
+            await asyncio.wait({working})
+
+    asyncio.run(main())
+    assert stored(builder) == {0: 3}
+
+
+def test_a_block_leaves_open_what_a_short_task_has_asked_for_whose_waiter_was_cancelled(builder, consume):
+    """As asyncio.wait_for does in Python 3.11."""
+    expected = fill(builder, 5)
+
+    async def work(consumer, begun) -> None:
+        await asyncio.create_task(consumer.pull_async(3))
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with consume() as consumer:
+            begun = asyncio.Event()
+            working = asyncio.create_task(work(consumer, begun))
+            await begun.wait()
+            working.cancel()
+            await asyncio.wait({working})
+
+    asyncio.run(main())
+    assert bodies(consume().pull(3)) == expected[:3]
+
+
+def test_messages_of_a_task_that_has_ended_are_done(builder, consume):
+    fill(builder, 5)
+
+    async def work(consumer) -> None:
+        await consumer.pull_async(3)
+
+    async def main() -> None:
+        async with consume() as consumer:
+            await asyncio.create_task(work(consumer))
+
+    asyncio.run(main())
+    assert stored(builder) == {0: 3}
+
+
 def test_cancelling_an_asking_task_loses_nothing(builder, consume):
     async def main() -> list[bytes]:
         async with consume() as consumer:
@@ -137,6 +205,70 @@ def test_cancelling_an_asking_task_loses_nothing(builder, consume):
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 1})
     got, expected = asyncio.run(main())
     assert got == expected
+
+
+def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_closes_the_consumer(builder, consume):
+    is_free, left = threading.Event(), asyncio.Event()
+
+    async def use(consumer) -> None:
+        async with consumer:
+            left.set()
+
+    async def main(consumer) -> None:
+        with ThreadPoolExecutor(1) as executor:
+            asyncio.get_running_loop().set_default_executor(executor)
+            executor.submit(is_free.wait)
+            using = asyncio.create_task(use(consumer))
+            await left.wait()
+            using.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await using
+            is_free.set()
+
+    consumer = consume()
+    asyncio.run(main(consumer))
+    assert "closed" in repr(consumer)
+
+
+def test_a_cancelled_call_that_another_thread_goes_on_with_ends_no_message_that_comes_later(builder, consume):
+    expected = fill(builder, 2)
+    for _ in range(2):
+        consumer = consume()
+        assert len(consumer.pull(2)) == 2
+        leave_unfinished(consumer)
+    may_run = threading.Event()
+
+    class LateOnce(ThreadPoolExecutor):
+        begun: list[threading.Event] = []
+
+        def submit(self, call, *args):
+            begun = threading.Event()
+            self.begun.append(begun)
+
+            def late():
+                begun.set()
+                assert begun is not self.begun[0] or may_run.wait(60)
+                return call(*args)
+
+            return super().submit(late)
+
+    async def main(consumer) -> list[bytes]:
+        with LateOnce() as executor:
+            asyncio.get_running_loop().set_default_executor(executor)
+            asking = asyncio.create_task(consumer.pull_async())
+            await asyncio.sleep(0)
+            assert executor.begun[0].wait(60)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            found = await consumer.pull_async(timeout_s=60)
+            may_run.set()
+        return bodies(found)
+
+    consumer = consume()
+    assert asyncio.run(main(consumer)) == expected[:1]
+    leave_unfinished(consumer)
+    assert bodies(consume().pull(1)) == expected[:1]
 
 
 def test_tags_choose_messages_and_the_offset_moves_over_the_others(builder, consume):
@@ -192,6 +324,81 @@ def test_closing_ends_a_pull_in_another_thread(builder, consume):
             ask()
 
 
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_a_consumer_that_is_dropped_without_an_end_leaves_its_messages_to_others(builder, consume, sharing):
+    expected = fill(builder, 3)
+    dropped = pyengine.consume(builder.root, "orders", group="billing", sharing=sharing, **settings(builder))
+    thread = dropped._thread
+    assert bodies(dropped.pull(3)) == expected
+    del dropped
+    gc.collect()
+    thread.join(scaled_timeout_s(10))
+    assert not thread.is_alive()
+    assert bodies(consume(sharing=sharing).pull(3, timeout_s=scaled_timeout_s(5))) == expected
+
+
+def test_an_iterator_and_a_part_keep_a_consumer(builder, consume):
+    expected = fill(builder, 2)
+    iterator = iter(pyengine.consume(builder.root, "orders", group="billing", **settings(builder)))
+    part = pyengine.consume(builder.root, ["other", "orders"], group="two", **settings(builder)).part("orders")
+    gc.collect()
+    assert bodies([next(iterator), next(iterator)]) == expected
+    assert bodies(part.pull(2, timeout_s=scaled_timeout_s(5))) == expected
+
+
+def test_a_close_that_interrupts_a_commit_of_its_thread_comes_after_it(builder, consume, monkeypatch):
+    """As in a signal handler."""
+    fill(builder, 5)
+    consumer = consume(auto_commit=False)
+    consumer.pull(3)
+    session = session_of(consumer)
+    commit_in = session.commit_in
+
+    def interrupted(*args):
+        monkeypatch.setattr(session, "commit_in", commit_in)
+        consumer.close()
+        return commit_in(*args)
+
+    monkeypatch.setattr(session, "commit_in", interrupted)
+    assert consumer.commit() == {0: 3} == stored(builder)
+    eventually(lambda: "closed" in repr(consumer), "it is closed")
+
+
+def test_a_paused_queue_with_messages_that_may_have_killed_their_readers_slows_no_other(builder, consume):
+    fill(builder, 3, 0), fill(builder, 6, 1)
+    for _ in range(2):
+        consumer = consume()
+        consumer.pause([1])
+        assert len(consumer.pull(3)) == 3
+        leave_unfinished(consumer)
+    consumer = consume()
+    consumer.pause([0])
+    assert len(consumer.pull(3)) == len(consumer.pull(3)) == 3
+    consumer.resume()
+    assert len(consumer.pull(3)) == 1, "each of them comes by itself"
+
+
+def test_deliveries_after_a_seek_during_a_commit_are_counted(builder, consume, monkeypatch):
+    fill(builder, 5)
+    consumer = consume(auto_commit=False)
+    messages = consumer.pull(3)
+    consumer.ack(messages[2])
+    session = session_of(consumer)
+    commit = session.commit
+
+    def slow(*args):
+        kept = commit(*args)
+        consumer.seek(0, 1)  # as another thread does
+        return kept
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "commit", slow)
+        consumer.commit(messages[0])
+    assert [message.delivery_count for message in consumer.pull(2)] == [1, 1]
+    leave_unfinished(consumer)
+    assert [message.delivery_count for message in consume().pull(2)] == [2, 2]
+
+
 # --- where it starts ------------------------------------------------------------------------------
 
 
@@ -227,7 +434,7 @@ def test_a_new_group_can_start_at_the_end(builder, consume):
 def test_a_start_at_the_end_is_remembered_at_once(builder, consume):
     """A member that dies before its first commit must not make the next one start at a later end."""
     fill(builder, 5)
-    consume(from_="last")._close(finished=False, closer=0)
+    leave_unfinished(consume(from_="last"))
     later = fill(builder, 2)
     assert bodies(consume(from_="last").pull()) == later
 
@@ -348,6 +555,21 @@ def test_without_auto_commit_only_commit_remembers(builder, consume):
     assert consumer.commit() == {0: 10, 1: 10} == stored(builder)
 
 
+@pytest.mark.parametrize("told", ["ack", "requeue", "nothing"])
+def test_a_joining_member_waits_for_messages_unless_only_commit_tells_that_they_are_done(builder, consume, told):
+    fill(builder, 2, 0), fill(builder, 2, 1)
+    first = consume(auto_commit=False)
+    messages = [message for _ in range(4) for message in first.pull(1)]
+    if told != "nothing":
+        getattr(first, told)(next(message for message in messages if message.queue_id == 1))
+    second = consume(auto_commit=False)
+    housekeep(first)
+    age_leaving(first, 60)
+    housekeep(first)
+    housekeep(second)
+    assert second.assignment == ([1] if told == "nothing" else [])
+
+
 def test_closing_a_consumer_keeps_the_committed_offset_and_drops_later_pulls(builder, consume):
     fill(builder, 10)
     consumer = consume(auto_commit=False)
@@ -363,7 +585,7 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
     expected = fill(builder, 60, 0) + fill(builder, 60, 1)
     consumer = consume(auto_commit=auto_commit)
     first = consumer.pull(10, timeout_s=5)
-    fetch, calls = consumer._reader._fetch, []
+    fetch, calls = reader_of(consumer)._fetch, []
 
     def failing(topic, queue_id, *rest, **limits):
         calls.append(queue_id)
@@ -371,7 +593,7 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
             raise error
         return fetch(topic, queue_id, *rest, **limits)
 
-    monkeypatch.setattr(consumer._reader, "_fetch", failing)
+    monkeypatch.setattr(reader_of(consumer), "_fetch", failing)
     with pytest.raises(type(error)):
         consumer.pull(1000, timeout_s=5)
     consumer.commit()
@@ -380,6 +602,40 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
     while found := consumer.pull(1000, timeout_s=0):
         got += found
     assert sorted(bodies(got)) == sorted(expected)
+
+
+def test_a_signal_at_the_end_of_a_pull_leaves_its_messages_to_the_next_one(builder, consume, monkeypatch):
+    expected = fill(builder, 3)
+    consumer = consume()
+
+    def interrupted(beat):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Beat, "rouse", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.pull(3)
+    assert bodies(consumer.pull(3)) == expected
+
+
+def test_a_signal_while_a_pull_returns_retries_leaves_them_to_the_next_one(builder, consume, monkeypatch):
+    builder.put("%RETRY%billing", b"again", queue_id=0)
+    fill(builder, 1)
+    consumer = consume()
+    of = RetriedMessage.of
+
+    def interrupted(message):
+        monkeypatch.setattr(RetriedMessage, "of", of)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RetriedMessage, "of", interrupted)
+    got = []
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            got += consumer.pull(1, timeout_s=5)
+    got += consumer.pull(1, timeout_s=5)
+    got += consumer.pull(1, timeout_s=0)
+    assert sorted(bodies(got)) == [b"0-0", b"again"]
 
 
 def test_acknowledged_messages_move_the_offset_up_to_the_first_that_is_not(builder, consume):
@@ -488,6 +744,31 @@ def test_seek_moves_all_queues_or_none(builder, consume):
     assert consumer.positions == {0: 4, 1: 2}
     with pytest.raises(UsageError, match="not a place to start"):
         consumer.seek(0, "middle")
+
+
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_members_with_different_filters_say_so_once(builder, consume, caplog, sharing):
+    for queue_id in range(4):
+        fill(builder, 1, queue_id)
+
+    def state():
+        return pyengine.ConsumerGroups(builder.root, **settings(builder)).groups(group="billing")[0]
+
+    alike = [consume(tags=tags, sql="a > 1", sharing=sharing) for tags in ("x || y", "y||x")]
+    for each in alike:
+        housekeep(each)
+    assert [each.notes for each in alike] == [[], []] and state().note == ""
+    other = consume(tags="x", sql="a > 1", sharing=sharing)
+    members = [*alike, other]
+    eventually(lambda: all(each.notes for each in members), "all have seen the other one")
+    for each in members:
+        each._look()
+        housekeep(each)
+    (note,) = {note for each in members for note in each.notes}
+    assert [each.notes for each in members] == [[note]] * 3 and caplog.text.count(note) == 3 and state().note == note
+    assert note.startswith("the members of billing on orders have different tags or sql (pid ") and "give all of them the same" in note
+    other.close()
+    assert state().note == ""
 
 
 def test_a_group_with_more_members_than_queues_says_so_once_with_the_way_out(builder, consume, caplog, monkeypatch):
@@ -726,7 +1007,7 @@ def test_a_broker_that_owns_the_store_keeps_the_offsets(builder, consume):
             consumer.commit()
         with pytest.raises(StoreBusyError):
             consume(group="other")
-        consumer._housekeep_once()
+        housekeep_once(consumer)
     assert stored(builder) == {0: 0}
     assert consumer.commit() == {0: 3}
 
@@ -852,7 +1133,7 @@ def test_a_queue_with_many_messages_is_fetched_by_more_than_are_asked_for(make_e
             assert 0 < len(given) <= asked
             got += given
         assert got == wanted
-        assert consumer._reader.gets.found <= 11  # 32, 64, 128, then 256 each
+        assert reader_of(consumer).gets.found <= 11  # 32, 64, 128, then 256 each
         assert consumer.pull(timeout_s=0) == []
 
 

@@ -7,6 +7,7 @@ import zlib
 import pytest
 
 import pyengine
+from fix_client import leave_unfinished
 from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -68,7 +69,7 @@ def test_rows_are_done_as_the_messages_of_a_pull_are(builder):
         assert sum(committed(builder).values()) == 40
         rest = rows(second.pull_arrow(1000, columns=COLUMNS))
         assert sorted(half + rest) == sorted(wanted)
-        second._close(finished=False, closer=0)  # as by a kill: the rows of the last pull are not done
+        leave_unfinished(second)  # as by a kill: the rows of the last pull are not done
     finally:
         first.close()
         if second is not None:

@@ -14,6 +14,8 @@ import pytest
 
 import pyengine
 from fix_cli import environment
+from fix_client import session_of
+from pyengine.client.group_session import TurnTakenError
 from pyengine.errors import EngineError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
@@ -116,6 +118,24 @@ def test_a_topic_without_messages_leaves_its_turns_to_the_others_and_saves_none(
     eventually(lambda: part.assignment == [0] and part.lag()[0].lag == 20, "all are dispatched")
     turns = Counter(pull(consumer)[0].topic for _ in range(8))
     assert turns[topics[1]] in (1, 2)
+
+
+@pytest.mark.parametrize("busy", ["a", "b"])
+def test_a_topic_whose_turn_another_member_keeps_holds_up_no_other(engine, topics, consume, monkeypatch, busy):
+    for topic in topics[:2]:
+        put(engine, topic, b"1", b"2")
+    consumer = consume(topics[:2], sharing="messages")
+    kept, free = topics[:2] if busy == "a" else reversed(topics[:2])
+    session = session_of(consumer.part(kept))
+
+    def taken(*args):
+        raise TurnTakenError(session)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "turn", taken)
+        found = [*consumer.pull(1, timeout_s=1), *consumer.pull(1, timeout_s=1)]
+        assert [message.topic for message in found] == [free, free]
+    assert {message.topic for message in pull(consumer, 2)} == {kept}
 
 
 def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
@@ -228,6 +248,8 @@ pyengine.run_consumer(store, topics, group, lambda message: os.write(out, messag
     process = start()
     try:
         eventually(lambda: read() == wanted, "every message")
+        groups = pyengine.ConsumerGroups(engine.path)
+        eventually(lambda: process.pid in groups.groups(topic=topics[0], group=names[1])[0].members, "it has begun")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     finally:

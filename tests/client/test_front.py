@@ -348,10 +348,10 @@ def test_closing_that_a_signal_handler_ends_may_be_done_again(parts, producer, s
 
 class _Last:
     def __init__(self, call) -> None:
-        self._call = call
+        self.call = call
 
     def __del__(self) -> None:
-        self._call()
+        self.call()
 
 
 @pytest.mark.parametrize("way", ["an attribute", "a weak reference"])

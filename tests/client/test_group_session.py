@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 
@@ -11,6 +12,7 @@ from pyengine.client import group_session
 from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker, allocate_averagely
 from pyengine.errors import DiskError
 from pyengine.formats.record import Message
+from pyengine.ipc.group_members import GroupMembers
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.engine_id import raise_epoch
 
@@ -104,7 +106,9 @@ def test_what_a_member_acknowledges_after_it_lost_the_queue_does_not_count(sessi
     flight.acknowledge(flight.open[2])
     saved = {claim: flight.saved(0, 0)}
     assert late.commit({}, saved) == {0}
-    late._members.fence_off(0)
+    with contextlib.closing(GroupMembers(tmp_path, "orders", "billing")) as passing_over:
+        passing_over.join()
+        passing_over.fence_off(0)
     assert other.take([0])[0][2].unacknowledged(messages) == [messages[0], messages[1], messages[3]]
     flight.finish()
     assert late.commit({claim: 4}, {claim: flight.saved(0, 4)}) == set()
@@ -164,22 +168,22 @@ def test_a_group_whose_file_was_removed_begins_anew(session, tmp_path):
 def test_a_claim_that_ends_in_an_error_releases_its_queue(session, monkeypatch):
     failing, other = session(), session()
     failing.begin(lambda: {0: 0, 1: 0})
-    real_claim = failing._members.claim
+    real_claim = GroupMembers.claim
 
-    def fails_at_the_second(queue_id):
+    def fails_at_the_second(members, queue_id):
         if queue_id == 1:
             raise DiskError("no locks left", path="x")
-        return real_claim(queue_id)
+        return real_claim(members, queue_id)
 
-    monkeypatch.setattr(failing._members, "claim", fails_at_the_second)
-    with pytest.raises(DiskError):
+    with monkeypatch.context() as patch, pytest.raises(DiskError):
+        patch.setattr(GroupMembers, "claim", fails_at_the_second)
         failing.take([0, 1])
     assert sorted(other.take([0, 1])) == [0, 1]
 
 
-def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(session, monkeypatch):
+def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(session, tmp_path, monkeypatch):
     mine = session()
-    (_root_of(mine) / "config" / "consumers" / "orders@billing").unlink()
+    (tmp_path / "config" / "consumers" / "orders@billing").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(group_session, "GroupMembers", _cannot_open)
         with pytest.raises(DiskError):
@@ -188,7 +192,7 @@ def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(
     assert mine.rejoin_if_removed() and mine.share([0]) == [0]
 
 
-def test_a_member_that_could_not_join_leaves_nothing(session, monkeypatch):
+def test_a_member_that_could_not_join_leaves_nothing(session, tmp_path, monkeypatch):
     living = session()
     descriptors = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
@@ -196,7 +200,7 @@ def test_a_member_that_could_not_join_leaves_nothing(session, monkeypatch):
         with pytest.raises(DiskError):
             session()
     assert living.share([0, 1]) == [0, 1] and len(os.listdir("/proc/self/fd")) == descriptors
-    (_root_of(living) / "config" / "consumers" / "orders@billing").unlink()
+    (tmp_path / "config" / "consumers" / "orders@billing").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(group_session.GroupMembers, "join", _cannot_open)
         with pytest.raises(DiskError):
@@ -206,7 +210,3 @@ def test_a_member_that_could_not_join_leaves_nothing(session, monkeypatch):
 
 def _cannot_open(*_, **__):
     raise DiskError("cannot open", path="x")
-
-
-def _root_of(session: GroupSession):
-    return session._root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 import pyengine
 from fix_cli import environment
+from fix_client import epoch_of, members_of, reader_of, session_of
 from fix_engine import SMALL
 from pyengine.client import group_session
 from pyengine.client.retries import retry_topic
@@ -25,7 +27,7 @@ from pyengine.storage import acknowledgements, consumer_offset, durable_file
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def test_what_is_done_in_any_order_moves_the_offset_up_to_the_first_open_message
     one, other = member(), member()
     a, b = pull(one, 3), pull(other, 3)
     for each in (one, other):
-        each._session.tend()
+        session_of(each).tend()
         assert each.pull(timeout_s=0) == [], "what a living member has stays its own"
     other.ack(b)
     one.ack([a[0], a[2]])
@@ -202,14 +204,77 @@ def test_an_interrupt_after_the_file_was_written_takes_nothing(engine, names, me
     assert counted(pull(one)) == [(0, 1)]
 
 
+@pytest.fixture(params=["before", "after"])
+def interrupted(request, monkeypatch):
+    """interrupted(call): the call is interrupted before or after its turn is in the file."""
+    def run(call):
+        write = acknowledgements.SharedLog.write
+
+        def fail(log):
+            if request.param == "after":
+                write(log)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(acknowledgements.SharedLog, "write", fail)
+            call()
+
+    return run
+
+
+def test_a_turn_that_is_interrupted_counts_no_delivery_of_what_was_given_back(engine, names, member, interrupted):
+    put(engine, names[0], 2)
+    one, other = member(), member()
+    kept, given = pull(one, 2)
+    one.requeue(given)
+    for _ in range(2):
+        interrupted(lambda: one.pull(1))
+    assert counted(pull(one)) == [(1, 2)]
+    one.ack(kept)
+    one.close()
+    assert counted(pull(other)) == [(1, 3)]
+
+
+@pytest.mark.parametrize("place", ["end_turn", "is_suspicious"])
+def test_what_a_pull_took_comes_again_uncounted_if_it_is_interrupted_after_its_turn(engine, names, member, monkeypatch, place):
+    put(engine, names[0], 2)
+    put(engine, names[0], 2, queue_id=1)
+    one, went_on = member(), getattr(group_session.SharedFlight, place)
+
+    def interrupt(flight, *given):
+        found = went_on(flight, *given)
+        if flight.open:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(group_session.SharedFlight, place, interrupt)
+        pull(one, 4)
+    assert sorted((each.queue_id, each.queue_offset, each.delivery_count) for each in pull(one, 4)) == [
+        (0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1)]
+
+
+def test_a_turn_that_is_interrupted_spares_a_message_once(engine, names, member, interrupted):
+    put(engine, names[0], 2)
+    one, other = member(), member()
+    beside, suspect = pull(one, 2)
+    for spared in ([beside], []):
+        one._spare(spared)
+        one.requeue(suspect)
+        interrupted(lambda: one.pull(1))
+        interrupted(lambda: one.pull(1))
+        (suspect,) = pull(one)
+    one.close()
+    assert sorted(counted(pull(other, 2))) == [(0, 2), (1, 4)]
+
+
 def test_rows_of_arrow_that_the_program_did_not_get_come_again_uncounted(engine, names, member, monkeypatch):
     put(engine, names[0], 2)
     one = member()
-    rows = pytest.importorskip("pyarrow") and type(one._reader)._named_rows
-    monkeypatch.setattr(type(one._reader), "_named_rows", lambda *_: lambda entries: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    pytest.importorskip("pyarrow")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(type(reader_of(one)), "_named_rows", lambda *_: lambda entries: 1 / 0)
         one.pull_arrow(2, timeout_s=5)
-    monkeypatch.setattr(type(one._reader), "_named_rows", rows)
     assert counted(pull(one, 2)) == [(0, 1), (1, 1)]
 
 
@@ -296,7 +361,7 @@ def test_a_recovery_that_has_lost_nothing_changes_nothing(builder):
     with pyengine.consume(builder.root, "orders", **options) as one, pyengine.consume(builder.root, "orders", **options) as other:
         a, b, c = one.pull(3)
         epoch = raise_epoch(builder.root)
-        eventually(lambda: one._epoch == other._epoch == epoch, "the members have looked")
+        eventually(lambda: epoch_of(one) == epoch_of(other) == epoch, "the members have looked")
         one.ack([a, b, c])
         assert offsets(other.pull(3)) == [3, 4, 5] and one.commit([]) == {0: 3}
 
@@ -325,6 +390,19 @@ def test_removed_files_cost_a_redelivery_at_most(engine, names, member):
     for folder in ("consumers", "consumers/acks"):
         (engine.path / "config" / folder / "@".join(names)).unlink()
     assert offsets(pull(one)) == [3]
+
+
+def test_a_member_that_could_not_join_in_the_new_file_joins_at_the_next_try(engine, names, member, monkeypatch):
+    one, errors, begin = member(), [DiskFullError("no space left")], group_session.SharedSession.begin
+
+    def begin_at_the_second_try(*arguments):
+        if errors:
+            raise errors.pop()
+        return begin(*arguments)
+
+    monkeypatch.setattr(group_session.SharedSession, "begin", begin_at_the_second_try)
+    members_of(one).path.unlink()
+    eventually(lambda: not errors and members_of(one).members(), "it is a member again")
 
 
 def test_a_step_that_a_power_cut_has_lost_is_of_open_messages(builder):
@@ -446,13 +524,13 @@ def test_a_sync_is_of_the_file_that_was_written_though_another_one_is_opened_mea
     put(engine, names[0], 4)
     one = member(commit_interval_s=60)
     one.ack(pull(one))
-    path = one._session.log.path
+    path = session_of(one).log.path
     written, synced, sync = os.stat(path), [], durable_file.sync_descriptor
 
     def replaced_before(descriptor, *rest, **options):
         monkeypatch.setattr(durable_file, "sync_descriptor", sync)
         path.rename(path.with_name("other"))
-        thread = threading.Thread(target=lambda: one._session.tend())  # of the program, which may pull meanwhile
+        thread = threading.Thread(target=lambda: session_of(one).tend())  # of the program, which may pull meanwhile
         thread.start()
         thread.join()
         synced.append(os.fstat(descriptor))
@@ -487,9 +565,9 @@ def test_what_a_turn_ends_gives_back_and_takes_of_a_queue_is_one_line(engine, na
     first = pull(one, 3)
     one.ack(first[0])
     one.requeue(first[1])
-    before = one._session.log.path.read_bytes()
+    before = session_of(one).log.path.read_bytes()
     assert counted(pull(one, 2)) == [(1, 2), (3, 1)]
-    after = one._session.log.path.read_bytes()
+    after = session_of(one).log.path.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
     (state,) = AckFile(engine.path, "@".join(names)).read()[0][-1:]
     assert (state.end, state.acked, state.counts) == (4, ((0, 1),), ((1, 2, 2),))
@@ -704,12 +782,94 @@ def test_a_member_that_was_paused_with_the_one_that_has_the_turn_does_not_pass_o
         for module in (group_session, durable_file):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
         monkeypatch.setattr(GroupMembers, "members", pause_after)
-        with one._session.turn(()):
-            assert paused_s == [60] and one._session.log.fence == 0
+        with session_of(one).turn(()):
+            assert paused_s == [60] and session_of(one).log.fence == 0
         process.communicate(b"x", timeout=60)
         assert process.returncode == 0
     finally:
         end([process])
+
+
+def test_an_event_loop_goes_on_while_another_member_is_stopped_in_its_turn(engine, names, member, tmp_path, monkeypatch):
+    monkeypatch.setattr(group_session, "PASS_OVER_S", 6.0)
+    put(engine, names[0], 8)
+    one, log = member(), tmp_path / "log"
+    process = subprocess.Popen([sys.executable, "-c", STOPS_IN_A_TURN, str(engine.path), *names, str(log), "append before"],
+                               env=environment(), stdin=subprocess.PIPE)
+
+    async def pull_beside_a_ticker():
+        loop, ticks, found = asyncio.get_running_loop(), [], []
+
+        def tick():
+            ticks.append(time.monotonic())
+            loop.call_later(0.05, tick)
+
+        tick()
+        while len(found) < 2:
+            found += await one.pull_async(2 - len(found))
+        one.ack(found)
+        return offsets(found), max(after - before for before, after in itertools.pairwise([*ticks, time.monotonic()]))
+
+    try:
+        eventually(lambda: is_stopped(process.pid), "it has stopped itself")
+        found, longest_s = asyncio.run(pull_beside_a_ticker())
+        assert found == [2, 3] and longest_s < 2
+    finally:
+        end([process])
+
+
+def test_an_event_loop_does_not_store_what_is_done_before_a_suspect_comes(engine, names, member, monkeypatch):
+    put(engine, names[0], 2)
+    one, threads, store = member(commit_interval_s=60), [], group_session.SharedSession.store
+
+    def noting(*arguments):
+        threads.append(threading.current_thread().name)
+        return store(*arguments)
+
+    async def main():
+        for _ in range(2):
+            one.requeue(await one.pull_async(2))
+        monkeypatch.setattr(group_session.SharedSession, "store", noting)
+        return await one.pull_async(2), await one.pull_async(2)
+
+    assert [counted(found) for found in asyncio.run(main())] == [[(0, 3)], [(1, 3)]]
+    assert threads and "MainThread" not in threads
+
+
+def test_a_signal_handler_may_close_a_member_that_waits_for_its_turn(engine, names, monkeypatch):
+    put(engine, names[0], 2)
+    one = pyengine.consume(engine.path, names[0], group=names[1], auto_commit=False, commit_interval_s=0.05, sharing="messages")
+    first, waits, tends = pull(one), threading.Event(), threading.Event()
+    wait_for_turn, tend, try_table = session_of(one).wait_for_turn, session_of(one).tend, GroupMembers.try_table
+
+    def waiting():
+        waits.set()
+        wait_for_turn()
+
+    def tending():
+        tends.set()
+        assert waits.wait(scaled_timeout_s(20))
+        tend()
+
+    def interrupted(*args):
+        if threading.current_thread() is not asking:
+            return try_table(*args)
+        if waits.is_set() and not closed:
+            closed.append(True)
+            assert tends.wait(scaled_timeout_s(20))
+            one.close()
+        return waits.is_set() and try_table(*args)
+
+    closed: list[bool] = []
+    monkeypatch.setattr(session_of(one), "wait_for_turn", waiting)
+    monkeypatch.setattr(session_of(one), "tend", tending)
+    monkeypatch.setattr(GroupMembers, "try_table", interrupted)
+    asking = threading.Thread(target=lambda: one.pull(timeout_s=None), daemon=True)
+    one.ack(first)
+    asking.start()
+    asking.join(scaled_timeout_s(20))
+    assert not asking.is_alive(), "it waits for itself"
+    eventually(lambda: "closed" in repr(one), "it is closed")
 
 
 KEEPS_QUEUE_0 = """
@@ -821,4 +981,4 @@ def test_the_ack_file_of_a_shared_group_is_one_that_a_holder_of_the_queue_reads(
     one.commit([])
     (*_, state) = AckFile(engine.path, "@".join(names)).read()[0]
     assert (state.offset, state.end, state.acked) == (0, 8, ((3, 8),))
-    assert {run[2] for run in state.taken} == {one._session._members.incarnation}
+    assert {run[2] for run in state.taken} == {members_of(one).incarnation}

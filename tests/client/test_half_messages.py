@@ -137,7 +137,7 @@ def test_a_commit_and_an_op_message_are_the_brokers(engine, producer, halves):
 
 
 def test_a_message_without_a_topic_is_no_half_message(engine, producer, halves):
-    producer.put(HALF, b"x")
+    producer.put_raw(RawMessage(HALF, b"x"))
     (stray,) = messages(engine, HALF)
     with pytest.raises(UsageError, match="names no topic"):
         halves.end(stray, "commit")
@@ -259,12 +259,20 @@ def test_queues_of_a_transaction_are_chosen_as_of_a_put(engine, producer):
     assert queues == {producer.put("keyed", b"z", sharding_key="a").queue_id}
 
 
+BUSY = PutResult(PutStatus.OS_PAGECACHE_BUSY, reason="busy")
+
+
+def answer_raw_puts(patch, target, answer) -> None:
+    """Answer the puts of whole records by a producer, or by its half messages; `answer(raw)` is None for those that are put."""
+    put_raw = target._put_raw
+    patch.setattr(target, "_put_raw", lambda *given: put_raw(*given) if (found := answer(given[-2])) is None else found)
+
+
 def test_a_commit_that_is_refused_is_an_error_and_asked_about_later(engine, producer, monkeypatch):
-    put_raw = pyengine.Producer._put_raw
     with monkeypatch.context() as patch, pytest.raises(PutError, match="busy"), producer.transaction() as transaction:
         transaction.put("orders", b"x")
-        patch.setattr(pyengine.Producer, "_put_raw", lambda self, raw, timeout_s: PutResult(PutStatus.OS_PAGECACHE_BUSY, reason="busy"))
-    assert pyengine.Producer._put_raw is put_raw and bodies(engine) == []
+        answer_raw_puts(patch, pyengine.Producer, lambda raw: BUSY)
+    assert bodies(engine) == []
     with producer.transaction(checker=lambda message: "commit"):
         pass
     eventually(lambda: producer.check_transactions() or bodies(engine) == [b"x"], "it is committed")
@@ -313,7 +321,8 @@ def test_the_first_end_is_found_although_the_message_was_put_back(engine, halves
 
 def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
     prepare(halves)
-    check = PreparedCheck(halves, check_max=3)
+    halves.limits = halves.limits._replace(check_max=3)
+    check = PreparedCheck(halves)
     halves.ahead_ms = 10_000
     for times in range(1, 4):
         (asked,) = rounds(engine, check)
@@ -328,7 +337,9 @@ def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
 def test_a_message_that_was_put_aside_is_asked_about_from_the_first_try_on(engine, halves):
     half = prepare(halves)
     halves.ahead_ms = 10_000
-    assert rounds(engine, PreparedCheck(halves, check_max=0)) == []
+    halves.limits = halves.limits._replace(check_max=0)
+    assert rounds(engine, PreparedCheck(halves)) == []
+    halves.limits = halves.limits._replace(check_max=15)
     (discarded,) = messages(engine, DISCARDED)
     for offset in (half.physical_offset, discarded.physical_offset + 1, 1 << 60):
         with pytest.raises(UsageError, match="no message of TRANS_CHECK_MAX_TIME_TOPIC begins at"):
@@ -413,7 +424,7 @@ def test_a_check_continues_from_offsets_and_op_messages_that_a_broker_left(engin
         prepare(halves, b"%d" % number, unique_key=str(number))
     for offset in (0, 1):
         producer.put_raw(RawMessage(OP, b"%d" % offset, properties_text="WAIT\x01true\x02TAGS\x01d"))
-    producer.put(OP, b"no number", tags="d")
+    producer.put_raw(RawMessage(OP, b"no number", properties_text="TAGS\x01d"))
     ConsumerOffsets(engine.path).commit(HALF, GROUP, {0: 2})
     ConsumerOffsets(engine.path).commit(OP, GROUP, {0: 1})
     halves.ahead_ms = 10_000
@@ -449,9 +460,8 @@ def test_a_half_message_that_can_never_be_stored_again_is_reported_and_passed(en
     prepare(halves, b"never", unique_key="N")
     prepare(halves, b"after", unique_key="A")
     halves.ahead_ms = 10_000
-    put_raw = halves._put_raw
     refused = PutResult(PutStatus.MESSAGE_ILLEGAL, reason="too large now")
-    monkeypatch.setattr(halves, "_put_raw", lambda raw, timeout_s: refused if raw.body == b"never" else put_raw(raw, timeout_s))
+    answer_raw_puts(monkeypatch, halves, lambda raw: refused if raw.body == b"never" else None)
     assert [one.body for one in rounds(engine, PreparedCheck(halves))] == [b"after"]
     assert "can neither be put back nor moved" in caplog.text and messages(engine, DISCARDED) == []
 
@@ -488,21 +498,15 @@ def test_a_commit_that_no_slave_has_confirmed_is_not_made_again(tmp_path, monkey
         halves.close()
 
 
-def test_a_put_that_is_refused_ends_the_round_where_it_came_to(engine, halves):
+def test_a_put_that_is_refused_ends_the_round_where_it_came_to(engine, halves, monkeypatch):
     for key in ("A", "B"):
         prepare(halves, key.encode(), unique_key=key)
     halves.ahead_ms = 10_000
-    put_raw, calls = halves._put_raw, []
-
-    def second_refused(raw, timeout_s):
-        calls.append(raw)
-        return put_raw(raw, timeout_s) if len(calls) == 1 else PutResult(PutStatus.OS_PAGECACHE_BUSY, reason="busy")
-
-    halves._put_raw = second_refused
-    with pytest.raises(PutError, match="next round"):
+    answers = iter([None])
+    with monkeypatch.context() as patch, pytest.raises(PutError, match="next round"):
+        answer_raw_puts(patch, halves, lambda raw: next(answers, BUSY))
         rounds(engine, PreparedCheck(halves))
     assert offsets(engine) == (1, 0)
-    halves._put_raw = put_raw
     assert sorted(one.body for one in rounds(engine, PreparedCheck(halves))) == [b"A", b"B"]
 
 
@@ -592,6 +596,11 @@ def test_a_checker_that_fails_is_asked_again(engine, producer):
 
 
 def test_a_message_that_cannot_be_ended_keeps_no_other_from_being_asked_about(engine, producer, halves):
+    prepare(halves, b"before", group="shop", unique_key="before")
+    messages(engine, HALF)
+    with producer.transaction(group="shop", checker=lambda message: "commit"):
+        pass
+    eventually(lambda: bodies(engine) == [b"before"], "the producer's own thread has asked, and does not again for a day")
     for number in range(3):
         prepare(halves, b"%d" % number, group="shop", unique_key=f"U{number}")
     messages(engine, HALF)
@@ -601,10 +610,11 @@ def test_a_message_that_cannot_be_ended_keeps_no_other_from_being_asked_about(en
         asked.append(message.body)
         return "yes" if message.body == b"0" else "commit"
 
-    producer._in_groups()._checkers["shop"] = checker
+    with producer.transaction(group="shop", checker=checker):
+        pass
     with pytest.raises(UsageError, match="'yes' ends no transaction"):
         producer.check_transactions()
-    assert asked == [b"0", b"1", b"2"] and bodies(engine) == [b"1", b"2"]
+    assert asked == [b"0", b"1", b"2"] and bodies(engine) == [b"before", b"1", b"2"]
 
 
 class HalfOpen:

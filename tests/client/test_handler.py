@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import pyengine
 from fix_cli import environment
+from fix_client import age_leaving, consumers_of, housekeep
 from pyengine.client import handler as handler_module
 from pyengine.client.retries import dlq_topic, retry_topic
 from pyengine.errors import EngineUnavailableError, UsageError
@@ -142,6 +144,7 @@ def test_a_message_that_always_fails_is_a_dead_letter_and_keeps_nothing_up(engin
     letters = pyengine.DeadLetters(engine.path)
     eventually(lambda: [one.body for one in letters.messages(names[1])] == [b"00000"], "the dead letter")
     assert sorted(seen) == [b"%05d" % number for number in range(1, 6)]
+    assert letters.messages(names[1])[0].properties["__PYENGINE_REASON"] == "ValueError: poison"
     assert letters.queues()[0].group and dlq_topic(names[1]) != retry_topic(names[1])
 
 
@@ -149,7 +152,7 @@ def test_a_message_that_cannot_be_given_back_is_handled_again(engine, names, run
     monkeypatch.setattr(handler_module, "HANDLE_AGAIN_S", 0.01)
     refusals = []
 
-    def refused(self, message, delay_level=None):
+    def refused(self, message, delay_level=None, *, reason):
         refusals.append(message)
         raise EngineUnavailableError("no engine")
 
@@ -169,7 +172,7 @@ def test_a_message_that_cannot_be_given_back_is_handled_again(engine, names, run
 
 
 def test_an_end_while_a_message_waits_to_be_handled_again_leaves_it_to_the_next_run(engine, names, running, monkeypatch):
-    def refused(self, message, delay_level=None):
+    def refused(self, message, delay_level=None, *, reason):
         raise EngineUnavailableError("no engine")
 
     monkeypatch.setattr(pyengine.Consumer, "retry", refused)
@@ -191,6 +194,63 @@ def test_a_base_exception_ends_the_call(engine, names, running, concurrency):
     runs = running(handle, concurrency=concurrency)
     eventually(lambda: not runs.is_alive(), "the call has ended")
     assert isinstance(runs.error, SystemExit) and lag(engine, *names) == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_handler_that_returns_an_awaitable_ends_the_call_and_its_message_is_not_done(engine, names, running, concurrency):
+    put(engine, names[0], 1)
+
+    async def handle(message):
+        raise AssertionError("nothing awaits it")
+
+    runs = running(lambda message: handle(message), concurrency=concurrency)
+    eventually(lambda: not runs.is_alive(), "the call has ended")
+    assert isinstance(runs.error, UsageError) and "use run_consumer_async" in str(runs.error) and lag(engine, *names) == 1
+
+
+def test_a_joining_member_does_not_get_the_message_that_a_handler_works_on(engine, names, running, monkeypatch):
+    consumers, assigned = consumers_of(handler_module, monkeypatch), []
+    with engine.connect() as producer:
+        for queue_id in range(2):
+            producer.put(names[0], b"long", queue_id=queue_id)
+
+    def handle(message):
+        if message.queue_id == 0:
+            return
+        with pyengine.consume(engine.path, names[0], group=names[1], auto_commit=False) as joining:
+            housekeep(consumers[0])
+            age_leaving(consumers[0], 60)
+            housekeep(consumers[0])
+            housekeep(joining)
+            assigned.append(joining.assignment)
+
+    running(handle)
+    eventually(lambda: assigned, "the message was handled")
+    assert assigned == [[]]
+
+
+def test_a_member_that_comes_and_goes_lets_other_messages_run_beside_a_long_one(engine, names, running, monkeypatch):
+    monkeypatch.setattr(handler_module, "ALONE_S", scaled_timeout_s(handler_module.ALONE_S))
+    consumers, begun, beside, waited = consumers_of(handler_module, monkeypatch), threading.Event(), threading.Event(), []
+    with engine.connect() as producer:
+        for queue_id, body in ((1, b"long"), (0, b"joined"), (0, b"beside")):
+            producer.put(names[0], body, queue_id=queue_id)
+
+    def handle(message):
+        if message.body == b"long":
+            begun.set()
+            waited.append(beside.wait(handler_module.ALONE_S / 2))
+        elif message.body == b"joined":
+            begun.wait(scaled_timeout_s(10))
+            with pyengine.consume(engine.path, names[0], group=names[1], auto_commit=False):
+                housekeep(consumers[0])
+            housekeep(consumers[0])
+        else:
+            beside.set()
+
+    running(handle, concurrency=2)
+    eventually(lambda: waited, "the long one has ended")
+    assert waited == [True]
 
 
 @pytest.fixture
@@ -238,6 +298,20 @@ def test_backoff_says_when_a_failed_message_comes_again(engine, names, running, 
     assert caplog.text.count("comes again after the usual delay") == expected.count(None)
 
 
+def test_a_signal_that_comes_while_the_call_begins_to_wait_ends_it(tmp_path):
+    class Stop(threading.Event):
+        is_raised = False
+
+        def wait(self, timeout=None):
+            if not self.is_raised:  # a second one would end this process
+                self.is_raised = True
+                with self._cond:
+                    signal.raise_signal(signal.SIGTERM)
+            return super().wait(timeout)
+
+    pyengine.run_consumer(tmp_path / "store", "T", "G", print, stop=Stop(), timeout_s=60)
+
+
 def test_wrong_arguments_are_refused(engine):
     async def coroutine(message):
         pass
@@ -261,8 +335,6 @@ def test_wrong_arguments_are_refused(engine):
             run(backoff=wrong)
     with pytest.raises(UsageError, match="exclude each other"):
         run(backoff=1, delay_level=1)
-    with pytest.raises(UsageError, match="use run_consumer"):
-        asyncio.run(pyengine.run_consumer_async(engine.path, "T", "G", lambda message: None))
 
 
 # --- asyncio --------------------------------------------------------------------------------------
@@ -294,6 +366,33 @@ def test_tasks_handle_messages_and_failed_ones_come_again(engine, names):
     assert set(tries.values()) == {2} and len(tries) == 20 and 1 < most[1] <= 5 and lag(engine, *names) == 0
 
 
+def test_a_function_that_returns_an_awaitable_is_awaited(engine, names):
+    bodies = put(engine, names[0], 3)
+    seen = []
+
+    async def main():
+        stop = asyncio.Event()
+
+        async def handle(message):
+            await asyncio.sleep(0)
+            seen.append(message.body)
+            if len(seen) == 3:
+                stop.set()
+
+        await asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, lambda message: handle(message), stop=stop),
+                               scaled_timeout_s(60))
+
+    asyncio.run(main())
+    assert sorted(seen) == bodies and lag(engine, *names) == 0
+
+
+def test_a_function_that_returns_no_awaitable_ends_the_call_and_its_message_is_not_done(engine, names):
+    put(engine, names[0], 1)
+    with pytest.raises(UsageError, match="use run_consumer$"):
+        asyncio.run(asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, lambda message: None), scaled_timeout_s(60)))
+    assert lag(engine, *names) == 1
+
+
 def test_a_cancelled_call_leaves_running_messages_to_the_next_call(engine, names):
     put(engine, names[0], 2)
     cancelled = []
@@ -319,6 +418,96 @@ def test_a_cancelled_call_leaves_running_messages_to_the_next_call(engine, names
     assert len(cancelled) == 1 and lag(engine, *names) == 2
 
 
+def run_until_cancelled(engine, names, handle, begun, released, times):
+    """Run a call, cancel it so often once its thread has begun, as anyio does in each turn of the loop, then release that thread."""
+    async def main():
+        task = asyncio.ensure_future(pyengine.run_consumer_async(engine.path, *names, handle))
+        await asyncio.to_thread(begun.wait)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.2)
+        released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_call_that_is_cancelled_while_it_opens_its_consumer_leaves_no_member(engine, names, monkeypatch, times):
+    put(engine, names[0], 1)
+    consumers = []
+    begun, released = threading.Event(), threading.Event()
+
+    @functools.wraps(pyengine.consume)
+    def consume(*args, **options):
+        begun.set()
+        released.wait()
+        consumers.append(pyengine.consume(*args, **options))
+        return consumers[0]
+
+    async def handle(message):
+        raise AssertionError("the call was cancelled")
+
+    monkeypatch.setattr(handler_module, "consume", consume)
+    run_until_cancelled(engine, names, handle, begun, released, times)
+    try:
+        with pytest.raises(UsageError, match="closed"):
+            consumers[0].pull(timeout_s=0)
+    finally:
+        consumers[0].close()
+
+
+def test_a_handler_that_awaits_what_others_have_cancelled_has_failed(engine, names):
+    put(engine, names[0], 1)
+    tries = []
+
+    async def main():
+        stop = asyncio.Event()
+
+        async def handle(message):
+            tries.append(message.reconsume_times)
+            if message.reconsume_times:
+                stop.set()
+                return
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+
+        await asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, handle, stop=stop), scaled_timeout_s(60))
+
+    asyncio.run(main())
+    assert tries == [0, 1] and lag(engine, *names) == 0
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_call_that_is_cancelled_while_it_gives_a_message_back_does_that_first(engine, names, monkeypatch, times):
+    put(engine, names[0], 1)
+    begun, released = threading.Event(), threading.Event()
+    retry = pyengine.Consumer.retry
+
+    def slow(*args, **options):
+        begun.set()
+        released.wait()
+        return retry(*args, **options)
+
+    async def handle(message):
+        raise ValueError("not now")
+
+    monkeypatch.setattr(pyengine.Consumer, "retry", slow)
+    run_until_cancelled(engine, names, handle, begun, released, times)
+    assert sum(state.lag for state in pyengine.ConsumerGroups(engine.path).groups(topic=names[0], group=names[1])) == 0
+
+
+# --- brokers --------------------------------------------------------------------------------------
+
+
+def test_messages_that_were_deleted_before_a_group_began_are_not_undone(builder):
+    builder.fill_queue("orders", 0, 7)
+    builder.put("orders", b"the only one", queue_id=0)
+    assert handler_module.undone(builder.root, "orders") == 1
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -326,11 +515,15 @@ import asyncio, os, random, sys, threading
 import pyengine
 store, topic, group, log, form = sys.argv[1:6]
 out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+class Stop(threading.Event):
+    def set(self):
+        os.write(out, b"stopping\\n")
+        super().set()
 def handle(message):
-    if form == "hold" and message.body == b"00000":
+    if "hold" in form and message.body == b"00000":
         os.write(out, b"begun\\n")
         sys.stdin.readline()
-    elif form != "hold" and random.random() < 0.1:
+    elif "hold" not in form and random.random() < 0.1:
         raise ValueError("at random")
     os.write(out, message.body + b"\\n")
 async def handle_async(message):
@@ -342,7 +535,8 @@ options = dict(commit_interval_s=0.05, max_reconsume_times=1000)
 if form == "async":
     asyncio.run(pyengine.run_consumer_async(store, topic, group, handle_async, concurrency=2, **options))
 else:
-    pyengine.run_consumer(store, topic, group, handle, concurrency=4 if form == "many" else 1, **options)
+    stop = Stop() if form == "many hold" else None
+    pyengine.run_consumer(store, topic, group, handle, concurrency=4 if form.startswith("many") else 1, stop=stop, **options)
 os.write(out, b"ended\\n")
 """
 
@@ -373,6 +567,21 @@ def test_a_signal_lets_the_handler_end_and_stores_offsets(engine, names, tmp_pat
         process.kill()
         process.wait()
     assert lines(log) == [b"begun", b"00000", b"ended"] and lag(engine, *names) == 0
+
+
+def test_a_second_ctrl_c_waits_for_no_handler_that_hangs_in_a_thread(engine, names, tmp_path):
+    put(engine, names[0], 1)
+    log = tmp_path / "log"
+    process = program(engine, names, log, "many hold")
+    try:
+        for told in (b"begun", b"stopping"):
+            eventually(lambda told=told: told in lines(log), "the handler runs, and then the consumer stops", timeout_s=90)
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=scaled_timeout_s(30)) == -signal.SIGINT
+    finally:
+        process.kill()
+        process.wait()
+    assert lag(engine, *names) == 1
 
 
 @pytest.mark.parametrize(("count", "kills"), [
@@ -585,6 +794,7 @@ def test_a_message_with_full_properties_becomes_a_dead_letter_and_the_queue_goes
     assert calls == [(b"one", 0), (b"poison", 0), (b"three", 0)]
     (letter,) = letters.messages(names[1])
     assert (letter.topic, letter.body, letter.reconsume_times) == (names[0], b"poison", 1)
+    assert "__PYENGINE_REASON" not in letter.properties
     assert [record.levelname for record in caplog.records if "no room for the properties 'filler'" in record.getMessage()] == ["ERROR"]
     assert letters.requeue(names[1]) == 1
     eventually(lambda: (b"poison", 0) in calls[3:], "it is handled again")

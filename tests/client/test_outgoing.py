@@ -13,7 +13,7 @@ import pytest
 import pyengine
 from fix_engine import SMALL
 from pyengine.client import outgoing
-from pyengine.client.outgoing import QueueChoice
+from pyengine.client.outgoing import BatchMessage, QueueChoice, RawMessage
 from pyengine.errors import DiskError, UsageError
 from pyengine.results import PutRefusedError
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
@@ -112,7 +112,7 @@ def test_a_producer_with_a_number_of_its_own_enters_the_topic(tmp_path, monkeypa
 
 def test_many_topics_cost_one_look_at_the_file(choice, monkeypatch):
     reads = []
-    monkeypatch.setattr(choice._topics, "read", lambda: reads.append(1) or choice.topics.read())
+    monkeypatch.setattr(TopicConfigs, "read", lambda topics, read=TopicConfigs.read: reads.append(1) or read(topics))
     for number in range(1000):
         choice.next_queue(f"topic-{number}")
     choice.now[0] = outgoing.RELOAD_INTERVAL_NS
@@ -195,7 +195,8 @@ def test_topics_with_turns_do_not_disturb_each_other(engine, producer):
         assert Counter(of_topic) == {0: 10, 1: 10, 2: 10}
 
 
-def test_a_topic_that_a_put_makes_has_one_queue_until_it_gets_more(tmp_path):
+def test_a_topic_that_a_put_makes_has_one_queue_until_it_gets_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(outgoing, "RELOAD_INTERVAL_NS", 100_000_000)
     root = tmp_path / "store"
     topics = TopicConfigs(root)
     with pyengine.Engine(root, **SMALL) as engine, engine.connect() as first, engine.connect() as second:
@@ -282,3 +283,10 @@ def test_a_queue_and_a_key_exclude_each_other(producer):
         producer.put("T", b"", sharding_key=7)
     with pytest.raises(PutRefusedError, match="empty"):  # readers would drop an empty property
         producer.put("T", b"", sharding_key="")
+
+
+def test_a_message_to_be_put_is_shown_on_one_line_with_its_body_cut():
+    assert repr(BatchMessage(b"x", tags="new", flag=1)) == "BatchMessage(body=b'x', tags='new', flag=1)"
+    for body in (bytes(100_000), bytearray(100_000), memoryview(bytes(100_000))):
+        for message in (BatchMessage(body), RawMessage("orders", body, properties_text="p" * 1000)):
+            assert len(repr(message)) < 600 and "(100,000 bytes)" in repr(message)

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -35,6 +36,7 @@ from pyengine.client.producer import Producer
 from pyengine.engine.kinds import child_environment
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import BLANK_MAGIC
+from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record import BatchMember, Message, decode_record
 from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
@@ -131,7 +133,7 @@ def test_a_queue_id_is_no_float_on_the_fast_path_either(make_parts):
 
 
 def test_puts_go_the_short_way_however_many_tags_came_before(shared_parts, monkeypatch):
-    monkeypatch.setattr(producer_module, "_REMEMBERED_MAX", 4)
+    monkeypatch.setattr(producer_module, "REMEMBERED_MAX", 4)
     with shared_parts.producer() as producer:
         for number in range(10):
             assert producer.put("T", b"x", tags=f"only-once-{number}").ok
@@ -350,11 +352,12 @@ def test_a_clock_that_was_set_is_no_long_pass(make_parts):
         assert producer.put("T", b"x", timeout_s=0.05).indeterminate, "submitted"
 
 
-def test_closing_over_a_dead_writer_makes_waiting_puts_indeterminate_at_once(make_parts):
-    parts = make_parts()
+@pytest.mark.timeout(20)
+def test_closing_over_a_dead_writer_waits_once_for_all_puts(make_parts):
+    parts = make_parts(session_ring_bytes_default=1 << 20)
     producer = parts.producer()
     parts.kill(native.WRITER)
-    futures = [producer.put_async("T", b"%d" % n) for n in range(200)]
+    futures = [producer.put_async("T", b"%d" % n) for n in range(2000)]
     producer.close()
     assert all(future.done() and future.result().indeterminate for future in futures)
 
@@ -472,6 +475,47 @@ def test_bodies_with_wide_items_do_not_cost_the_session(make_parts, bodies):
         except TypeError:
             pass
         assert producer.put("T", b"x").ok
+
+
+@pytest.mark.parametrize("options", [{}, {"keys": "k"}], ids=["in C", "in Python"])
+@pytest.mark.parametrize("kind", [list, iter], ids=["list", "iterator"])
+def test_a_refusal_of_one_of_many_bodies_names_it(make_parts, kind, options):
+    with make_parts(max_message_bytes=1000).producer() as producer:
+        for bad, problem in ((bytes(1001), r"bodies\[2\]: the body has 1001 bytes, 1000 are possible"), ("text", r"bodies\[2\] must be")):
+            given = [b"a", b"b", bad, b"d"]
+            for put in (lambda: producer.put_many("T", kind(given), **options),
+                        lambda: producer.put_many_async("T", kind(given), **options).result(10)):
+                if isinstance(bad, str):
+                    with pytest.raises(TypeError, match=problem):
+                        put()
+                else:
+                    result = put()
+                    assert result.status is PutStatus.MESSAGE_ILLEGAL and re.search(problem, result.reason)
+        assert producer.put_many("T", [bytes(1000), bytearray(b"x"), memoryview(b"y")], **options).count == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"keys": "k"}], ids=["in C", "in Python"])
+def test_a_body_of_many_that_no_segment_can_hold_is_named(make_parts, options):
+    parts = make_parts()
+    with parts.producer() as producer:
+        stored = producer.put_many("T", [b"", b"x"], **options)
+        rest_bytes = stored.end_physical_offset // 2 - len(b"x") / 2
+        most = int(parts.control.identity.segment_bytes - 8 - rest_bytes)
+        assert producer.put_many("T", [b"a", bytes(most)], **options).ok
+        result = producer.put_many("T", [b"a", bytes(most + 1)], **options)
+        assert result.status is PutStatus.MESSAGE_ILLEGAL
+        assert result.reason.startswith(f"bodies[1]: the body has {most + 1} bytes, which no segment of the commit log can hold")
+
+
+@pytest.mark.parametrize(("bad", "problem"), [
+    (bytes(1001), "the body has 1001 bytes"), (BatchMessage(b"", properties={"p": "a\x01"}), "the property p holds"),
+    (BatchMessage(b"", properties={"p": "v" * 40_000}), "the properties have"), (BatchMessage(b"", flag=1 << 40), "the flag")])
+def test_a_refusal_of_one_of_a_batch_names_it(make_parts, bad, problem):
+    with make_parts(max_message_bytes=1000).producer() as producer:
+        result = producer.put_batch("T", iter([b"a", BatchMessage(bytearray(b"b")), bad]))
+        assert result.status is PutStatus.MESSAGE_ILLEGAL and result.reason.startswith(f"messages[2]: {problem}")
+        with pytest.raises(TypeError, match=r"messages\[1\] must be bytes, not str"):
+            producer.put_batch("T", [b"a", BatchMessage("b")])
 
 
 @pytest.mark.parametrize("arguments", [{"queue_id": 1 << 31}, {"queue_id": 1 << 40}])
@@ -694,6 +738,28 @@ async def _awaited(future):
     return await future
 
 
+def test_closing_waits_for_a_writer_that_answers_slowly(make_parts):
+    parts = make_parts(session_ring_bytes_default=1 << 20)
+    writer, stopped = parts.workers[native.WRITER], threading.Event()
+    producer = parts.producer()
+
+    def keep_it_slow() -> None:
+        while not stopped.wait(0.002):
+            writer.send_signal(signal.SIGSTOP)
+            stopped.wait(0.1)
+            writer.send_signal(signal.SIGCONT)
+
+    slowing = threading.Thread(target=keep_it_slow)
+    slowing.start()
+    try:
+        futures = [producer.put_async("T", b"%d" % n) for n in range(3900)]
+        producer.close()
+    finally:
+        stopped.set()
+        slowing.join()
+    assert {future.result(0).status for future in futures} == {PutStatus.PUT_OK}
+
+
 def test_puts_that_wait_for_room_are_refused_when_the_producer_closes(make_parts):
     parts = make_parts()
     writer = parts.workers[native.WRITER]
@@ -763,7 +829,7 @@ def send_frame(number: int, body: bytes = b"body", **changes: object) -> bytes:
 def exchange(producer, sends, data, left=None):
     """(bytes taken, answers); `left` gets (request number, future) of those without an answer."""
     timeout_ns = 10_000_000_000 if left is None else 1_000_000
-    taken, answers, late = producer._serve_sends(sends, bytearray(b"??" + data), 2, HOST, timeout_ns)
+    taken, answers, late = producer._puts.serve_sends(sends, bytearray(b"??" + data), 2, HOST, timeout_ns)
     assert left is not None or not late
     if left is not None:
         left += [(number, future) for future, number, _, _ in late]
@@ -892,6 +958,23 @@ def test_a_producer_cancels_its_delayed_messages(make_engine):
                 producer.cancel_delayed(wrong)
     with pytest.raises(UsageError, match="closed"):
         producer.cancel_delayed(puts[0].msg_id)
+
+
+@pytest.mark.parametrize("written_bytes", [0, 8, 12, 19])
+def test_a_message_whose_entry_is_not_whole_yet_is_not_due(make_engine, written_bytes):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        engine.kill("reputter", signal.SIGSTOP)
+        try:
+            put = producer.put("T", b"x", delay_level=18)
+            entry = ENTRY.pack(put.physical_offset, put.size_bytes, put.store_timestamp_ms + 7_200_000)[:written_bytes]
+            file = engine.root / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "17" / f"{0:020d}"
+            file.parent.mkdir(parents=True)
+            file.write_bytes(entry.ljust(6000, b"\0"))
+            assert put.physical_offset == 0 and producer.cancel_delayed(put.msg_id)
+        finally:
+            engine.kill("reputter", signal.SIGCONT)
 
 
 def test_threads_and_a_forked_child_may_cancel_by_one_producer(make_engine):

@@ -39,7 +39,8 @@ def put(engine, names):
         with engine.connect(refusals=refusals) as producer:
             results = producer.put_arrow(names[0], table, **options)
         with engine.open_store() as store:
-            store.wait_for_message(names[0], 0, sum(result.count for result in results) - 1, timeout_s=10)
+            last = max((result.first_queue_offset + result.count - 1 for result in results if result.count), default=-1)
+            store.wait_for_message(names[0], 0, last, timeout_s=10)
         return results, read(engine, names[0])
 
     return call
@@ -108,14 +109,14 @@ def test_a_batch_or_an_empty_table_is_put(put):
 def test_a_piece_that_is_refused_ends_the_call_and_the_error_says_what_is_stored(put, engine, names, monkeypatch):
     monkeypatch.setattr(outgoing, "PIECE_BYTES", 100)
     table = pa.table({"body": [b"x" * 60, b"y" * 60, bytes(64 << 20), b"z"]})
-    with pytest.raises(PutRefusedError, match="the body is larger than max_message_size_bytes") as caught:
+    with pytest.raises(PutRefusedError, match="row 2: the body has 67108864 bytes, .* are possible") as caught:
         put(table)
     assert caught.value.__notes__ == ["2 rows of the table are stored, those of earlier pieces"]
     results, messages = put(table, refusals="return")
     assert [result.status for result in results] == [PutStatus.PUT_OK, PutStatus.PUT_OK, PutStatus.MESSAGE_ILLEGAL]
     assert len(messages) == 4
-    with pytest.raises(PutRefusedError, match="character 0, 1 or 2"):
-        put(pa.table({"body": ["x"], "t": ["a\x01b"]}), tags="t")
+    with pytest.raises(PutRefusedError, match="row 1: .*character 0, 1 or 2"):
+        put(pa.table({"body": ["x", "y"], "t": ["a", "a\x01b"]}), tags="t")
     assert len(read(engine, names[0])) == 4
 
 

@@ -15,8 +15,10 @@ import pytest
 
 import pyengine
 from fix_cli import environment
+from fix_client import epoch_of, leave_unfinished, retries_of
 from fix_engine import SMALL
 from fix_store_builder import START_MS
+from pyengine.client import retries as retries_module
 from pyengine.client.outgoing import delayed
 from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, fitting, retry_topic, sent_back
 from pyengine.errors import EngineError, EngineUnavailableError, UsageError
@@ -207,6 +209,8 @@ def test_a_message_given_back_without_a_delay_comes_at_once_and_is_counted(engin
     letters = pyengine.DeadLetters(engine.path)
     eventually(lambda: consumer.pull(timeout_s=0.1) == [] and [one.body for one in letters.messages(names[1])] == [b"a"], "the dead letter")
     assert "was delivered 3 times and never finished" in consumer.notes[-1]
+    (dead,) = letters.messages(names[1])
+    assert dead.properties["__PYENGINE_REASON"] == "it was delivered 3 times and never finished (max_deliveries)"
     consumer.close()
     assert consume().pull(timeout_s=0) == []
 
@@ -324,7 +328,7 @@ def test_acknowledgements_outlive_a_recovery_before_their_next_holder_has_read(b
         first.ack(first.pull(6)[2:4])
     with pyengine.consume(builder.root, "orders", group="g", auto_commit=False) as second:
         epoch = raise_epoch(builder.root)  # a recovery that has lost nothing
-        eventually(lambda: second._epoch == epoch, "the member has looked")
+        eventually(lambda: epoch_of(second) == epoch, "the member has looked")
         assert [one.body for one in second.pull(6)] == [b"0", b"1", b"4", b"5"]
 
 
@@ -370,6 +374,7 @@ def test_after_max_reconsume_times_it_is_a_dead_letter(engine, names, consume):
     eventually(lambda: [one.body for one in letters.messages(names[1])] == [b"poison"], "the dead letter")
     (dead,) = letters.messages(names[1])
     assert (dead.topic, dead.reconsume_times, dead.queue_id) == (names[0], 3, 0)
+    assert dead.properties["__PYENGINE_REASON"] == "it was given back 3 times (max_reconsume_times)"
 
 
 def test_retry_and_dead_letter_topics_are_entered_as_the_broker_enters_them(engine, names, consume):
@@ -445,7 +450,7 @@ def test_the_topic_and_the_retries_come_in_turn(engine, names, consume):
     for found in pull(consumer, 100):
         consumer.retry(found)
     eventually(lambda: pyengine.open_store(engine.path).queue_range(retry_topic(names[1]), 0) == (0, 100), "all are delivered")
-    eventually(lambda: consumer._retried is not None, "the retry topic is read")
+    eventually(lambda: retries_of(consumer) is not None, "the retry topic is read")
     kinds = [type(consumer.pull(1)[0]) is RetriedMessage for _ in range(20)]
     assert sum(kinds) == 10 and kinds[0] is not kinds[1]
 
@@ -483,6 +488,24 @@ def test_retries_count_in_the_total_lag_and_are_paused_with_all(engine, names, c
     assert consumer.pull(1, timeout_s=0) == []
     consumer.resume()
     assert [one.body for one in pull(consumer)] == [b"x"]
+
+
+def test_paused_retries_that_may_have_killed_their_readers_slow_no_topic(engine, names, consume):
+    put(engine, names[0], b"x")
+    consumer = consume()
+    consumer.retry(*pull(consumer))
+    for _ in range(2):
+        assert pull(consumer)[0].reconsume_times == 1
+        leave_unfinished(consumer)
+        consumer = consume()
+    consumer.pause()
+    consumer.resume(consumer.assignment)
+    put(engine, names[0], b"1", b"2", b"3", b"4")
+    assert len(consumer.pull(2)) == len(consumer.pull(2)) == 2
+    consumer.resume()
+    put(engine, names[0], b"5", b"6")
+    (again,) = consumer.pull(2)
+    assert again.body == b"x", "it comes by itself"
 
 
 def test_the_store_still_passes_its_check(engine, names, consume):
@@ -559,6 +582,18 @@ def test_a_letter_that_can_never_be_stored_again_does_not_stop_those_after_it(en
         letters.requeue(names[1], [1, 2])
 
 
+def test_letters_that_were_put_back_before_an_error_are_not_put_back_again(engine, names, consume, monkeypatch):
+    letters = dead(engine, names, consume, b"a", b"b", b"c")
+    put_raw = pyengine.Producer.put_raw
+    with monkeypatch.context() as patched:
+        patched.setattr(pyengine.Producer, "put_raw", lambda self, raw, timeout_s=None: pyengine.PutResult(
+            PutStatus.SERVICE_NOT_AVAILABLE, reason="full") if raw.body == b"c" else put_raw(self, raw, timeout_s=timeout_s))
+        with pytest.raises(PutError, match="SERVICE_NOT_AVAILABLE"):
+            letters.requeue(names[1])
+    assert queue_of(letters, names[1]).waiting == 1 and letters.requeue(names[1]) == 1
+    assert [one.body for one in pull(consume(), 3)] == [b"a", b"b", b"c"]
+
+
 def test_a_message_with_a_host_that_no_put_can_have_is_given_back(engine, names):
     retries = Retries(engine.path, names[1])
     assert retries.put(message(born_host="10.0.0.1:-7", store_host="10.0.0.1:-8")).ok
@@ -584,15 +619,16 @@ def test_a_message_is_not_done_when_its_consumer_has_been_closed_meanwhile(engin
     assert pull(consume())[0].body == b"x"
 
 
-def test_retries_of_one_group_share_a_session(engine, names):
+def test_retries_of_one_group_share_a_session(engine, names, monkeypatch):
+    producers, connect = [], retries_module.connect_with
+    monkeypatch.setattr(retries_module, "connect_with", lambda *given: producers.append(connect(*given)) or producers[-1])
     retries = Retries(engine.path, names[1])
     put(engine, names[0], b"x")
     with engine.open_store() as store:
         store.wait_for_message(names[0], 0, 0, timeout_s=30)
         (found,) = store.get_message(names[0], 0, 0).messages
     first = retries.put(found)
-    producer = retries._producer
     assert retries.put(dataclasses.replace(found, reconsume_times=16)).topic == dlq_topic(names[1])
-    assert first.topic == "SCHEDULE_TOPIC_XXXX" and retries._producer is producer
+    assert first.topic == "SCHEDULE_TOPIC_XXXX" and len(producers) == 1
     retries.close()
-    assert retries._producer is None
+    assert "closed" in repr(producers[0])

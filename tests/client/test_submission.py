@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from fix_client import submitter
+from fix_client import locks_of
 from fix_parts import MODES
 from fix_put_ways import WAYS
 from pyengine import UsageError
@@ -167,21 +167,16 @@ def test_puts_that_wait_for_room_in_the_parent_are_indeterminate_in_the_child(pa
 def test_locks_that_threads_of_the_parent_have_hold_up_no_child(parts, producer, stopped_writer):
     resume = stopped_writer()
     futures = [producer.put_async("T", b"x", keys="k") for _ in range(3)]
-    puts = submitter(producer)
-    pending = puts._pending
-    locks = [puts.lock, puts._opening, pending._running, pending._starting, puts._queued._starting,
-             *(future._condition for future in futures)]
+    locks = locks_of(producer, futures)
     are_held, go_on = threading.Event(), threading.Event()
 
     def hold():
         for lock in locks:
-            if lock is not pending._running:  # the answers' thread has it
-                lock.__enter__()
+            lock.__enter__()
         are_held.set()
         go_on.wait()
         for lock in locks:
-            if lock is not pending._running:
-                lock.__exit__(None, None, None)
+            lock.__exit__(None, None, None)
 
     holder = threading.Thread(target=hold)
     holder.start()

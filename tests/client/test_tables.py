@@ -101,18 +101,19 @@ def test_tables_without_the_extra_names_the_packages_to_install(tmp_path, monkey
 
 
 def test_a_run_that_cannot_begin_holds_no_more_than_the_run_before(engine, tmp_path, monkeypatch):
-    put(engine.root, "orders", 3)
-    with monkeypatch.context() as patched:
-        patched.setattr(tables._Filling, "begin", _fails)
+    def fail_at_the_beginning(patch):
+        patch.setattr(tables._Filling, "begin", _fails)
         with pytest.raises(OSError, match="made to fail"):
             write_tables(engine.root, tmp_path / "lake", "delta")
+
+    put(engine.root, "orders", 3)
+    with monkeypatch.context() as patched:
+        fail_at_the_beginning(patched)
         assert read_log_holds(engine.root) == []
     write_tables(engine.root, tmp_path / "lake", "delta")
     (hold,) = read_log_holds(engine.root)
     assert hold.offset > 0
-    monkeypatch.setattr(tables._Filling, "begin", _fails)
-    with pytest.raises(OSError, match="made to fail"):
-        write_tables(engine.root, tmp_path / "lake", "delta")
+    fail_at_the_beginning(monkeypatch)
     assert [one.offset for one in read_log_holds(engine.root)] == [hold.offset]
 
 
@@ -142,14 +143,14 @@ def test_what_a_commit_reads_and_writes_does_not_grow_with_the_commits_before_it
     """Also of a table that has been filled without these settings."""
     keep, merge = 4, 3
     with monkeypatch.context() as before:
-        before.setattr(table_formats, "_ICEBERG_SETTINGS", {})
-        before.setattr(table_formats, "_DELTA_SETTINGS", {})
+        before.setattr(table_formats, "ICEBERG_SETTINGS", {})
+        before.setattr(table_formats, "DELTA_SETTINGS", {})
         put(engine.root, "orders", 150)
         assert write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE // 8).commits >= 15
     monkeypatch.setattr(table_formats, "CHECKPOINT_EACH", keep)
-    monkeypatch.setitem(table_formats._ICEBERG_SETTINGS, "history.expire.min-snapshots-to-keep", str(keep))
-    monkeypatch.setitem(table_formats._ICEBERG_SETTINGS, "commit.manifest.min-count-to-merge", str(merge))
-    monkeypatch.setitem(table_formats._DELTA_SETTINGS, "delta.logRetentionDuration", "interval 0 seconds")
+    monkeypatch.setitem(table_formats.ICEBERG_SETTINGS, "history.expire.min-snapshots-to-keep", str(keep))
+    monkeypatch.setitem(table_formats.ICEBERG_SETTINGS, "commit.manifest.min-count-to-merge", str(merge))
+    monkeypatch.setitem(table_formats.DELTA_SETTINGS, "delta.logRetentionDuration", "interval 0 seconds")
     put(engine.root, "orders", 150, first=150)
     assert write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE // 8).commits >= 15
     assert_equal(tmp_path / "lake", to, engine.root, "orders")

@@ -48,6 +48,7 @@ def test_a_change_names_what_it_changes(builder):
 
 @pytest.mark.parametrize(("call", "says"), [
     (lambda topics: topics.create("there"), "is there already"), (lambda topics: topics.create("a@b"), "no group could consume"),
+    (lambda topics: topics.create("SCHEDULE_TOPIC_XXXX"), "one of the system's"),
     (lambda topics: topics.create("a/b"), "folder's name"), (lambda topics: topics.create(""), "is empty"),
     (lambda topics: topics.create("x", queues=0), "give 1 to"), (lambda topics: topics.create("x", perm="rx"), "perm is 'rx': give rw"),
     (lambda topics: topics.update("there"), "update changes nothing"), (lambda topics: topics.update("gone", perm="r"), "no topic gone"),
@@ -140,6 +141,25 @@ def test_values_are_put_and_consumed(undelayed, names, codec):
     assert [each.value for each in found] == [one, two, three, four] and {type(each.value) for each in found} == {kind}
     assert found[0].message.properties == {"TAGS": "t", "own": "1", "content-type": "application/json"}
     assert {each.message.properties["content-type"] for each in found} == {"application/json"}
+
+
+@pytest.mark.parametrize("content_type", ["Application/JSON", "application/json; charset=utf-8", " text/x-Order ;version=2"])
+def test_a_codec_may_name_its_type_with_capital_letters_and_parameters(undelayed, names, content_type):
+    class Raw:
+        def __init__(self):
+            self.content_type = content_type
+
+        def encode(self, value):
+            return value
+
+        def decode(self, body):
+            return body
+
+    raws = pyengine.Topic(names[0], bytes, codec=Raw())
+    with undelayed.connect() as producer:
+        raws.put(producer, b"one")
+    with raws.consume(undelayed.path, group=names[1]) as consumer:
+        assert [each.value for each in consumer.pull(timeout_s=2)] == [b"one"]
 
 
 @pytest.mark.parametrize("codec", ["json", "msgspec", "pydantic"])
@@ -261,6 +281,31 @@ def test_what_cannot_be_a_dead_letter_now_is_delivered_again_with_its_neighbours
             with pytest.raises(EngineUnavailableError):
                 consumer.pull(32)
         assert [each.body for each in consumer.consumer.pull(32)] == bodies
+
+
+def test_neighbours_of_what_cannot_be_a_dead_letter_come_once_more_after_a_cancelled_pull(builder, monkeypatch):
+    for body in (b'{"number": 1, "state": "a"}', b"bad", b'{"number": 2, "state": "b"}'):
+        builder.put("orders", body)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def give_up(*given):
+        has_begun.set()
+        assert may_end.wait(60)
+        raise EngineUnavailableError("no engine runs")
+
+    async def cancelled(consumer) -> None:
+        pull = asyncio.ensure_future(consumer.pull_async(32))
+        assert await asyncio.to_thread(has_begun.wait, 60)
+        pull.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pull
+        may_end.set()
+
+    monkeypatch.setattr("pyengine.client.topics.give_up", give_up)
+    with pyengine.Topic("orders", Order).consume(builder.root, group="g", auto_commit=False) as consumer:
+        asyncio.run(cancelled(consumer))
+        found = consumer.consumer.pull(32)
+    assert sorted((each.queue_offset, each.delivery_count) for each in found) == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_a_typed_message_is_acknowledged_given_back_and_retried(undelayed, names):

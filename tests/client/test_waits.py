@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 
 import pyengine
+from fix_client import due_commit, housekeep_once, is_asleep, members_of, reader_of, retries_of
 from pyengine.client import consumer as consumer_module
 from pyengine.ipc import live_reader
 from pyengine.ipc.group_members import GroupMembers
@@ -64,8 +65,8 @@ def test_a_close_at_any_moment_of_its_thread_ends_the_thread(store):
 
     consumer = pyengine.consume(engine.root, "quiet", group="g")
     eventually(lambda: consumer._is_settled, "it waits")
-    consumer._is_due, before = Due(), consumer._is_due
-    before.set()
+    consumer._is_due.__class__ = Due
+    consumer._is_due.set()
     consumer._thread.join(scaled_timeout_s(20))
     is_over = not consumer._thread.is_alive()
     consumer._is_due.set()
@@ -108,7 +109,7 @@ def test_what_other_threads_change_ends_a_wait(store):
             got: list[pyengine.Message] = []
             thread = threading.Thread(target=lambda: got.extend(consumer.pull(1, timeout_s=None)), daemon=True)
             thread.start()
-            eventually(lambda: consumer._sleeper._struct.is_asleep, "it waits")
+            eventually(lambda: is_asleep(consumer), "it waits")
             change()
             thread.join(scaled_timeout_s(30))
             assert not thread.is_alive()
@@ -442,14 +443,15 @@ def unkept(monkeypatch):
     monkeypatch.setattr(consumer_module._Pulse, "add", lambda *_: None)
     monkeypatch.setattr(consumer_module, "_pulse", consumer_module._Pulse())
     monkeypatch.setattr(waiting_module, "BEAT_INTERVAL_S", 0.0)
-    monkeypatch.setattr(pyengine.Consumer, "_housekeeping_loop", lambda _: None)
+    monkeypatch.setattr(consumer_module, "_housekeeping_loop", lambda *_: None)
 
 
 def settle(*consumers) -> None:
     def is_settled() -> bool:
         for consumer in consumers:
-            consumer._housekeep_once()
-            for folder in consumer._reader.root.glob("consumequeue/*"):
+            housekeep_once(consumer)
+            queues = reader_of(consumer).root / "consumequeue"
+            for folder in queues, *queues.iterdir():
                 os.utime(folder, (1, 1))  # as if its last queue was made long ago
         return all(rests(consumer) for consumer in consumers)
 
@@ -458,7 +460,7 @@ def settle(*consumers) -> None:
 
 def keep_while_it_beats(consumer, is_so, what: str) -> None:
     """Do the housekeeping that beats ask for until something is so: a queue's file may come after its folder."""
-    eventually(lambda: beats(consumer) and (consumer._housekeep_once() or is_so()), what)
+    eventually(lambda: beats(consumer) and (housekeep_once(consumer) or is_so()), what)
 
 
 @pytest.mark.parametrize("sharing", ["queues", "messages"])
@@ -466,20 +468,20 @@ def test_an_idle_member_only_beats_until_something_changes(store, unkept, sharin
     engine, producer = store
     options = {"group": "g", "session_timeout_s": 60, "sharing": sharing}
     with pyengine.consume(engine.root, "quiet", **options) as consumer:
-        eventually(lambda: consumer._housekeep_once() or len(consumer.assignment) == 4, "the queues are made")
+        eventually(lambda: housekeep_once(consumer) or len(consumer.assignment) == 4, "the queues are made")
         read_all(consumer)
-        consumer._commit_due_s = 0.0
+        due_commit(consumer)
         settle(consumer)
-        slot = consumer._session._members
+        slot = members_of(consumer)
         before = slot.members()
         assert rests(consumer) and slot.members() != before, "others see that it lives"
         producer.put("quiet", b"more", queue_id=1)
         got: list[pyengine.Message] = []
         eventually(lambda: got.extend(consumer.pull(1, timeout_s=0.2)) or got, "the message")
         consumer.pull(1, timeout_s=0)
-        consumer._commit_due_s = float("inf")
+        due_commit(consumer, float("inf"))
         assert not rests(consumer), "an offset is to be stored soon"
-        consumer._commit_due_s = 0.0
+        due_commit(consumer)
         assert beats(consumer), "it is to be stored now"
         settle(consumer)
         with pyengine.consume(engine.root, "quiet", **options) as other:
@@ -494,7 +496,7 @@ def test_an_idle_member_only_beats_until_something_changes(store, unkept, sharin
         producer.put("quiet", b"in a new queue", queue_id=4)
         keep_while_it_beats(consumer, lambda: len(consumer.assignment) == 5, "a queue was made")
         settle(consumer)
-        consumer._session._members._path.unlink()
+        members_of(consumer).path.unlink()
         assert beats(consumer), "the members' file is gone"
         settle(consumer)
         assert engine.stop()
@@ -512,12 +514,12 @@ def test_an_idle_consumer_wakes_for_a_retry_topic_a_matching_topic_and_a_store_t
         keep_while_it_beats(consumer, lambda: consumer.topics == ["quiet", "quince"], "a topic was made")
         settle(consumer)
         consumer.retry(messages[0], delay_level=1)
-        keep_while_it_beats(consumer, lambda: consumer._retried is not None, "its retry topic was made")
+        keep_while_it_beats(consumer, lambda: retries_of(consumer) is not None, "its retry topic was made")
         settle(consumer)
         engine.root.rename(engine.root.with_name("elsewhere"))
         try:
             assert beats(consumer), "the store was moved"
-            consumer._housekeep_once()
+            housekeep_once(consumer)
             with pytest.raises(pyengine.EngineUnavailableError, match="moved"):
                 consumer.pull(1, timeout_s=0)
         finally:
@@ -546,7 +548,7 @@ def test_a_member_that_is_busy_does_not_keep_the_others_from_beating(store):
     with pyengine.consume(engine.root, "quiet", group="one", session_timeout_s=60) as busy, \
             pyengine.consume(engine.root, "quiet", group="two", session_timeout_s=60) as other, busy._work:
         def seen() -> object:
-            return [each.heartbeats for each in other._session._members.members().values()]
+            return [each.heartbeats for each in members_of(other).members().values()]
 
         for _ in range(3):
             before = seen()
@@ -572,7 +574,7 @@ def test_a_long_wait_notices_the_next_engine(make_engine):
         got: list[pyengine.Message] = []
         thread = threading.Thread(target=lambda: got.extend(consumer.pull(1, timeout_s=None)), daemon=True)
         thread.start()
-        eventually(lambda: consumer._sleeper._struct.is_asleep, "it waits")
+        eventually(lambda: is_asleep(consumer), "it waits")
         engine.kill_all()
         engine.start()
         with pyengine.connect(engine.root) as producer:

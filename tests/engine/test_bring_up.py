@@ -16,7 +16,7 @@ import pytest
 import pyengine
 from fix_cli import spawn
 from fix_engine import SMALL
-from pyengine.cli.promote import _promote_stopped
+from pyengine.cli.promote import promote_stopped
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, DESCRIPTORS_RAISED_TO, FIRST_GENERATION, bring_up, require_descriptors
 from pyengine.engine.kinds import raise_descriptors
@@ -199,7 +199,7 @@ def test_no_store_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
     assert tree(root) == before
     with brought_up(root, broker_role="SLAVE"):
         pass
-    _promote_stopped(root, {}, "SYNC_MASTER", False, [])
+    promote_stopped(root, {}, "SYNC_MASTER", False, [])
     with brought_up(root):
         assert ReplicationStateFile(root).read() == (ReplicationState("SYNC_MASTER", ends[2], term=1), "")
 

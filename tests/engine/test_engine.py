@@ -207,6 +207,21 @@ def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_is_recovered
     assert living_kinds(root) == [] and bodies(root) == [b"one", b"two"]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stopped_engine_says_at_once_that_it_is(root, monkeypatch, shared):
+    engine = pyengine.Engine(root, shared=shared, **SMALL)
+    monkeypatch.setattr(session_client.time, "sleep", lambda _: pytest.fail("it waits"))
+    with pytest.raises(EngineUnavailableError, match="is stopped: start"):
+        engine.connect()
+    monkeypatch.undo()
+    with engine, engine.connect() as producer:
+        assert producer.put("T", b"x").ok
+    with pytest.raises(EngineUnavailableError, match="is stopped: start"):
+        engine.connect(timeout_s=3600)
+    with pyengine.Engine(root, **SMALL), engine.connect() as producer:  # another one's
+        assert producer.put("T", b"x").ok
+
+
 def test_without_engine_connect_says_how_to_start_one(root):
     with pytest.raises(EngineUnavailableError, match="does not exist: .*or the path is wrong; `pyengine start .*; waited 0.1 s"):
         pyengine.connect(root, timeout_s=0.1)
@@ -245,8 +260,10 @@ def test_connect_and_consume_wait_for_an_engine_that_is_started_later(root, monk
         with pyengine.Engine(root, **SMALL), connected.result() as producer, consumed.result() as consumer:
             assert producer.put("T", b"x").ok
             assert [message.body for message in consumer.pull(timeout_s=60)] == [b"x"]
-            with pyengine.open_store(root) as store:
-                assert consumer._reader.geometry == store.geometry
+            # Into a second file of the queue: the files of this store have another size than those of a store without settings.
+            assert producer.put_many("T", [b"%d" % number for number in range(310)], queue_id=0).ok
+            got: list[bytes] = []
+            eventually(lambda: got.extend(message.body for message in consumer.pull(timeout_s=1)) or len(got) == 310, "all of them")
 
 
 def test_a_new_producer_is_not_told_to_start_an_engine_that_restarts_by_itself(root):

@@ -213,7 +213,6 @@ def run(tmp_path, code: str) -> str:
     before = """
         import os, signal, sys, time
         from pathlib import Path
-        import pyengine.engine.fork_server as module
         from pyengine.engine.fork_server import ForkServer
         from pyengine.storage.file_system import HeldStore
 
@@ -278,21 +277,14 @@ def test_a_worker_that_the_supervisor_does_not_answer_ends_and_is_waited_for(tmp
         """)
 
 
-def test_a_fork_server_that_was_killed_is_replaced_one_that_ended_by_itself_is_not(tmp_path):
-    run(tmp_path, """
-        module.HEALTHY_AFTER_S = 0.0
-        first = server._pid
-        os.kill(first, signal.SIGKILL)
-        eventually(lambda: server.tick() or server._pid not in (0, first), "another one is there")
-        assert start("--help").wait() == 0
-        second = server._pid
-        server._channel.close()
-        eventually(lambda: server.tick() or server._pid == 0, "it has ended by itself")
-        server.tick()
-        assert server._pid == 0 and start("--help") is None
-        server.close()
-        assert no_children()
-        """)
+def test_a_fork_server_that_has_ended_is_waited_for_and_asked_no_more(tmp_path):
+    for end in ("os.kill(server._pid, signal.SIGKILL)", "server._channel.close()"):
+        run(tmp_path, f"""
+            {end}
+            eventually(lambda: server.tick() or server._pid == 0, "it has ended")
+            assert start("--help") is None and no_children()
+            server.close()
+            """)
 
 
 def test_a_fork_server_that_cannot_fork_leaves_the_start_to_exec(tmp_path):

@@ -16,7 +16,7 @@ from fix_client import submitter
 from pyengine.client.outgoing import RawMessage
 from pyengine.formats.record import BatchMember
 from pyengine.ipc import sessions
-from pyengine.ipc.session_client import _ask
+from pyengine.ipc.session_client import ask
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
 from pyengine.native.failpoints import VARIABLE, Board
@@ -104,8 +104,8 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
         assert (submitter(new).session.slot, native.load(row, "generation")) == (slot, generation)
         with sessions.connect_socket(find_folder(engine.root).path, 5.0) as channel:
             # As a close() that had looked at its session just before the engine was replaced.
-            assert _ask(channel, {"want": "close", "slot": slot, "generation": generation, "epoch": epoch})[0] == {"closed": False}
-            assert "error" in _ask(channel, {"want": "close", "slot": slot, "generation": generation})[0]
+            assert ask(channel, {"want": "close", "slot": slot, "generation": generation, "epoch": epoch})[0] == {"closed": False}
+            assert "error" in ask(channel, {"want": "close", "slot": slot, "generation": generation})[0]
         assert submitter(new).session.is_open
         assert old.put("T", b"of the old producer").ok
         old.close()

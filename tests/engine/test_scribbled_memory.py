@@ -15,12 +15,12 @@ from in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
 from pyengine.errors import EngineError
-from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory, recover_offline
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.control import CONTROL_BYTES, store_position
+from pyengine.native.session import producer_count
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
@@ -159,7 +159,7 @@ def test_an_engine_whose_control_block_is_overwritten_ends_and_loses_nothing(mak
     scribble(find_folder(engine.root).path / "control", 0, bytes(CONTROL_BYTES))
     engine.wait_gone()
     assert "the control block was written over" in engine.log()
-    assert [sessions.producers_attached(semaphore) for semaphore in engine.semaphores] == [None], "no next start could find it"
+    assert [producer_count(semaphore) for semaphore in engine.semaphores] == [None], "no next start could find it"
     recovered(engine, tmp_path / "acked", 100)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import signal
@@ -61,12 +62,10 @@ class User:
             [sys.executable, "-c", USER.format(settings={**SMALL, **settings}), str(root)], text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
 
-    @property
+    @functools.cached_property
     def engine_pid(self):
         """The supervisor's pid, once this process uses the engine."""
-        if not hasattr(self, "_pid"):
-            self._pid = int(self.process.stdout.readline() or self.process.communicate()[1])
-        return self._pid
+        return int(self.process.stdout.readline() or self.process.communicate()[1])
 
     def do(self, command):
         assert self.engine_pid
@@ -211,7 +210,7 @@ def test_a_starter_that_is_killed_while_the_engine_starts_leaves_it_to_the_next(
 
 @pytest.mark.parametrize("kills", [1, embedded.STARTS_MAX])
 def test_a_supervisor_that_is_killed_while_it_starts_is_started_again(root, monkeypatch, kills):
-    spawn, killed = embedded._spawn_supervisor, []
+    spawn, killed = embedded.spawn_supervisor, []
 
     def spawn_and_kill(*arguments, **options):
         process, reading = spawn(*arguments, **options)
@@ -220,7 +219,7 @@ def test_a_supervisor_that_is_killed_while_it_starts_is_started_again(root, monk
             killed.append(process.pid)
         return process, reading
 
-    monkeypatch.setattr(embedded, "_spawn_supervisor", spawn_and_kill)
+    monkeypatch.setattr(embedded, "spawn_supervisor", spawn_and_kill)
     engine = share(root)
     if kills == embedded.STARTS_MAX:
         with pytest.raises(EngineError, match="killed while it started"):
@@ -355,7 +354,7 @@ def test_a_store_that_was_moved_is_not_made_anew(root, make_engine):
     moved = make_engine(name="moved").root
     root.rename(moved)
     eventually(lambda: living_kinds(moved) == [], "the engine has ended")
-    assert shared.state == "stopped" and not shared._shared._has_crashed()
+    assert shared.state == "stopped"
     with pytest.raises(EngineError, match=f"{moved}"):
         shared.stop()
     assert not root.exists()

@@ -21,7 +21,7 @@ from damage import flip
 from fix_engine import EACH_MODE, MODES, SMALL, WORKERS, put_numbers, stored
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
-from pyengine.engine.supervisor import _LatchBridge
+from pyengine.engine.supervisor import LatchBridge
 from pyengine.errors import (
     CorruptionError,
     EngineError,
@@ -714,7 +714,7 @@ def test_the_supervisor_looks_after_its_latch_is_armed(monkeypatch, is_woken):
     latch = LoggedLatch(log, is_woken=is_woken)
     monkeypatch.setattr(os, "eventfd_write", lambda descriptor, number: log.append("look"))
     with selectors.DefaultSelector() as selector:
-        bridge = _LatchBridge(types.SimpleNamespace(latch=lambda kind: latch), selector)
+        bridge = LatchBridge(types.SimpleNamespace(latch=lambda kind: latch), selector)
         eventually(lambda: "look" in log, "it looks")
         bridge.close()
     assert log[:3] == ["arm", "arm", "look"]

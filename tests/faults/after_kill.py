@@ -25,7 +25,7 @@ import json, os, sys
 from pyengine.ipc.crashed_engine_memory import recover_offline
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.log import Cut, intend_cut
+from pyengine.storage.checkpoint import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
 root, acks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
 config = load_config(root)

@@ -98,15 +98,15 @@ class WriteBack(FlushedWatch):
 
     def __init__(self, store: Path, tell: Callable[[bytes], object], rng: random.Random) -> None:
         super().__init__(store, tell)
-        self._store = store
-        self._rng = rng
+        self.store = store
+        self.rng = rng
 
     def look(self) -> None:
         super().look()
         paths = sorted(os.path.join(place, name) for folder in WRITTEN_BACK
-                       for place, _, names in os.walk(self._store / folder) for name in names)
+                       for place, _, names in os.walk(self.store / folder) for name in names)
         if paths:
-            with contextlib.suppress(FileNotFoundError), open(self._rng.choice(paths), "rb") as file:
+            with contextlib.suppress(FileNotFoundError), open(self.rng.choice(paths), "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

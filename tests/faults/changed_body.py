@@ -50,8 +50,8 @@ def change(mode: str, step: str, kind: int, folder: Path) -> None:
     board.arm(step, 1, "stop")
     producer = rig.open_session()
     bodies = [BEFORE, b"z" * 100] if kind == MANY else [BEFORE]
-    first = pack_many(bodies) if kind == MANY else (BEFORE,)
-    sequence = submit(producer, kind, b"T", b"", *first, count=len(bodies))
+    payload = pack_many(bodies) if kind == MANY else BEFORE
+    sequence = submit(producer, kind, b"T", b"", payload, count=len(bodies))
     pid = writer_process(rig, board)
     try:
         _, status = os.waitpid(pid, os.WUNTRACED)

@@ -286,28 +286,28 @@ class Judge:
         self.folders = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir())
         self.truth = read_all(root)
         self.geometry = load_config(root, environ={}).geometry
-        self._tree = scratch / "tree"
-        self._stale = True
+        self.tree = scratch / "tree"
+        self.stale = True
 
     def fresh(self) -> Path:
         """An undamaged copy."""
-        shutil.rmtree(self._tree, ignore_errors=True)
+        shutil.rmtree(self.tree, ignore_errors=True)
         for folder in ("", *self.folders):
-            (self._tree / folder).mkdir(parents=True, exist_ok=True)
+            (self.tree / folder).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
-            (self._tree / name).write_bytes(content)
-        return self._tree
+            (self.tree / name).write_bytes(content)
+        return self.tree
 
     def __call__(self, damage: Damage) -> str | None:
         """None, or what did not hold."""
         root = self.fresh()
         damage.apply(root)
-        told, complaint = self._look(root)
+        told, complaint = self.look(root)
         if complaint:
             return complaint
-        return self._recover(root, told)
+        return self.recover(root, told)
 
-    def _look(self, root: Path) -> tuple[list[str], str | None]:
+    def look(self, root: Path) -> tuple[list[str], str | None]:
         """(what is told about it, what is wrong)."""
         told = []
         try:
@@ -330,7 +330,7 @@ class Judge:
         wrong = differences(self.truth, seen)
         return told, None if told or not wrong else f"nothing is told, but {'; '.join(wrong[:3])}"
 
-    def _recover(self, root: Path, told: Sequence[str]) -> str | None:
+    def recover(self, root: Path, told: Sequence[str]) -> str | None:
         try:
             geometry = load_config(root, environ={}).geometry
             report = recover(MessageStore(root, geometry))
@@ -345,7 +345,7 @@ class Judge:
         if wrong and report.exit_code is ExitCode.OK and not report.notes and not told:
             return f"recovery said OK and nothing was told, but {'; '.join(wrong[:3])}"
         gone = [text for text in wrong if "missing" in text]
-        if gone and report.exit_code is ExitCode.OK and not report.notes and not report.quarantined and not self._is_told_after(root):
+        if gone and report.exit_code is ExitCode.OK and not report.notes and not report.quarantined and not self.is_told_after(root):
             return f"cut without a word ({report.sentence}): {'; '.join(gone[:3])}"
         try:
             again = recover(MessageStore(root, geometry))
@@ -355,7 +355,7 @@ class Judge:
             return f"a second recovery came to {again.state} {again.end_offset}, the first to {report.end_offset}"
         return None
 
-    def _is_told_after(self, root: Path) -> bool:
+    def is_told_after(self, root: Path) -> bool:
         return any(finding.severity != "info" for finding in check(MessageStore(root, self.geometry)).findings)
 
 

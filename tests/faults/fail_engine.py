@@ -97,27 +97,27 @@ class Traffic:
     """One producer and one reader of the engine; both come back after whatever happens to them."""
 
     def __init__(self, root: Path, rng: random.Random, late_share: float = 0.1) -> None:
-        self._root = root
-        self._late_share = late_share
-        self._rng = rng
-        self._producer: pyengine.Producer | None = None
-        self._sequence = 0
+        self.root = root
+        self.late_share = late_share
+        self.rng = rng
+        self.producer: pyengine.Producer | None = None
+        self.sequence = 0
         self.acked: list[dict] = []
         self.late: set[int] = set()
         self.last = ""
 
     def put(self) -> bool:
         """One put of any size, now and then a delayed one or many at once; whether it was acknowledged. `last` tells the rest."""
-        if self._rng.random() < MANY_SHARE:
-            return self._put_many()
-        self._sequence += 1
-        body = make_body("d", self._sequence, self._rng.randbytes(self._rng.randrange(1500)))
-        late = self._rng.random() < self._late_share
-        topic, queue_id = LATE_TOPIC if late else self._rng.choice(TOPICS), self._rng.randrange(2)
+        if self.rng.random() < MANY_SHARE:
+            return self.put_many()
+        self.sequence += 1
+        body = make_body("d", self.sequence, self.rng.randbytes(self.rng.randrange(1500)))
+        late = self.rng.random() < self.late_share
+        topic, queue_id = LATE_TOPIC if late else self.rng.choice(TOPICS), self.rng.randrange(2)
         try:
-            if self._producer is None:
-                self._producer = pyengine.connect(self._root, timeout_s=2.0, refusals="return")
-            result = self._producer.put(topic, body, queue_id=queue_id, keys=f"k{self._sequence}",
+            if self.producer is None:
+                self.producer = pyengine.connect(self.root, timeout_s=2.0, refusals="return")
+            result = self.producer.put(topic, body, queue_id=queue_id, keys=f"k{self.sequence}",
                                         **({"delay_level": 1} if late else {}))
         except EngineError as error:
             self.last = f"{type(error).__name__}: {error}"
@@ -125,23 +125,23 @@ class Traffic:
             return False
         self.last = f"{result.status.name}: {result.reason}"
         if result.status is PutStatus.PUT_OK and late:
-            self.late.add(self._sequence)
+            self.late.add(self.sequence)
         elif result.status is PutStatus.PUT_OK:
             self.acked.append({"topic": topic, "queue_id": queue_id, "queue_offset": result.queue_offset,
                                "physical_offset": result.physical_offset, "body_sha256": sha256(body).hexdigest()})
         return result.status is PutStatus.PUT_OK
 
-    def _put_many(self) -> bool:
+    def put_many(self) -> bool:
         """As many bytes as a writer gathers in async mode, or fewer."""
         bodies = []
-        for _ in range(self._rng.randrange(2, 45)):
-            self._sequence += 1
-            bodies.append(make_body("d", self._sequence, self._rng.randbytes(self._rng.randrange(1500))))
-        topic, queue_id = self._rng.choice(TOPICS), self._rng.randrange(2)
+        for _ in range(self.rng.randrange(2, 45)):
+            self.sequence += 1
+            bodies.append(make_body("d", self.sequence, self.rng.randbytes(self.rng.randrange(1500))))
+        topic, queue_id = self.rng.choice(TOPICS), self.rng.randrange(2)
         try:
-            if self._producer is None:
-                self._producer = pyengine.connect(self._root, timeout_s=2.0, refusals="return")
-            result = self._producer.put_many(topic, bodies, queue_id=queue_id)
+            if self.producer is None:
+                self.producer = pyengine.connect(self.root, timeout_s=2.0, refusals="return")
+            result = self.producer.put_many(topic, bodies, queue_id=queue_id)
         except EngineError as error:
             self.last = f"{type(error).__name__}: {error}"
             self.close()
@@ -156,14 +156,14 @@ class Traffic:
 
     def read(self) -> None:
         """Reads some messages of each queue as a consumer would."""
-        with pyengine.open_store(self._root) as reader:
+        with pyengine.open_store(self.root) as reader:
             for topic, queue_ids in reader.topics().items():
                 for queue_id in queue_ids:
                     low, high = reader.queue_range(topic, queue_id)
-                    reader.get_message(topic, queue_id, self._rng.randint(low, max(low, high)), max_messages=8)
+                    reader.get_message(topic, queue_id, self.rng.randint(low, max(low, high)), max_messages=8)
 
     def close(self) -> None:
-        producer, self._producer = self._producer, None
+        producer, self.producer = self.producer, None
         if producer is not None:
             producer.close()
 

@@ -44,7 +44,7 @@
 #define DISK 2
 #define ACKS 3
 #define FAIL 4
-#define TEXT_BYTES_MAX 64
+#define TEXT_BYTES_MAX 32768
 
 static int device, journal;
 static uint8_t *image;

@@ -131,19 +131,19 @@ class BlockDisk(Disk):
 
     def __init__(self, kind: FileSystem, base: bytes) -> None:
         super().__init__()
-        self._kind = kind
+        self.kind = kind
         zeros = bytes(BLOCK_BYTES)
-        self._used = {at for at in range(0, len(base), BLOCK_BYTES) if base[at : at + BLOCK_BYTES] != zeros}
+        self.used = {at for at in range(0, len(base), BLOCK_BYTES) if base[at : at + BLOCK_BYTES] != zeros}
         super().feed(Record("F", INODE, 0, b"", b""))
-        self._file = self.files[INODE]
-        self._file.safe[:] = base
+        self.file = self.files[INODE]
+        self.file.safe[:] = base
 
     def feed(self, record: Record) -> None:
         if record.kind == "F":  # there before anything was fed
             return
         super().feed(record)
         if record.kind == "W":
-            self._used.update(range(record.number - record.number % BLOCK_BYTES, record.number + len(record.a), BLOCK_BYTES))
+            self.used.update(range(record.number - record.number % BLOCK_BYTES, record.number + len(record.a), BLOCK_BYTES))
 
     @contextmanager
     def state(self, rng: random.Random, folder: Path) -> Iterator[Path]:
@@ -151,7 +151,7 @@ class BlockDisk(Disk):
         image = os.memfd_create(IMAGE_NAME.format(os.getpid()))
         try:
             self.write(image, rng)
-            with mount(image, folder, self._kind.name):
+            with mount(image, folder, self.kind.name):
                 yield folder / STORE
         except MountError as error:
             raise UnmountableError(f"the file system does not come up: {error}") from None
@@ -160,10 +160,10 @@ class BlockDisk(Disk):
 
     def write(self, image: int, rng: random.Random) -> None:
         """Makes an empty file the disk as a cut now could leave it."""
-        os.ftruncate(image, len(self._file.safe))
-        for at in self._used:
-            os.pwrite(image, self._file.safe[at : at + BLOCK_BYTES], at)
-        for _, at, data in some(_pieces(self._file.pending, rng), rng):
+        os.ftruncate(image, len(self.file.safe))
+        for at in self.used:
+            os.pwrite(image, self.file.safe[at : at + BLOCK_BYTES], at)
+        for _, at, data in some(_pieces(self.file.pending, rng), rng):
             os.pwrite(image, data, at)
 
 

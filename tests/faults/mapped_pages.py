@@ -21,21 +21,21 @@ class PageWatch(FlushedWatch):
     """Watches the store of a running engine from its beginning to its end: a context manager."""
 
     def __init__(self, store: Path, journal: Path, folders: Sequence[str]) -> None:
-        super().__init__(store, lambda line: append_record(self._descriptor, Record("A", 0, 0, line, b"")))
-        self._folders = [store / folder for folder in folders]
-        self._descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._pages: dict[tuple[str, int], dict[int, bytes]] = {}
+        super().__init__(store, lambda line: append_record(self.descriptor, Record("A", 0, 0, line, b"")))
+        self.folders = [store / folder for folder in folders]
+        self.descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self.pages: dict[tuple[str, int], dict[int, bytes]] = {}
 
     def __exit__(self, *_: object) -> None:
         try:
             super().__exit__()
         finally:
-            os.close(self._descriptor)
+            os.close(self.descriptor)
 
     def close(self) -> None:
         """Instead of a run: of a store whose engine is gone."""
-        self._engine.close()
-        os.close(self._descriptor)
+        self.engine.close()
+        os.close(self.descriptor)
 
     def look(self) -> None:
         """Once over everything."""
@@ -44,23 +44,23 @@ class PageWatch(FlushedWatch):
 
     def look_at_all(self) -> None:
         """Every page that has changed."""
-        for folder in self._folders:
+        for folder in self.folders:
             if folder.is_dir():
                 for path in sorted(folder.iterdir()):
-                    self._look_at(path)
+                    self.look_at(path)
 
-    def _look_at(self, path: Path) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # a sync that begins now waits: what it finds is newer
+    def look_at(self, path: Path) -> None:
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)  # a sync that begins now waits: what it finds is newer
         try:
             with open(path, "rb") as file:
                 inode, content = os.fstat(file.fileno()).st_ino, file.read()
-                known = self._pages.setdefault((path.name, inode), {})
+                known = self.pages.setdefault((path.name, inode), {})
                 for at in range(0, len(content), PAGE_BYTES):
                     page = content[at : at + PAGE_BYTES]
                     if page != known.get(at, bytes(len(page))):
                         known[at] = page
-                        append_record(self._descriptor, Record("W", inode, at, page, b""))  # open still: no other file has the inode
+                        append_record(self.descriptor, Record("W", inode, at, page, b""))  # open still: no other file has the inode
         except FileNotFoundError:
             pass
         finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)

@@ -134,49 +134,49 @@ class Disk:
     def __init__(self) -> None:
         self.files: dict[int, _File] = {}  # by life; without those that no name can lead to any more
         self.names: dict[str, int] = {}    # path -> life, or FOLDER
-        self._lives: dict[int, int] = {}   # inode -> the life that it has now
+        self.lives: dict[int, int] = {}   # inode -> the life that it has now
         self.pending_names: list[_NameChange] = []
         self.acks: list[bytes] = []
-        self._begun: dict[tuple[int, int], tuple[int, int]] = {}
-        self._births = 0
-        self._now = 0
+        self.begun: dict[tuple[int, int], tuple[int, int]] = {}
+        self.births = 0
+        self.now = 0
 
     def feed(self, record: Record) -> None:
         kind, inode, number, a, b = record
-        now = self._now
-        self._now += 1
+        now = self.now
+        self.now += 1
         if kind in "WS":
-            file = self.files.get(self._lives[inode])
+            file = self.files.get(self.lives[inode])
             if file is not None:
                 file.pending.append((now, number, a if kind == "W" else None))
         elif kind == "F":
-            self._births += 1
-            self._lives[inode] = self._births
-            self.files[self._births] = _File()
+            self.births += 1
+            self.lives[inode] = self.births
+            self.files[self.births] = _File()
         elif kind in "NMUR":
-            life = self._lives[inode] if kind == "N" else self._lives.get(inode, FOLDER) if kind == "R" else FOLDER
+            life = self.lives[inode] if kind == "N" else self.lives.get(inode, FOLDER) if kind == "R" else FOLDER
             self.pending_names.append(_NameChange(now, kind, a.decode(), life, b.decode()))
         elif kind == "b":
-            self._begun[inode, number] = now, self._lives.get(inode, FOLDER)
+            self.begun[inode, number] = now, self.lives.get(inode, FOLDER)
         elif kind == "e":
-            self._synced(*self._begun.pop((inode, number)), a.decode())
+            self.synced(*self.begun.pop((inode, number)), a.decode())
         elif kind == "y":
-            self._begun[inode, number] = now, FOLDER
+            self.begun[inode, number] = now, FOLDER
         elif kind == "Y":
-            begun, _ = self._begun.pop((inode, number))
+            begun, _ = self.begun.pop((inode, number))
             for file in self.files.values():
                 file.keep_before(begun)
-            self._names_synced(begun)
+            self.names_synced(begun)
         elif kind == "A":
             self.acks.append(a)
 
-    def _synced(self, begun: int, life: int, folder: str) -> None:
+    def synced(self, begun: int, life: int, folder: str) -> None:
         if folder:
-            self._names_synced(begun, folder)
+            self.names_synced(begun, folder)
         elif life in self.files:
             self.files[life].keep_before(begun)
 
-    def _names_synced(self, begun: int, folder: str | None = None) -> None:
+    def names_synced(self, begun: int, folder: str | None = None) -> None:
         """Of this folder, or of all."""
         before = set(self.names.values())
         left = []
@@ -187,7 +187,7 @@ class Disk:
                 left.append(change)
         self.pending_names = left
         # A process that was killed between a rename and its record leaves a file that has a name here only by its next record.
-        for life in before.difference(self.names.values(), (change.life for change in left), self._lives.values(), (FOLDER,)):
+        for life in before.difference(self.names.values(), (change.life for change in left), self.lives.values(), (FOLDER,)):
             self.files.pop(life, None)
 
     @property

@@ -12,26 +12,21 @@ import signal
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from faults.writer_failpoints import Case
 from fix_writer_rig import answer_of, submit
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
-from pyengine.ipc.cleaning import holders, reap_dead
-from pyengine.ipc.heartbeat import process_start_ms
-from pyengine.native import cleaning as cleaning_native
 from pyengine.native import control as control_native
 from pyengine.native import writer as writer_native
-from pyengine.native.failpoints import FAILPOINTS, Board
+from pyengine.native.failpoints import Board
 from pyengine.native.session import PUT
 from pyengine.native.writer import copy_queue_table, format_queue_table, get_queue_offset, queue_table_bytes, view_queue_table
 from pyengine.results import PutStatus
 
 STATUS = 5  # in a completion
 LIGHT_QUEUE = "%LMQ%u"
-HOLDS = ("hold_owned", "hold_stored", "hold_emptied", "dead_hold_emptied")
 FREEZES = ("freeze_claimed", "freeze_numbered", "freeze_reasoned", "freeze_stated", "freeze_complete")
 
 
@@ -130,38 +125,6 @@ def killed_in_freeze(name: str, folder: Path, board: Board) -> bool:
         case.rig.close()
 
 
-def killed_over_a_hold(name: str, board: Board) -> bool:
-    """A reader that takes or gives back a hold, or the cleaner after a dead one: nothing is held afterwards."""
-    memory = mmap.mmap(-1, cleaning_native.CLEANING_BYTES)
-    block = cleaning_native.view(memory)
-    cleaning_native.format_cleaning(block, 1)
-
-    def hold_and_release() -> None:
-        owner = cleaning_native.owner_mark(os.getpid(), process_start_ms(os.getpid()))
-        slot = cleaning_native.take(block, owner, 4096)
-        if name != "dead_hold_emptied":
-            cleaning_native.release(block, slot, owner)
-
-    def ends_as(process: str, work: Callable[[], object]) -> bool:
-        pid = os.fork()
-        if pid == 0:
-            board.use(process)
-            work()
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and board.struck_pid == pid
-
-    board.arm(name, 1, "kill", FAILPOINTS[name].process)
-    struck = ends_as("reader", hold_and_release)
-    if name == "dead_hold_emptied":
-        struck = ends_as("cleaner", lambda: holders(block, 8192))
-    board.disarm()
-    assert holders(block, 1 << 40) == []
-    reap_dead(block)
-    assert all(block.holds[slot].owner == 0 for slot in range(cleaning_native.HOLDS_MAX))
-    return struck
-
-
 def main() -> int:
     struck: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -181,7 +144,6 @@ def main() -> int:
         ):
             struck += [name] * kind("async", folder(name), board).run(arms)
         struck += [name for name in FREEZES if killed_in_freeze(name, folder(name), board)]
-        struck += [name for name in HOLDS if killed_over_a_hold(name, board)]
     print(json.dumps(struck))
     return 0
 

@@ -10,11 +10,11 @@ import subprocess
 import pytest
 
 import pyengine
+from crash.steps import FAILPOINTS
 from fix_cli import command_line, environment, run
 from pyengine.client.backup import backup_store, check_backup, restore_store
 from pyengine.errors import StoreRefusedError
 from pyengine.ipc.store_lock import require_startable
-from pyengine.native.failpoints import FAILPOINTS
 from pyengine.storage.backup_files import Folder, read_manifest
 from pyengine.storage.log_holds import read_log_holds
 from waiting import scaled_timeout_s

@@ -73,12 +73,12 @@ class Sampled(Iterable[Damage]):
     """The same damages whenever it is gone through: those of the `total` whose numbers `choose` returns."""
 
     def __init__(self, judge: Judge, sort: str, seed: str, choose: Callable[[range], Collection[int]]) -> None:
-        self._make = lambda: SORTS[sort](judge, random.Random(seed))
-        self.total = sum(1 for _ in self._make())
-        self._chosen = frozenset(choose(range(self.total)))
+        self.make = lambda: SORTS[sort](judge, random.Random(seed))
+        self.total = sum(1 for _ in self.make())
+        self.chosen = frozenset(choose(range(self.total)))
 
     def __iter__(self) -> Iterator[Damage]:
-        return (damage for number, damage in enumerate(self._make()) if number in self._chosen)
+        return (damage for number, damage in enumerate(self.make()) if number in self.chosen)
 
 
 def none_bad(outcome: Outcome) -> None:

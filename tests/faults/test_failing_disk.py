@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -23,10 +24,13 @@ from faults.mounts import mount, with_own_mounts
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.torture import kill_engine, remove_memory
 from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.engine_config import MODES
 from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.storage.checkpoint import read_sync_failure
+from pyengine.storage.mapped_file import used_end
 from waiting import eventually, scaled_timeout_s
 
 pytestmark = pytest.mark.block
@@ -34,9 +38,12 @@ pytestmark = pytest.mark.block
 GOOD, BAD = b"reaches the disk ", b"never reaches the disk "
 MESSAGES = 40
 BODY_BYTES = 1500
+ZEROS_BYTES = 32768  # more than metadata have in a row
 SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 1000 * CQ_ENTRY_BYTES,
             "max_hash_slot_num": 100, "max_index_num": 400, "flush_interval_commit_log_ms": 20,
             "flush_interval_consume_queue_ms": 20}
+# So that the messages that fail go beyond them, and more zeros with them.
+FEW_ZEROS = {"zero_ahead_bytes": 16384, "sync_flush_timeout_ms": 500}
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +59,11 @@ def put_all(root: Path, text: bytes) -> None:
 
 def read_all(reader: LiveStoreReader) -> int:
     """How many messages can be read, all of them through the reader's mapping."""
-    at = 0
+    at = count = 0
     while found := reader.get_message("T", 0, at, level="committed").messages:
-        at += len(found)
-    return at
+        at = found[-1].queue_offset + 1
+        count += len(found)
+    return count
 
 
 def worker(root: Path, kind: str) -> dict:
@@ -80,11 +88,11 @@ def messages_on_the_disk(disk: LoggedDisk, scratch: Path) -> int:
 
 
 @contextlib.contextmanager
-def failing(program: Path, otherwise: Path):
+def failing(program: Path, otherwise: Path, **settings: object):
     """(disk, scratch folder) of an engine whose messages are flushed and whose disk fails writes from here on; killed and removed after."""
     with memory_folder(otherwise) as scratch, logged_disk(program, scratch) as disk:
         root = disk.store
-        start_engine(root, SETTINGS | {"shm_directory": str(scratch)})
+        start_engine(root, SETTINGS | settings | {"shm_directory": str(scratch)})
         try:
             put_all(root, GOOD)
             eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
@@ -95,9 +103,13 @@ def failing(program: Path, otherwise: Path):
             remove_memory(root)
 
 
-def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dict:
-    """The counts of what was readable, with a reader that has the log mapped from before the failure on."""
-    with failing(program, otherwise) as (disk, scratch):
+def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool, mode: str) -> dict:
+    """The counts of what was readable, with a reader that has the log mapped from before the failure on.
+
+    More messages are put when the store is recovered: `on_disk` counts them too.
+    """
+    settings = MODES[mode] | FEW_ZEROS
+    with failing(program, otherwise, **settings) as (disk, scratch):
         root = disk.store
         with pyengine.open_store(root) as reader:
             eventually(lambda: read_all(reader) == MESSAGES, "all is dispatched")
@@ -112,26 +124,41 @@ def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dic
             disk.fail_writes_with(NO_WRITES)
             second, report = recover(root)
             readable = read_all(reader)
+            start_engine(root, SETTINGS | settings | {"shm_directory": str(scratch)})
+            put_all(root, GOOD)
+            assert stop_engine(root)
         return {"flushed": failure.flushed, "frozen": is_frozen, "first": first, "second": second,
                 "kept": report["messages"], "readable": readable, "on_disk": messages_on_the_disk(disk, scratch),
                 "still_noted": read_sync_failure(root) is not None}
 
 
-def lose_who_saw_it_fail(program: Path, otherwise: Path, seen_by: str) -> int:
+def store_zeros_that_fail(disk: LoggedDisk) -> None:
+    """Store zeros into the pages after the log's end, as the writer does ahead of it, where no write reaches the disk."""
+    path = StorePaths(disk.store).commit_log_segment(0)
+    disk.fail_writes_with(bytes(ZEROS_BYTES))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        for at in range(used_end(path) + mmap.PAGESIZE, len(memory), mmap.PAGESIZE):
+            memory[at] = 0
+
+
+def lose_who_saw_it_fail(program: Path, otherwise: Path, seen_by: str, mode: str, fails_on: str) -> int:
     """How many messages are on the disk, which works again, after flusher and writer died between a failed sync and its note.
 
-    `seen_by`: whose sync failed, the flusher's or the writer's for a new flusher. The other one is killed first, and its
-    successor opens the log when the kernel has told of the failure.
+    `seen_by`: whose sync failed, the flusher's or the writer's for a new flusher; `fails_on`: of messages, or of zeros alone. The other
+    one is killed first, and its successor opens the log when the kernel has told of the failure. More messages are put after that.
     """
     board = Board(otherwise / "board")
     os.environ[VARIABLE] = str(board.path)
-    with failing(program, otherwise) as (disk, scratch):
+    with failing(program, otherwise, **MODES[mode], **FEW_ZEROS) as (disk, scratch):
         root = disk.store
         board.arm("sync_failed", action="stop", process=seen_by)
         flusher = worker(root, "flusher")["pid"]
         if seen_by == "writer":
             os.kill(flusher, signal.SIGSTOP)
-        put_all(root, BAD)
+        if fails_on == "messages":
+            put_all(root, BAD)
+        else:
+            store_zeros_that_fail(disk)
         if seen_by == "writer":
             os.kill(flusher, signal.SIGKILL)
         struck = eventually(lambda: board.struck_pid, "a sync has failed")
@@ -142,19 +169,24 @@ def lose_who_saw_it_fail(program: Path, otherwise: Path, seen_by: str) -> int:
         eventually(lambda: worker(root, other)["pid"] != pid and worker(root, other)["state"] == "ready", f"the next {other} is there")
         os.kill(struck, signal.SIGKILL)
         eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
+        put_all(root, GOOD)
         assert stop_engine(root)
         return messages_on_the_disk(disk, scratch)
 
 
-@pytest.mark.parametrize("seen_by", ["flusher", "writer"])
-def test_flushed_messages_are_on_the_disk_after_flusher_and_writer_died_at_a_failed_sync(program, tmp_path, seen_by):
-    assert with_own_mounts(lose_who_saw_it_fail, program, tmp_path, seen_by) == 2 * MESSAGES
+@pytest.mark.parametrize("seen_by, mode, fails_on", [
+    ("flusher", "async", "messages"), ("writer", "async", "messages"), ("flusher", "sync", "messages"), ("writer", "sync", "zeros")])
+def test_flushed_messages_are_on_the_disk_after_flusher_and_writer_died_at_a_failed_sync(program, tmp_path, seen_by, mode, fails_on):
+    """Also those in blocks that had only zeros when they could not be written (sync), or when all messages were flushed (zeros)."""
+    count = with_own_mounts(lose_who_saw_it_fail, program, tmp_path, seen_by, mode, fails_on)
+    assert count == (3 if fails_on == "messages" else 2) * MESSAGES
 
 
-@pytest.mark.parametrize("memory_stays", [True, False])
-def test_records_kept_by_recovery_after_a_failed_sync_are_on_disk_though_a_reader_maps_them(program, tmp_path, memory_stays):
-    found = with_own_mounts(fail_then_recover, program, tmp_path, memory_stays)
+@pytest.mark.parametrize("memory_stays, mode", [(True, "async"), (False, "sync")])
+def test_records_kept_by_recovery_after_a_failed_sync_and_later_ones_are_on_disk_though_a_reader_maps_them(
+        program, tmp_path, memory_stays, mode):
+    found = with_own_mounts(fail_then_recover, program, tmp_path, memory_stays, mode)
     print(found)
     assert found["frozen"] and found["flushed"]
     assert (found["first"], found["second"], found["still_noted"]) == (1, 0, False)
-    assert MESSAGES <= found["kept"] == found["readable"] == found["on_disk"]
+    assert MESSAGES <= found["kept"] == found["readable"] == found["on_disk"] - MESSAGES

@@ -12,8 +12,8 @@ import pytest
 from crash import failpoints
 from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, points_of, ways_of
 from crash.failpoints import main
+from crash.steps import FAILPOINTS, OWN, PUTS, START, STOP
 from faults.mutants import environment
-from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START, STOP
 from waiting import scaled_timeout_s
 
 IN_LIFE = ("tail_record_encoded", "index_slot_written")
@@ -60,10 +60,10 @@ class Named:
     """A run that notes the steps it is to go through."""
 
     def __init__(self, names: list[str]) -> None:
-        self._names = names
+        self.names = names
 
     def go_through(self, points, ways, nth) -> None:
-        self._names += [point.name for point in points]
+        self.names += [point.name for point in points]
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "1/0", "a/b"])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from crash.steps import FAILPOINTS
 from pyengine.errors import ExitCode
 from pyengine.ipc.shared_objects import engine_run_path, note_run
-from pyengine.native.failpoints import FAILPOINTS
 from pyengine.storage.checkpoint import create_abort_file, read_sync_failure, read_watermark
 from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.durable_writes import create_file, sweep_unfinished, write_config

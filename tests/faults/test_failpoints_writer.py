@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from crash.steps import FAILPOINTS
 from faults.mutants import FORGETS_UNDO, Mutant, environment
-from pyengine.native.failpoints import FAILPOINTS
 
 TESTS = Path(__file__).parents[1]
 RARE = {"light_queue_advanced", "session_accused", "session_closed", "queue_table_copying", "freeze_claimed", "freeze_numbered",
-        "freeze_reasoned", "freeze_stated", "freeze_complete", "hold_owned", "hold_stored", "hold_emptied", "dead_hold_emptied"}
+        "freeze_reasoned", "freeze_stated", "freeze_complete"}
 ALWAYS = {"pass_record_appended", "commit_slot_filled", "commit_point", "rollback_undo_closed", "record_head_encoded"}
 
 

@@ -40,7 +40,7 @@ from fix_log import SMALL, UUID
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.storage import durable_writes
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.log import Cut, intend_cut
+from pyengine.storage.checkpoint import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 root, acks, pattern, case = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), Path(sys.argv[3]), json.loads(sys.argv[4])

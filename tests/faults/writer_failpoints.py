@@ -20,11 +20,12 @@ import time
 import traceback
 from pathlib import Path
 
+from crash.steps import FAILPOINTS, PUTS, Failpoint
 from fix_writer_rig import WriterRig, submit
 from native.test_writer_kill import PRODUCERS, QUEUES, SLOTS, producer_sequence, verify
 from pyengine.native import control as control_native
 from pyengine.native import writer as writer_native
-from pyengine.native.failpoints import FAILPOINTS, PUTS, Board, Failpoint
+from pyengine.native.failpoints import Board
 from pyengine.native.session import MANY, PUT, pack_many
 from waiting import scaled_timeout_s
 
@@ -99,7 +100,7 @@ class Case:
             bodies = [struct.pack("<qq", number, self.sent[number] + n) + bytes(60 * k) for n in range(9 if k == 1 else 1)]
             where = {"queue_id": (wave + k) % QUEUES}
             if k == 1:
-                submit(producer, MANY, topic, b"TAGS\x01m", *pack_many(bodies), count=len(bodies), **where)
+                submit(producer, MANY, topic, b"TAGS\x01m", pack_many(bodies), count=len(bodies), **where)
             else:
                 submit(producer, PUT, topic, self.properties, bodies[0], **where)
             self.sent[number] += len(bodies)

@@ -44,17 +44,26 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("sql", MATCHES)
+OF_5_MATCHES = ["region CONTAINS 'u'", "note contains 't''s'", "region STARTSWITH 'e' AND region ENDSWITH 'u'", "region NOT CONTAINS 'us'",
+                "region NOT STARTSWITH 'u'", "NOT (region ENDSWITH 'e')", "contains IS NULL", "NOT (nosuch CONTAINS 'a')"]
+OF_5_DOES_NOT_MATCH = ["region CONTAINS 'us'", "region NOT CONTAINS 'u'", "nosuch CONTAINS 'a'", "nosuch NOT CONTAINS 'a'",
+                       "region CONTAINS ''", "region NOT ENDSWITH ''", "5 CONTAINS '5'"]
+
+
+@pytest.mark.parametrize("sql", MATCHES + OF_5_MATCHES)
 def test_a_condition_that_is_true_matches(sql):
     assert SqlFilter(sql).matches(ORDER)
 
 
-@pytest.mark.parametrize("sql", DOES_NOT_MATCH)
+@pytest.mark.parametrize("sql", DOES_NOT_MATCH + OF_5_DOES_NOT_MATCH)
 def test_false_unknown_and_incomparable_conditions_do_not_match(sql):
     assert not SqlFilter(sql).matches(ORDER)
 
 
-@pytest.mark.parametrize(("sql", "problem"), REFUSED.items(), ids=range(len(REFUSED)))
+OF_5_REFUSED = dict.fromkeys(("region CONTAINS region", "region STARTSWITH"), "a text in single quotes is expected")
+
+
+@pytest.mark.parametrize(("sql", "problem"), [*REFUSED.items(), *OF_5_REFUSED.items()], ids=range(len(REFUSED) + len(OF_5_REFUSED)))
 def test_a_text_that_is_no_condition_is_refused_with_its_place(sql, problem):
     with pytest.raises(UsageError) as refused:
         SqlFilter(sql)

@@ -36,6 +36,7 @@ from pyengine.events import LINES_MAX
 from pyengine.gateway import acl_file, codes
 from pyengine.gateway.access import AccessList
 from pyengine.gateway.acl_file import AccessError, Addresses
+from pyengine.gateway.connections import RequestRefusedError
 from pyengine.gateway.wire import BINARY_FORM, Frame
 from pyengine.ipc.shared_objects import GATEWAY_SOCKET, find_folder
 from waiting import eventually
@@ -597,7 +598,9 @@ def test_changes_at_the_name_server_need_an_admin_and_routes_no_key(guarded):
 def test_a_refusal_is_logged_and_its_handler_is_not_called(access):
     connection = SimpleNamespace(host=HOST, is_secure=False, is_local=False)
     said, asked = [], SimpleNamespace(frame=Frame(10, {"AccessKey": "user-key"}), connection=connection)
-    answer = access.guard(pytest.fail, lambda *told: said.append(told))(asked)
+    with pytest.raises(RequestRefusedError) as refused:
+        access.guard(pytest.fail, lambda *told: said.append(told))(asked)
+    answer = refused.value.answer
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + "Check signature failed for accessKey=user-key")
     assert said == [(HOST, "request 10 is refused: Check signature failed for accessKey=user-key")]
 

@@ -246,8 +246,8 @@ def test_a_connection_with_too_many_unread_answers_is_closed():
         async with asyncio.timeout(scaled_timeout_s(30)):
             while len(rig.kept) < 30:
                 await asyncio.sleep(0.001)
-        for request in rig.kept:
-            request.reply(Answer(body=bytes(1 << 20)))
+        taken = [request.reply(Answer(body=bytes(1 << 20))) for request in rig.kept]
+        assert taken[:8] == [True] * 8 and not taken[-1] and taken == sorted(taken, reverse=True), "those of a closed one are not sent"
         assert any("does not read" in text for text in rig.said)
         async with asyncio.timeout(scaled_timeout_s(30)):
             while rig.connections.open:
@@ -330,6 +330,28 @@ def test_many_connections_with_many_requests_do_not_hold_up_one_with_few():
     run({}, steps)
 
 
+def test_a_connection_waits_for_one_turn_however_many_frames_it_has(monkeypatch):
+    waited = []
+
+    def add(turns: Turns[None], connection: Connection, item: None, add=Turns.add) -> None:
+        waited.append(connection in turns)
+        add(turns, connection, item)
+
+    monkeypatch.setattr(Turns, "add", add)
+
+    async def steps(rig: Rig) -> None:
+        peers = [await rig.connect() for _ in range(3)]
+        for peer in peers:
+            for _ in range(100):
+                peer.send(BUSY)
+        for peer in peers:
+            for _ in range(100):
+                await peer.receive()
+
+    run({}, steps)
+    assert waited and not any(waited)
+
+
 def test_a_turn_goes_to_the_host_and_the_connection_that_have_used_least():
     def connection(host: str) -> Connection:
         made = Connection(Connections(Limits(), lambda host, text: None), {})
@@ -345,10 +367,14 @@ def test_a_turn_goes_to_the_host_and_the_connection_that_have_used_least():
         turns.charge(each, 1.0)
         turns.add(each, item)
     one, far = connection("a"), connection("b")
-    assert one not in turns and turns.add(one, "one") == "one" and turns.add(one, "again") == "one" and one in turns
+    assert one not in turns
+    turns.add(one, "one")
+    turns.add(one, "again")
+    assert one in turns
     turns.add(far, "far")
     assert turns.take() == (far, "far"), "its host has used nothing"
     assert turns.take() == (one, "one"), "it has used nothing"
+    assert turns.take() == (one, "again") and one not in turns, "its items come in order, each in a turn of its own"
     order = []
     turns.add(far, "far")
     for _ in range(100):
@@ -480,7 +506,7 @@ def test_a_request_to_a_client_that_does_not_answer_ends():
         with pytest.raises(ConnectionError, match="gateway_memory_max_bytes"):
             await connection.invoke(77, {}, b"it would be closed for what another asks of it")
         rig.connections.held_bytes -= 1 << 40
-        limits = connection._limits
+        limits = Limits()
         while connection._transport.get_write_buffer_size() <= limits.connection_bytes_max // 4:
             connection.invoke_oneway(78, {}, bytes(1 << 20))
         with pytest.raises(ConnectionError, match="does not read"):

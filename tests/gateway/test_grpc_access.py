@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import re
 import socket
 import subprocess
 import sys
@@ -13,10 +15,14 @@ import pytest
 import trustme
 
 from crash.replicas import free_port
-from fix_gateway import put_certificate, put_private
+from fix_gateway import put_certificate, put_private, send_fields
 from grpc_caller import V2, Caller, Relay, duration, message, start_grpc
 from pyengine.engine_config import EngineConfig
-from waiting import eventually
+from pyengine.gateway import codes
+from pyengine.gateway.connections import Limits
+from pyengine.gateway.grpc_clients import GrpcClients
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
+from waiting import eventually, scaled_timeout_s
 
 LIST = b"""
 accounts:
@@ -59,11 +65,11 @@ def test_an_account_does_what_its_rights_allow(guarded):
     assert shop.QueryRoute(topic=V2.Resource(name="orders")).status.code == V2.OK
     assert shop.send("orders", b"body").status.code == V2.OK
     refused = shop.send("others", b"body").status
-    assert (refused.code, refused.message) == (V2.FORBIDDEN, "No default permission for topic:others")
+    assert (refused.code, refused.message) == (V2.UNAUTHORIZED, "No default permission for topic:others")
     found, = eventually(lambda: shop.receive("orders", "billing")[0], "it comes")
     assert shop.ack("orders", "billing", found).status.code == V2.OK
-    assert shop.receive("orders", "thieves")[1].code == V2.FORBIDDEN
-    assert shop.receive("others", "billing")[1].code == V2.FORBIDDEN
+    assert shop.receive("orders", "thieves")[1].code == V2.UNAUTHORIZED
+    assert shop.receive("others", "billing")[1].code == V2.UNAUTHORIZED
     boss = guarded.caller(credentials=guarded.credentials, metadata=signed("the-boss", "boss-secret"))
     assert boss.send("others", b"body").status.code == V2.OK  # by TLS
 
@@ -203,7 +209,7 @@ def test_with_permissive_tls_one_more_port_takes_plain_clients(tmp_path):
         ports = [caller.QueryRoute(topic=V2.Resource(name="orders")).message_queues[0].broker.endpoints.addresses[0].port
                  for caller in (secure, plain)]
         assert ports == [store.grpc_port, port]
-        assert boss_by_plain.send("orders", b"x").status.code == V2.FORBIDDEN  # tlsOnly
+        assert boss_by_plain.send("orders", b"x").status.code == V2.UNAUTHORIZED  # tlsOnly
         for caller in (plain, boss_by_plain):
             caller.close()
     finally:
@@ -235,6 +241,36 @@ def test_messages_beyond_the_memory_of_all_are_refused(small):
     assert answer.status.code == V2.TOO_MANY_REQUESTS and "gateway_memory_max_bytes" in answer.status.message
     assert caller.send("orders", b"small").status.code == V2.OK
     caller.NotifyClientTermination()
+
+
+@pytest.mark.parametrize("is_fifo", [False, True])
+def test_messages_that_did_not_reach_a_client_are_not_counted(tmp_path, is_fifo):
+    """Those that the limit of memory refuses, and those of a receive that its client ends, which has left meanwhile."""
+    import grpc
+
+    store = start_grpc(tmp_path / "store", gateway_memory_max_bytes=2 << 20)
+    try:
+        store.make_topic("T", 2)
+        SubscriptionGroups(store.root).put(SubscriptionGroup("g", retry_max_times=1, more={"consumeMessageOrderly": is_fifo}))
+        broker, reader, slow = store.broker(), store.caller(), store.caller()
+        for queue_id in range(2):
+            assert broker.ask(codes.SEND_MESSAGE_V2, send_fields("T", queue_id), bytes(800_000)).code == codes.SUCCESS
+        request = V2.methods["ReceiveMessage"].request(
+            group=V2.Resource(name="g"), message_queue=V2.MessageQueue(topic=V2.Resource(name="T"), id=0), batch_size=1,
+            invisible_duration=duration(3600), long_polling_timeout=duration(20))
+        channel = grpc.insecure_channel(f"127.0.0.1:{store.grpc_port}", [("grpc.http2.bdp_probe", 0)])
+        call = channel.unary_stream(f"/{V2.service}/ReceiveMessage")(request.SerializeToString(), metadata=slow.metadata)
+        next(call)  # it is under way, and no message of it is read
+        for _ in range(5):
+            status = reader.receive("T", "g", queue_id=1, batch=1, invisible_s=3600, poll_s=20)[1]
+            assert status.code == V2.TOO_MANY_REQUESTS and "gateway_memory_max_bytes" in status.message
+        slow.NotifyClientTermination()
+        call.cancel()
+        channel.close()
+        found = [eventually(lambda: reader.receive("T", "g", queue_id=queue_id, batch=1)[0], "it comes")[0] for queue_id in range(2)]
+        assert [each.system_properties.delivery_attempt for each in found] == [1, 1]
+    finally:
+        store.close()
 
 
 def test_a_client_that_does_not_read_costs_little_and_its_messages_come_to_others(small):
@@ -290,6 +326,33 @@ def test_connections_beyond_the_limit_are_closed_and_later_ones_served(small):
     eventually(is_served, "a later one is served")
 
 
+def test_silent_connections_beyond_a_host_s_share_are_ended_and_its_clients_served(small):
+    with Relay(small.grpc_port, "127.0.0.3") as relay:
+        caller = Caller(relay.port)
+        assert route_of(caller) == V2.OK
+        held, = held_receives(small, caller, 1)
+        silent = [socket.create_connection(("127.0.0.1", small.grpc_port), 30, ("127.0.0.3", 0)) for _ in range(20)]
+        for each in silent:
+            each.setblocking(False)
+        ended = set()
+
+        def are_ended() -> bool:
+            for each in silent:
+                with contextlib.suppress(BlockingIOError):
+                    if each.recv(4096) == b"":
+                        ended.add(each)
+            return len(ended) >= 13
+
+        eventually(are_ended, "eight are left, one of them the client's")
+        assert len(ended) == 13 and held.is_active()
+        assert re.search(r"client 127\.0\.0\.3: \d+ connections beyond its share are ended", small.engine.log())
+        held.cancel()
+        for each in silent:
+            each.close()
+        caller.NotifyClientTermination()
+        caller.close()
+
+
 def test_connections_that_say_nothing_or_no_http2_harm_nobody(small):
     sockets = []
     for first in (b"", b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096,
@@ -301,6 +364,64 @@ def test_connections_that_say_nothing_or_no_http2_harm_nobody(small):
     caller.NotifyClientTermination()
     for each in sockets:
         each.close()
+
+
+# ---- turns -----------------------------------------------------------------------------
+
+
+def test_a_call_of_another_host_or_client_begins_before_a_flood_that_waits(tmp_path):
+    begun = []
+
+    async def call(clients, client, name: str) -> None:
+        await clients.turn(client)
+        begun.append(name)
+
+    async def run() -> None:
+        clients = GrpcClients(tmp_path, Limits(), 4096)
+        flooding, neighbour, other = [clients.find(f"c{number}", f"ipv4:10.0.0.{host}:{number}", "", "", is_secure=False)
+                                      for number, host in enumerate((7, 7, 8))]
+        flood = [asyncio.ensure_future(call(clients, flooding, "flood")) for _ in range(200)]
+        await asyncio.sleep(0)
+        flood[50].cancel()
+        await asyncio.gather(call(clients, other, "other"), call(clients, neighbour, "neighbour"), *flood, return_exceptions=True)
+
+    asyncio.run(run())
+    assert begun.count("flood") == 199 and max(begun.index("other"), begun.index("neighbour")) < 5
+
+
+def test_calls_that_are_cancelled_while_they_wait_cost_no_turn(tmp_path):
+    async def run() -> int:
+        clients = GrpcClients(tmp_path, Limits(), 4096)
+        flooding = [clients.find(f"c{number}", "ipv4:10.0.0.7:1", "", "", is_secure=False) for number in range(2)]
+        await clients.turn(flooding[0])
+        flood = [asyncio.ensure_future(clients.turn(client)) for client in flooding for _ in range(1000)]
+        await asyncio.sleep(0)
+        for each in flood:
+            each.cancel()
+        waiting, rounds = asyncio.ensure_future(clients.turn(flooding[0])), 0
+        while not waiting.done():
+            await asyncio.sleep(0)
+            rounds += 1
+        return rounds
+
+    assert asyncio.run(run()) < 100
+
+
+def test_a_flood_of_one_host_makes_no_call_of_another_fail(tmp_path):
+    store = start_grpc(tmp_path / "store")
+    try:
+        topic = store.make_topic("orders")
+        flooding = [store.caller() for _ in range(8)]
+        sending = [each.stub("SendMessage").future(V2.methods["SendMessage"].request(messages=[message(topic, b"flood")]),
+                                                   metadata=each.metadata, timeout=scaled_timeout_s(120))
+                   for _ in range(480) for each in flooding]
+        with Relay(store.grpc_port, "127.0.0.2") as relay:
+            other = Caller(relay.port)
+            assert [other.send(topic, b"one").status.code for _ in range(20)] == [V2.OK] * 20
+            other.close()
+        assert {each.result().status.code for each in sending} <= {V2.OK, V2.TOO_MANY_REQUESTS}  # beyond half of grpc_calls_max
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("module, told", [

@@ -24,7 +24,7 @@ class Sender(threading.Thread):
 
     def __init__(self, port: int, name: str, stop: threading.Event) -> None:
         super().__init__(daemon=True)
-        self._caller, self._name, self._stop_sending = Caller(port), name, stop
+        self.caller, self.sender, self.stop = Caller(port), name, stop
         self.acked: set[bytes] = set()
         self.unsure: set[bytes] = set()  # sent more than once: the lost answer may have been OK
 
@@ -32,12 +32,12 @@ class Sender(threading.Thread):
         import grpc
 
         for at in itertools.count():
-            if self._stop_sending.is_set():
+            if self.stop.is_set():
                 return
-            sent = message("kills", b"%s %d" % (self._name.encode(), at))
+            sent = message("kills", b"%s %d" % (self.sender.encode(), at))
             while True:
                 with contextlib.suppress(grpc.RpcError):
-                    if self._caller.SendMessage(messages=[sent], timeout=5).status.code == V2.OK:
+                    if self.caller.SendMessage(messages=[sent], timeout=5).status.code == V2.OK:
                         break
                 self.unsure.add(sent.body)
                 time.sleep(0.05)
@@ -49,19 +49,19 @@ class Reader(threading.Thread):
 
     def __init__(self, port: int, stop: threading.Event) -> None:
         super().__init__(daemon=True)
-        self._caller, self._stop_reading = Caller(port), stop
+        self.caller, self.stop = Caller(port), stop
         self.receipts: list[tuple[bytes, float]] = []
         self.acked_s: list[tuple[bytes, float]] = []
 
     def run(self) -> None:
         import grpc
 
-        while not self._stop_reading.is_set():
+        while not self.stop.is_set():
             with contextlib.suppress(grpc.RpcError):
-                found = self._caller.receive("kills", "readers", invisible_s=6, poll_s=1)[0]
+                found = self.caller.receive("kills", "readers", invisible_s=6, poll_s=1)[0]
                 self.receipts += [(each.body, time.monotonic()) for each in found]
                 if found:
-                    for each, entry in zip(found, self._caller.ack("kills", "readers", *found).entries):
+                    for each, entry in zip(found, self.caller.ack("kills", "readers", *found).entries):
                         if entry.status.code == V2.OK:
                             self.acked_s.append((each.body, time.monotonic()))
                 continue

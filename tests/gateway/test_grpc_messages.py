@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 
 import pytest
 
@@ -73,13 +74,16 @@ def test_a_file_that_is_not_understood_is_refused():
     ("MESSAGE_BODY_EMPTY", {"body": b""}),
     ("MESSAGE_BODY_TOO_LARGE", {"body": b"x" * 4097}),
     ("ILLEGAL_MESSAGE_PROPERTY_KEY", {"user_properties": {"KEYS": "x"}}),
+    ("ILLEGAL_MESSAGE_PROPERTY_KEY", {"user_properties": {"TIMER_DELIVER_MS": "1"}}),
+    ("ILLEGAL_MESSAGE_PROPERTY_KEY", {"user_properties": {"POP_CK": "x"}}),
     ("ILLEGAL_MESSAGE_PROPERTY_KEY", {"user_properties": {"a\x01": "x"}}),
     ("ILLEGAL_MESSAGE_PROPERTY_KEY", {"user_properties": {"a": "x\x02"}}),
     ("ILLEGAL_MESSAGE_ID", {"message_id": " "}),
     ("ILLEGAL_MESSAGE_TAG", {"tag": "a|b"}),
     ("ILLEGAL_MESSAGE_TAG", {"tag": " "}),
-    ("ILLEGAL_MESSAGE_KEY", {"keys": ["a", ""]}),
-    ("ILLEGAL_MESSAGE_GROUP", {"message_group": "x" * 65}),
+    ("ILLEGAL_MESSAGE_KEY", {"keys": ["a", " "]}),
+    ("ILLEGAL_MESSAGE_GROUP", {"message_group": " "}),
+    ("ILLEGAL_MESSAGE_GROUP", {"message_group": "ü" * 32}),
     ("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE", {"message_group": "g", "message_type": V2.TRANSACTION}),
     ("MESSAGE_CORRUPTED", {"body_digest": V2.Digest(type=V2.MD5, checksum="00")}),
     ("BAD_REQUEST", {"body_digest": V2.Digest(type=9, checksum="00")}),
@@ -88,6 +92,12 @@ def test_a_wrong_message_is_refused_with_rocketmq_s_code(code, fields):
     with pytest.raises(CallRefusedError) as refused:
         TRANSLATOR.send_fields(message("orders", **{"body": b"body", **fields}), "orders", 0)
     assert refused.value.code == code
+
+
+def test_an_empty_tag_key_or_message_group_is_none():
+    sent = message("orders", b"body", message_id="ID", tag="", keys=["", "a"], message_group="")
+    assert decode_properties(TRANSLATOR.send_fields(sent, "orders", 0)["i"]) == {"UNIQ_KEY": "ID", "KEYS": "a"}
+    assert TRANSLATOR.type_of_sent(sent.system_properties) == "NORMAL"
 
 
 def test_a_time_more_than_forty_days_ahead_is_refused():
@@ -113,6 +123,14 @@ def test_a_message_becomes_a_send_with_the_client_s_properties():
     assert (fields["a"], fields["b"], fields["e"], fields["f"]) == ("orders", "orders", "2", "5")
     assert decode_properties(fields["i"]) == {"n": "1", "UNIQ_KEY": "ID", "TAGS": "paid", "KEYS": "a b", "TRAN_MSG": "true",
                                               "PGROUP": "orders", "CHECK_IMMUNITY_TIME_IN_SECONDS": "30"}
+
+
+@pytest.mark.parametrize("born_s", [0, -5, 1 << 40, 1 << 62])
+def test_a_born_time_that_is_none_is_now(born_s):
+    sent = message("orders", b"body")
+    sent.system_properties.born_timestamp.seconds = born_s
+    before_ms = time.time_ns() // 1_000_000
+    assert before_ms <= int(TRANSLATOR.send_fields(sent, "orders", 0)["g"]) <= time.time_ns() // 1_000_000
 
 
 # ---- what is received ------------------------------------------------------------------

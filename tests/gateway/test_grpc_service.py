@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
@@ -9,13 +10,15 @@ import psutil
 import pytest
 
 import pyengine
+from fix_grpc import FakeGateway, GrpcRig
 from grpc_caller import V2, duration, message
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
-from pyengine.gateway.connections import host_of
-from pyengine.gateway.grpc_clients import address_of
-from pyengine.storage.config_table import TopicConfig, TopicConfigs
-from waiting import eventually
+from pyengine.gateway.connections import Answer, Limits, host_of
+from pyengine.gateway.grpc_clients import GrpcClients, address_of
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
+from record_bytes import encode_record
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture
@@ -85,20 +88,50 @@ def test_node_gets_the_kind_of_backoff_that_it_knows(grpc_store, topic):
         group=V2.Resource(name=f"G_{topic}")))
     backoff = told.settings.backoff_policy
     assert (backoff.max_attempts, backoff.WhichOneof("strategy")) == (17, "exponential_backoff")
-    assert (backoff.exponential_backoff.initial.seconds, backoff.exponential_backoff.max.seconds) == (1, 7200)
+    assert (backoff.exponential_backoff.initial.seconds, backoff.exponential_backoff.max.seconds) == (1000, 7_200_000)  # as ms
 
 
 def test_a_half_closed_stream_is_ended_and_its_client_left_out(grpc_store, topic):
     caller, group = grpc_store.caller(), f"G_{topic}"
     caller.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(group=V2.Resource(name=group)))
     caller.end_stream()
-    eventually(lambda: grpc_store.broker().ask(codes.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}).code == codes.SYSTEM_ERROR,
+    broker = grpc_store.broker()
+    eventually(lambda: broker.ask(codes.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}).code == codes.SYSTEM_ERROR,
                "it is no member any more")
 
 
 def test_an_assignment_is_any_queue(grpc_store, topic):
     answer = grpc_store.caller().QueryAssignment(topic=V2.Resource(name=topic), group=V2.Resource(name="some"))
     assert answer.status.code == V2.OK and [each.message_queue.id for each in answer.assignments] == [-1]
+
+
+@pytest.mark.parametrize("of_resource, of_call", [("tenant", "tenant"), ("tenant", ""), ("", "tenant")])
+def test_a_namespace_counts_if_a_name_or_the_call_has_it(grpc_store, of_resource, of_call):
+    grpc_store.make_topic("tenant%orders_of_many", 1)
+    names = V2.Resource(name="orders_of_many", resource_namespace=of_resource), V2.Resource(name="readers", resource_namespace=of_resource)
+    caller = grpc_store.caller(metadata={"x-mq-namespace": of_call})
+    assert caller.QueryRoute(topic=names[0]).status.code == V2.OK
+    sent = message("", b"body")
+    sent.topic.CopyFrom(names[0])
+    assert caller.SendMessage(messages=[sent]).status.code == V2.OK
+    found: list = []
+
+    def has_come() -> list:
+        found.extend(each.message for each in caller.ReceiveMessage(
+            group=names[1], message_queue=V2.MessageQueue(topic=names[0], id=-1), batch_size=32, invisible_duration=duration(30),
+            long_polling_timeout=duration(1)) if each.HasField("message"))
+        return found
+
+    one, = eventually(has_come, "it comes")
+    assert one.topic == names[0]
+    assert caller.AckMessage(group=names[1], topic=names[0], entries=[V2.AckMessageEntry(
+        receipt_handle=one.system_properties.receipt_handle)]).status.code == V2.OK
+
+
+def test_a_topic_without_a_readable_queue_is_assigned_to_nobody(grpc_store):
+    TopicConfigs(grpc_store.root).ensure(TopicConfig("unreadable", perm=2))
+    answer = grpc_store.caller().QueryAssignment(topic=V2.Resource(name="unreadable"), group=V2.Resource(name="some"))
+    assert answer.status.code == V2.FORBIDDEN and not answer.assignments
 
 
 @pytest.mark.parametrize("name", ["PullMessage", "UpdateOffset", "GetOffset", "QueryOffset"])
@@ -163,15 +196,21 @@ def test_consumers_see_the_host_that_the_producer_named(grpc_store, topic):
 
 
 def test_properties_beyond_the_store_s_limit_are_refused(grpc_store, topic):
-    entry = grpc_store.caller().send(topic, b"x", user_properties={"n": "x" * 33_000})
-    assert entry.status.code == V2.MESSAGE_PROPERTIES_TOO_LARGE
+    for text in ("x" * 33_000, "\u00fc" * 17_000):
+        entry = grpc_store.caller().send(topic, b"x", user_properties={"n": text})
+        assert entry.status.code == V2.MESSAGE_PROPERTIES_TOO_LARGE
+    late = message(topic, b"x", message_type=V2.DELAY, user_properties={"n": "x" * 32_650})  # room for its own, not for those of the delay
+    late.system_properties.delivery_timestamp.seconds = int(time.time()) + 3
+    assert grpc_store.caller().SendMessage(messages=[late]).status.code == V2.MESSAGE_PROPERTIES_TOO_LARGE
 
 
 def test_a_giant_message_is_refused_and_the_client_goes_on(grpc_store, topic):
     import grpc
 
     caller = grpc_store.caller()
-    assert caller.send(topic, bytes(5 << 20)).status.code == V2.MESSAGE_BODY_TOO_LARGE
+    for size_bytes, why in ((5 << 20, "max_message_size_bytes"), (2 << 20, "mapped_file_size_commit_log_bytes")):
+        status = caller.send(topic, bytes(size_bytes), user_properties={"n": "x" * 30_000}).status
+        assert status.code == V2.MESSAGE_BODY_TOO_LARGE and why in status.message
     with pytest.raises(grpc.RpcError) as refused:
         caller.send(topic, bytes(17 << 20))
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -303,6 +342,24 @@ def test_a_wrong_invisible_time_is_refused(grpc_store, topic, fields):
     assert grpc_store.caller().receive(topic, f"G_{topic}", **fields)[1].code == V2.ILLEGAL_INVISIBLE_TIME
 
 
+def test_a_refused_change_of_the_invisible_time_keeps_the_handle(grpc_store, topic):
+    caller, group = grpc_store.caller(), f"G_{topic}"
+    caller.send(topic, b"one")
+    found, = eventually(lambda: caller.receive(topic, group)[0], "it comes")
+    handle = found.system_properties.receipt_handle
+    answer = caller.ChangeInvisibleDuration(group=V2.Resource(name=group), topic=V2.Resource(name=topic), receipt_handle=handle,
+                                            invisible_duration=duration(13 * 3600))
+    assert (answer.status.code, answer.receipt_handle) == (V2.ILLEGAL_INVISIBLE_TIME, handle)  # by which Python's client goes on
+    assert caller.ack(topic, group, found).entries[0].status.code == V2.OK
+
+
+def test_a_change_of_the_invisible_time_that_is_refused_before_it_is_served_keeps_the_handle(grpc_store, topic):
+    caller = grpc_store.caller()
+    caller.metadata = []
+    answer = caller.ChangeInvisibleDuration(topic=V2.Resource(name=topic), receipt_handle="a handle")
+    assert (answer.status.code, answer.receipt_handle) == (V2.CLIENT_ID_REQUIRED, "a handle")
+
+
 @pytest.mark.parametrize("handle", ["", "x", "1 2 3", "0 1 60000 1 0 broker-a x 0", "0 1 60000 1 0 broker-a 0 " + "9" * 30])
 def test_a_handle_that_is_none_is_refused(grpc_store, topic, handle):
     names = {"group": V2.Resource(name=f"G_{topic}"), "topic": V2.Resource(name=topic)}
@@ -354,14 +411,14 @@ def test_a_handle_forwards_only_the_message_that_it_was_given_for(grpc_store, to
     assert caller.ack(other, f"{group}_2", foreign).status.code == V2.OK
 
 
-def test_messages_of_a_client_that_is_gone_come_again_at_once(grpc_store, topic):
+def test_messages_of_a_client_that_leaves_come_again_at_once(grpc_store, topic):
     group, sender = f"G_{topic}", grpc_store.caller()
     sender.send(topic, b"one")
     gone = grpc_store.caller()
     gone.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(group=V2.Resource(name=group)))
     assert bodies(gone.receive(topic, group, auto_renew=True)[0]) == [b"one"]
     assert sender.receive(topic, group, poll_s=0.2)[0] == []
-    gone.close()
+    gone.NotifyClientTermination()
     again, = eventually(lambda: sender.receive(topic, group)[0], "it comes again")
     assert again.system_properties.delivery_attempt == 2
 
@@ -381,7 +438,19 @@ def test_what_a_client_no_longer_waits_for_is_given_back(grpc_store, topic):
         next(call)
     caller.send(topic, b"body")
     found, = eventually(lambda: caller.receive(topic, group)[0], "it comes to the one that waits")
-    assert found.body == b"body"
+    assert found.body == b"body" and found.system_properties.delivery_attempt == 1
+
+
+def test_a_message_that_no_answer_can_have_counts_as_delivered(grpc_store, topic):
+    from fix_gateway import send_fields
+
+    sender, group = grpc_store.broker(), f"G_{topic}"[:100]
+    for times, body in ((2**31 - 1, b"old"), (0, b"new")):  # as many times as its number can be
+        assert sender.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 0, j=times), body).code == codes.SUCCESS
+    found = []
+    caller = grpc_store.caller()
+    eventually(lambda: len(found) == 2 or found.extend(caller.receive(topic, group)[0]), "both come")
+    assert {each.body: each.system_properties.delivery_attempt for each in found} == {b"old": 2**31 - 1, b"new": 1}
 
 
 def test_a_fifo_group_gets_one_batch_of_a_queue_after_the_other(grpc_store, topic):
@@ -480,3 +549,135 @@ def test_a_client_has_only_so_many_groups(grpc_store, topic):
     ("unix:", "127.0.0.1", "127.0.0.1:0")])
 def test_a_client_s_address_is_one_that_a_message_and_an_access_list_can_have(peer, host, address):
     assert (address_of(peer), host_of(address_of(peer))) == (address, host) and encode_host(address)
+
+
+@pytest.mark.parametrize("name, expected", [("tenant%orders", ("tenant", "orders")), ("tenant%a%b", ("tenant", "a%b")),
+                                            ("other%orders", ("", "other%orders")), ("orders", ("", "orders"))])
+def test_a_question_names_its_topic_in_the_namespace_of_the_client(tmp_path, name, expected):
+    client = GrpcClients(tmp_path, Limits(), 1).find("c", "ipv4:10.0.0.7:1", "", "", is_secure=False)
+    client.namespace = "tenant"
+    assert client.in_namespace(name) == expected
+
+
+# ---- in this process, with a gateway of the test --------------------------------------------
+
+
+def test_a_call_without_time_left_is_refused_before_it_costs_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.grpc_service.DEADLINE_S", 3600.0)
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path) as gateway, GrpcRig(tmp_path, acl_enable=True) as rig:
+            answer = await rig.call("SendMessage", messages=[message("T", b"late")])
+            assert answer.status.code == V2.TOO_MANY_REQUESTS and not gateway.asked and not rig.said
+
+    asyncio.run(run())
+
+
+def test_the_end_of_a_transaction_whose_answer_is_lost_is_not_sent_again(tmp_path):
+    """The gateway may have stored the commit; a transaction without an end is asked about later."""
+    def dies(request):
+        request.connection.abort()
+        return Answer()
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path, END_TRANSACTION=dies) as gateway, GrpcRig(tmp_path) as rig:
+            answer = await rig.call("EndTransaction", topic=V2.Resource(name="T"), message_id="1", transaction_id="1-1",
+                                    resolution=V2.COMMIT)
+            assert answer.status.code == V2.INTERNAL_SERVER_ERROR and gateway.asked == [codes.END_TRANSACTION]
+
+    asyncio.run(run())
+
+
+class LatePops:
+    """Pops that a FakeGateway answers with one message when their clients do not wait any more."""
+
+    def __init__(self) -> None:
+        self.held, self.given_back = asyncio.Queue(), asyncio.Queue()
+
+    def pop(self, request) -> None:
+        self.held.put_nowait(request)
+
+    def cancel(self, request) -> Answer:
+        held = self.held.get_nowait()
+        assert held.frame.fields["number"] == request.frame.fields["number"]
+        held.reply(Answer(fields={"popTime": "7"}, body=encode_record(topic="T", body=b"late", queue_id=2, queue_offset=5)))
+        return Answer()
+
+    def give_back(self, request) -> Answer:
+        self.given_back.put_nowait(request.frame.fields)
+        return Answer()
+
+    @property
+    def gateway(self) -> dict[str, object]:
+        return {"POP_MESSAGE": self.pop, "CANCEL_POP": self.cancel, "GIVE_BACK": self.give_back}
+
+
+@pytest.mark.parametrize("end", ["call", "server"])
+def test_what_is_popped_for_a_call_that_has_ended_is_given_back(tmp_path, end):
+    async def run() -> None:
+        pops = LatePops()
+        async with FakeGateway(tmp_path, **pops.gateway) as gateway, GrpcRig(tmp_path) as rig:
+            call = rig.call("ReceiveMessage", group=V2.Resource(name="g"), batch_size=1, invisible_duration=duration(60),
+                            message_queue=V2.MessageQueue(topic=V2.Resource(name="T"), id=-1), long_polling_timeout=duration(20))
+            reading = asyncio.ensure_future(call.read())
+            while pops.held.empty():
+                await asyncio.sleep(0.01)
+            if end == "call":
+                call.cancel()
+                given_back = await asyncio.wait_for(pops.given_back.get(), scaled_timeout_s(10))
+            else:
+                await rig.server.close()
+                given_back = pops.given_back.get_nowait()
+            assert (given_back["queueId"], given_back["offset"]) == ("2", "5") and gateway.asked.count(codes.POP_MESSAGE) == 1
+            await asyncio.gather(reading, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_a_receive_whose_client_has_ended_it_does_not_pop_when_the_gateway_is_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.grpc_clients.CONNECT_INTERVAL_S", 0.001)
+
+    async def run() -> None:
+        pops = LatePops()
+        async with GrpcRig(tmp_path) as rig:
+            call = rig.call("ReceiveMessage", group=V2.Resource(name="g"), batch_size=1, invisible_duration=duration(60),
+                            message_queue=V2.MessageQueue(topic=V2.Resource(name="T"), id=-1), long_polling_timeout=duration(20))
+            reading = asyncio.ensure_future(call.read())
+            await rig.call("QueryRoute", topic=V2.Resource(name="T"))  # the receive is under way
+            call.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            async with FakeGateway(tmp_path, **pops.gateway) as gateway:
+                for _ in range(10):
+                    assert (await rig.call("Heartbeat", client_type=V2.PRODUCER)).status.code == V2.OK
+                assert gateway.asked == [codes.HEART_BEAT] * 10
+
+    asyncio.run(run())
+
+
+def test_a_group_that_was_changed_just_now_is_served_as_it_is(tmp_path):
+    async def run() -> None:
+        SubscriptionGroups(tmp_path).put(SubscriptionGroup("g"))
+        async with GrpcRig(tmp_path) as rig:
+            for is_ordered, expected in ((False, [-1]), (True, [0, 1, 2, 3])):
+                SubscriptionGroups(tmp_path).put(SubscriptionGroup("g", more={"consumeMessageOrderly": is_ordered}))
+                answer = await rig.call("QueryAssignment", topic=V2.Resource(name="T"), group=V2.Resource(name="g"))
+                assert [each.message_queue.id for each in answer.assignments] == expected
+
+    asyncio.run(run())
+
+
+def test_calls_that_wait_for_long_in_grpc_s_queue_are_dropped(tmp_path, monkeypatch):
+    import grpc
+
+    made, options = grpc.aio.server, {}
+
+    def make(**settings):
+        options.update(settings["options"])
+        return made(**settings)
+
+    async def run() -> None:
+        async with GrpcRig(tmp_path):
+            assert 0 < options["grpc.server_max_unrequested_time_in_server"] < 3  # a client's usual deadline
+
+    monkeypatch.setattr(grpc.aio, "server", make)
+    asyncio.run(run())

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 
 import pytest
 
 import pyengine
-from fix_gateway import heartbeat, send_fields, subscription
+from fix_gateway import LocalClient, heartbeat, send_fields, subscription
 from pyengine.errors import UsageError
 from pyengine.gateway import codes
-from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Client, Group, Members, Subscription, _queue_table
+from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Members, queue_table
 from pyengine.gateway.wire import ANSWER, JSON_FORM, Frame, WireError, encode_frame, write_json
 from pyengine.storage import durable_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
+
+
+class Connected:
+    """One end of a connection, and the requests that come by it."""
+
+    is_closed = False
+
+    def asks(self, code, fields=(), body=b""):
+        return SimpleNamespace(connection=self, frame=Frame(code, dict(fields), body))
+
+    def beat(self, members, client_id, *, producers=(), consumers=()):
+        sent = {"clientID": client_id, "producerDataSet": [{"groupName": name} for name in producers], "consumerDataSet": consumers}
+        asyncio.run(members.heart_beat(self.asks(codes.HEART_BEAT, body=json.dumps(sent).encode())))
 
 
 def members_of(client, group):
@@ -38,6 +52,14 @@ def test_members_come_and_go_and_the_others_are_told(served):
     assert third.ask(codes.UNREGISTER_CLIENT, {"clientID": "three", "consumerGroup": "crew"}).code == codes.SUCCESS
     first.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
     assert members_of(third, "crew") == ["one"]
+
+
+def test_clients_of_a_worker_are_told_of_no_change_of_their_group(served):
+    """RocketMQ 5's take no part in the choice of queues: of N that come each would be told N times."""
+    with LocalClient(served.root, "10.0.0.7:1") as first, LocalClient(served.root, "10.0.0.7:2") as second:
+        heartbeat(first, "one", "local", subscription("T"))
+        heartbeat(second, "two", "local", subscription("T"), subscription("U"))
+        assert members_of(first, "local") == ["one", "two"] and not first.told
 
 
 def test_a_second_heartbeat_of_the_same_changes_nothing(served):
@@ -96,10 +118,10 @@ def test_a_lock_that_is_not_renewed_ends():
 
 
 def test_a_pause_of_the_gateway_is_no_silence_of_its_clients(monkeypatch):
-    now_s, connection = [0.0], object()
+    now_s, connection = [0.0], Connected()
     monkeypatch.setattr(durable_file, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     members = Members(None)
-    members._register_producer(connection, "g", Client("me", "JAVA", 0, members.now_s()))
+    connection.beat(members, "me", producers=["g"])
 
     def expire_after(seconds):
         now_s[0] += seconds
@@ -172,35 +194,39 @@ def test_a_condition_is_checked_before_a_client_consumes_by_it(served):
 
 def test_groups_that_are_known_do_not_grow_beyond_what_all_may_take(monkeypatch):
     monkeypatch.setattr("pyengine.gateway.members.SUBSCRIPTION_BYTES_MAX", 1000)
+    async def no_new_group(name):
+        return None
+
     quiet = SimpleNamespace(notify_consumer_ids_changed_enable=False)
-    members, client = Members(SimpleNamespace(group=lambda name: quiet)), Client("c", "JAVA", 0, 0.0)
+    members = Members(SimpleNamespace(group=lambda name: quiet, group_or_new=no_new_group))
+    connection = Connected()
 
-    def told(*topics):
-        return Group("g", subscriptions={topic: Subscription(topic, "*", 1) for topic in topics})
+    def tell(*topics):
+        connection.beat(members, "c", consumers=[{"groupName": "g", "subscriptionDataSet": [subscription(topic) for topic in topics]}])
 
-    members._register("connection", told("A", "B", "C"), client)
+    tell("A", "B", "C")
     with pytest.raises(UsageError, match="bytes of subscriptions"):
-        members._register("connection", told("A", "B", "C", "D"), client)
-    members._register("connection", told("A", "B", "C"), client)
-    members._register("connection", told("A"), client)
-    members._register("connection", told("A", "D"), client)
+        tell("A", "B", "C", "D")
+    tell("A", "B", "C")
+    tell("A")
+    tell("A", "D")
     assert list(members.consumers["g"].subscriptions) == ["A", "D"]
 
 
 def test_a_producer_is_found_by_its_id_until_it_leaves_its_last_group():
     members = Members(None)
-    one, other = object(), object()
+    one, other = Connected(), Connected()
     for connection, name, client_id in ((one, "a", "me"), (one, "b", "me"), (other, "a", "you")):
-        members._register_producer(connection, name, Client(client_id, "JAVA", 0, 0.0))
-    members._leave_producers(one, "a")
+        connection.beat(members, client_id, producers=[name])
+    members.unregister(one.asks(codes.UNREGISTER_CLIENT, {"producerGroup": "a"}))
     assert (members.producer("me"), members.producer("you")) == (one, other)
-    members._register_producer(one, "b", Client("renamed", "JAVA", 0, 0.0))
+    one.beat(members, "renamed", producers=["b"])
     assert (members.producer("me"), members.producer("renamed")) == (None, one)
-    members._register_producer(other, "a", Client("renamed", "JAVA", 0, 0.0))
+    other.beat(members, "renamed", producers=["a"])
     members.closed(one)
     assert members.producer("renamed") is other, "the one that came later"
     members.closed(other)
-    assert members._connection_of == {} and members._id_counts == {}
+    assert members.producer("renamed") is None
 
 
 # ---- requests that members answer --------------------------------------------------------------
@@ -298,8 +324,8 @@ def test_each_member_says_how_far_it_is(served):
 
 
 def test_the_table_in_a_members_answer_is_found_or_left_out():
-    assert _queue_table(b'{"consumerTable":{},"messageQueueTable":{{"topic":"}\\"{"}:1}}') == b'{{"topic":"}\\"{"}:1}'
+    assert queue_table(b'{"consumerTable":{},"messageQueueTable":{{"topic":"}\\"{"}:1}}') == b'{{"topic":"}\\"{"}:1}'
     for bad in (b"", b"{}", b'{"messageQueueTable":', b'{"messageQueueTable":{{"a":1}', b'{"messageQueueTable":null}', b"\xff" * 9):
-        assert _queue_table(bad) == b""
+        assert queue_table(bad) == b""
     endless = b'{"messageQueueTable":{"' + b'\\"' * 500_000
-    assert _queue_table(endless) == b"", "in time that follows its length: hours otherwise, in which no client is served"
+    assert queue_table(endless) == b"", "in time that follows its length: hours otherwise, in which no client is served"

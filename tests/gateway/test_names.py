@@ -16,7 +16,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.connections import TurnExecutor
 from pyengine.gateway.names import GROUP_CHARS_MAX, Names, group_fault, topic_fault
 from pyengine.storage.config import load_config
-from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from waiting import eventually
 
 
@@ -262,3 +262,23 @@ def test_the_loop_does_not_read_topics_and_groups_that_the_gateway_has_entered(t
     with TurnExecutor(2, "test") as executor:
         asyncio.run(whole(executor))
     assert read and threading.current_thread() not in read
+
+
+def test_after_a_read_ahead_the_loop_reads_no_topics_or_groups_that_others_have_changed(tmp_path, monkeypatch):
+    (tmp_path / "config").mkdir()
+    read = []
+
+    async def whole(executor):
+        for files in (TopicConfigs, SubscriptionGroups):
+            monkeypatch.setattr(files, "read", lambda own, real=files.read: (read.append(threading.current_thread()), real(own))[1])
+        names = Names(tmp_path, load_config(tmp_path), executor)
+        await names.read_ahead()
+        TopicConfigs(tmp_path).create(TopicConfig("T"))
+        SubscriptionGroups(tmp_path).put(SubscriptionGroup("g"))
+        assert names.topic("T") is names.recent_topic("T") is names.group("g") is None
+        await names.read_ahead()
+        assert names.topic("T") and names.recent_topic("T") and names.group("g")
+
+    with TurnExecutor(2, "test") as executor:
+        asyncio.run(whole(executor))
+    assert len(read) == 4 and threading.current_thread() not in read

@@ -16,18 +16,20 @@ import pytest
 
 import pyengine
 from fix_cli import run
-from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
+from fix_gateway import LocalClient, heartbeat, pull_fields, send_fields, start_served, subscription
 from fix_pop import Popped, ack, pop, pop_fields, popped
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Request, TurnExecutor
-from pyengine.gateway.pop import ACKED_MAX, EXPIRED, IN_FLIGHT_MAX, POP_BYTES, POPPING_S, Asked, Lease, PopQueue, Pops, Share, Taken
-from pyengine.gateway.positions import FLUSH_S
+from pyengine.gateway.connections import Answer, Request, RequestRefusedError, TurnExecutor, refuse_if
+from pyengine.gateway.pop import ACKED_MAX, EXPIRED, POP_BYTES, Pops
+from pyengine.gateway.pop_shares import IN_FLIGHT_MAX, POPPING_S, Lease, PopQueue, Share, Shares
+from pyengine.gateway.positions import FLUSH_S, GroupOffsets
 from pyengine.gateway.wire import Frame
 from pyengine.ipc.group_members import Claim
+from pyengine.results import GetResult, GetStatus
 from pyengine.storage.acknowledgements import AckFile, InFlight
-from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually, scaled_timeout_s
@@ -174,6 +176,76 @@ def test_a_nack_brings_a_message_back_in_its_time_with_another_handle(served, to
     assert client.ask(codes.ACK_MESSAGE, changed.fields).remark == EXPIRED
     assert [each.body for each in pop_all(served.broker(), topic, f"{group}_2", 1)] == [b"first"]
     assert ack(client, Popped(f"{group}_2", topic, first.message, first.handle)) == codes.NO_MESSAGE, "a pop of another group"
+
+
+def give_back(worker, *found):
+    """Give back what did not reach its client, as the gRPC worker does."""
+    assert {worker.ask(codes.GIVE_BACK, each.fields).code for each in found} == {codes.SUCCESS}
+
+
+def test_a_message_that_did_not_reach_its_client_comes_again_at_once_and_is_not_counted(served, topic, group):
+    SubscriptionGroups(served.root).put(SubscriptionGroup(group, retry_max_times=1))
+    client, other = served.broker(), served.broker()
+    with LocalClient(served.root) as worker:
+        for _ in range(5):
+            found, = pop_all(client, topic, group, 1, invisibleTime=3_600_000)
+            held = other.send(codes.POP_MESSAGE, pop_fields(topic, group, pollTime=60_000))
+            assert other.is_silent()
+            give_back(worker, found)
+            again, = popped(other.wait(held), topic, group)
+            assert (again.body, again.message.topic, again.message.reconsume_times) == (b"first", topic, 0)
+            assert client.ask(codes.ACK_MESSAGE, found.fields).code == codes.SUCCESS, "the old handle changes nothing"
+            give_back(worker, found)
+            assert not pop(client, topic, group)
+            give_back(worker, again)
+        first, = pop_all(client, topic, group, 1, invisibleTime=1)
+        retry, = pop_all(client, topic, group, 1)
+        give_back(worker, retry)
+        again, = pop_all(client, topic, group, 1)
+        assert (again.message.topic, again.message.reconsume_times) == (f"%RETRY%{group}", 1), "nor is that of a retry"
+    assert ack(client, again) == codes.SUCCESS and not dead_letters(served, group)
+    eventually(lambda: [committed(served, name, group).get(0) for name in (topic, f"%RETRY%{group}")] == [1, 1], "both are done")
+
+
+@pytest.mark.parametrize("code", [codes.GIVE_BACK, codes.INTRODUCE])
+def test_only_workers_of_the_host_give_back_what_did_not_reach_a_client(served, topic, group, code):
+    client = served.broker()
+    found, = pop_all(client, topic, group, 1)
+    assert client.ask(code, found.fields).code == codes.REQUEST_CODE_NOT_SUPPORTED
+    assert not pop(client, topic, group) and ack(client, found) == codes.SUCCESS
+
+
+def test_ordered_messages_that_did_not_reach_their_client_come_again_in_order_and_uncounted(tmp_path):
+    served = start_served(tmp_path / "store")
+    try:
+        SubscriptionGroups(served.root).put(SubscriptionGroup("g", retry_max_times=0))
+        client, other = served.broker(), served.broker()
+        put(client, "T", b"a", b"b", b"c")
+        put(client, "T", b"d")
+        acks = AckFile(served.root, "T@g")
+        for victim in ("", "gateway", ""):
+            found = pop_all(client, "T", "g", 4, order="true")
+            held = other.send(codes.POP_MESSAGE, pop_fields("T", "g", order="true", pollTime=60_000))
+            with LocalClient(served.root) as worker:
+                give_back(worker, *found[2:], found[0])
+                assert other.is_silent(), "one of them is still on its way"
+                give_back(worker, found[1])
+            again = client.ask(codes.POP_MESSAGE, pop_fields("T", "g", order="true")) if victim else other.wait(held)
+            again = again if again.code == codes.SUCCESS else other.wait(held)
+            assert [each.body for each in popped(again, "T", "g")] == [b"a", b"b", b"c", b"d"] and not again.fields["orderCountInfo"]
+            with LocalClient(served.root) as worker:
+                give_back(worker, *popped(again, "T", "g"))
+            if victim:
+                eventually(lambda: (states := acks.read().get(0)) and states[-1].counts == ((0, 4, 0),), "it is saved")
+                incarnation = served.engine.incarnation(victim)
+                served.engine.kill(victim)
+                served.engine.wait_back(victim, incarnation)
+                client, other = (eventually(lambda: _connected(served), "the gateway is back") for _ in range(2))
+        found = pop_all(client, "T", "g", 4, order="true")
+        assert not dead_letters(served, "g") and [ack(client, each) for each in found] == [0] * 4
+        eventually(lambda: committed(served, "T", "g").get(0) == 4, "all are done")
+    finally:
+        served.close()
 
 
 def test_a_longer_time_keeps_a_message(served, topic, group):
@@ -549,7 +621,8 @@ def test_a_master_that_was_replaced_writes_neither_offsets_nor_acknowledgements(
         kept = {"topic": "T", "consumerGroup": "pulling", "queueId": 0, "commitOffset": 1}
         assert client.ask(codes.UPDATE_CONSUMER_OFFSET, kept).code == codes.SUCCESS
         eventually(lambda: committed(served, "T", "pulling") and sum(committed(served, "T", "g").values()) == 1, "they are written")
-        files = [served.root / "config" / name for name in ("consumerOffset.json", "consumers/acks/T@g")]
+        heartbeat(client, "me", "pulling", subscription("T"))
+        files = [served.root / "config" / name for name in ("consumerOffset.json", "consumers/acks/T@g", "subscriptionGroup.json")]
         before = [path.read_bytes() for path in files]
         held = other.send(codes.POP_MESSAGE, pop_fields("T", "g", pollTime=60_000))
         assert ack(client, found[1]) == codes.SUCCESS and other.is_silent()
@@ -557,7 +630,11 @@ def test_a_master_that_was_replaced_writes_neither_offsets_nor_acknowledgements(
         refused = client.ask(codes.UPDATE_CONSUMER_OFFSET, kept | {"commitOffset": 2})
         assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
         copied = {"srcGroup": "pulling", "destGroup": "copy", "topic": "T", "offline": "true"}
-        for refused in client.ask(codes.POP_MESSAGE, pop_fields("T", "g")), client.ask(codes.CLONE_GROUP_OFFSET, copied):
+        reset = {"topic": "T", "group": "pulling", "timestamp": 0, "isForce": "true"}
+        for code, fields in ((codes.POP_MESSAGE, pop_fields("T", "g")), (codes.CLONE_GROUP_OFFSET, copied),
+                             (codes.INVOKE_BROKER_TO_RESET_OFFSET, reset),
+                             (codes.DELETE_SUBSCRIPTIONGROUP, {"groupName": "pulling", "removeOffset": "true"})):
+            refused = client.ask(code, fields)
             assert refused.code == codes.NO_PERMISSION and "a master of a higher term" in refused.remark
         assert "a master of a higher term" in other.wait(held).remark
         assert ack(client, found[2]) == codes.NO_MESSAGE
@@ -666,7 +743,7 @@ def test_a_pop_of_large_messages_ends_at_its_size(served, topic, group):
 def test_large_retries_that_were_set_aside_come_as_many_as_fit(served, topic, group):
     client, other = served.broker(), f"{topic}_2"
     put(client, other, *(bytes(700_000) for _ in range(10)))
-    pop_all(client, other, group, 10, invisibleTime=1)
+    pop_all(client, other, group, 10, invisibleTime=2000)
     eventually(lambda: served_end(served, f"%RETRY%{group}") == 10, "all are retries")
     assert [each.body for each in pop_all(client, topic, group, 1)] == [b"first"]
     eventually(lambda: not pop(client, topic, group), "the other's retries are set aside")
@@ -698,15 +775,38 @@ def test_a_batch_of_more_messages_than_a_piece_of_work_is_refused(served, topic,
 # ---- in this process, with what a store does only at rare moments ---------------------------
 
 
+class Reader:
+    """The store of `pops`: one queue of `log`, whose messages cannot be read as long as there are faults."""
+
+    def __init__(self, root, log: list[Message], faults: list[Exception]) -> None:
+        self.root, self.log, self.faults = root, log, faults
+
+    def message_at(self, offset, level):
+        if self.faults:
+            raise self.faults.pop()
+        return self.log[offset]
+
+    def dispatched_offset(self, level):
+        return len(self.log)
+
+    def _queue(self, topic, queue_id):
+        return SimpleNamespace(max_offset=lambda limit: limit)
+
+    def _fetch(self, topic, queue_id, offset, most, wanted, level):
+        found = self.log[offset:offset + most]
+        return GetResult(GetStatus.FOUND, found, offset + len(found), 0, len(self.log), [each.queue_offset for each in found])
+
+
+async def all_others(*but: asyncio.Task) -> None:
+    """Wait for the other tasks."""
+    while rest := asyncio.all_tasks() - {asyncio.current_task(), *but}:
+        await asyncio.gather(*rest)
+
+
 @pytest.fixture
 def pops(tmp_path):
     """A Pops that has put four messages of T in flight for g, whose leases are over; `put` are the retries of which it is told."""
-    made = SimpleNamespace(put=[], faults=[], time_s=0.0)
-
-    def message_at(offset, level):
-        if made.faults:
-            raise made.faults.pop()
-        return replace(sent[offset], raw_properties="")
+    made = SimpleNamespace(put=[], faults=[], said=[])
 
     async def give_back(message, back, report, then):
         if made.faults:
@@ -715,22 +815,34 @@ def pops(tmp_path):
         then("")
 
     sent = [Message("T", b"", 0, offset, offset, 100) for offset in range(4)]
-    names = SimpleNamespace(group=lambda name: None, topic=lambda name: None, recent_topics=dict, why_no_commit="")
+    made.reader, made.give_back = Reader(tmp_path, sent, made.faults), give_back
+    made.config = TopicConfig("T", 1, 1)
+    names = made.names = SimpleNamespace(
+        group=lambda name: None, group_or_new=lambda name: asyncio.sleep(0, SubscriptionGroup(name)), topic=lambda name: None,
+        recent_topic=lambda name: made.config, recent_topics=dict, why_no_commit="")
     positions = SimpleNamespace(record=lambda message: b"record", is_near_log_end=lambda offset: True)
-    pulls = SimpleNamespace(positions=positions, count_gets=lambda topic, group, number: None,
-                            arrivals=SimpleNamespace(serve=lambda check, holds: None))
-    offsets = SimpleNamespace(when_rewritten=[], has_room=True)
+    pulls = SimpleNamespace(positions=positions, count_gets=lambda topic, group, number: None, is_pulling=lambda group: False,
+                            dispatched=lambda: made.reader.dispatched_offset(None),
+                            arrivals=SimpleNamespace(serve=lambda check, holds: None, stir=lambda: None))
+    offsets = SimpleNamespace(when_rewritten=[], has_room=True, flush=lambda: asyncio.sleep(0))
     executor = TurnExecutor(1, "test")
-    made.pops = Pops(SimpleNamespace(root=tmp_path, message_at=message_at), names, offsets, pulls, give_back, executor, lambda text: None)
-    session = SimpleNamespace(heartbeat=lambda: None, rejoin_if_removed=lambda: False, close=lambda: None)
+    made.pops = Pops(made.reader, names, offsets, pulls, lambda *given: made.give_back(*given), executor, made.said.append)
+    session = SimpleNamespace(heartbeat=lambda: None, rejoin_if_removed=lambda: False, close=lambda: None, holds=lambda claim: True)
     made.share = Share(session, "T", "g")
-    made.queue = PopQueue(0, None, 4, InFlight(0))
+    made.queue = PopQueue(0, Claim(0, 1), 4, InFlight(0))
     made.queue.flight.deliver(sent, None)
     made.share.add([made.queue])
-    made.pops.shares._by_group["g"] = {"T": made.share}
+    made.known = made.pops.shares.by_group
+    made.known["g"] = {"T": made.share}
+
+    def leased(lease: Lease) -> Lease:
+        lease.queue.leases[lease.message.queue_offset] = lease
+        made.pops.shares.ends.plan(lease, 0.0)
+        return lease
+
+    made.leased = leased
     for message in sent:
-        made.queue.leases[message.queue_offset] = lease = Lease(made.share, made.queue, message, 1, 1.0)
-        made.pops._ends.plan(lease, 0.0)
+        leased(Lease(made.share, made.queue, message, 1, 1.0))
     yield made
     executor.shutdown()
 
@@ -750,11 +862,48 @@ def test_what_fails_for_a_moment_leaves_no_message_in_flight_for_ever(pops, faul
     assert sorted(pops.put) == [0, 1, 2, 3] and not pops.faults and pops.queue.done == 4
 
 
+def test_no_more_messages_are_read_than_a_pop_may_have_before_the_first_ones_are_put_again(pops, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.POP_BYTES", 200)  # two messages
+    putting = []
+
+    async def put_later(message, back, report, then):
+        putting.append((message.queue_offset, then))
+
+    pops.give_back = put_later
+    queue = pops.share.queues[1] = PopQueue(1, Claim(1, 1), 2, InFlight(0))
+
+    async def run():
+        await pops.pops.tick()
+        await eventually_put(2)
+        message, = queue.flight.deliver([Message("T", b"", 1, 0, 0, 100)], None)
+        pops.leased(Lease(pops.share, queue, message, 1, 1.0, is_ordered=True))
+        late = pops.leased(Lease(pops.share, queue, replace(message, queue_offset=1), 1, 1.0))
+        while 0 in queue.leases:
+            await asyncio.sleep(0.01)
+            await pops.pops.tick()
+        assert list(queue.leases.values()) == [late] and list(queue.flight.again) == [0], "others do not wait for the puts"
+        queue.leases.clear()
+        for _, then in putting[:2]:
+            then("")
+        await eventually_put(4)
+        for _, then in putting[2:]:
+            then("")
+
+    async def eventually_put(number):
+        while len(putting) < number:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(putting) == number
+
+    asyncio.run(asyncio.wait_for(run(), scaled_timeout_s(30)))
+    assert [offset for offset, _ in putting] == [0, 1, 2, 3] and pops.queue.done == 4
+
+
 @pytest.mark.parametrize("keep", ["again", "aside", "lease"])
 def test_a_group_whose_messages_no_client_has_pops_no_more_after_a_time(pops, keep):
     messages = list(pops.queue.flight.open.values())
     pops.share.used_s -= POPPING_S + 1
-    pops.queue.claim = Claim(0, 1)
     for message in messages:
         if keep == "again":
             pops.queue.flight.give_back(message)
@@ -768,7 +917,7 @@ def test_a_queue_that_is_shorter_after_a_recovery_keeps_nothing_of_before(pops):
     pops.queue.set_aside(pops.queue.flight.open[0], "T")
 
     async def run():
-        pops.pops._end_leases(pops.queue)
+        pops.pops.shares.end_leases(pops.queue)
         pops.queue.seek(2)
         await pops.pops.tick()
 
@@ -776,43 +925,189 @@ def test_a_queue_that_is_shorter_after_a_recovery_keeps_nothing_of_before(pops):
     assert not (pops.queue.aside or pops.queue.leases or pops.put) and pops.queue.done == 2
 
 
-def test_retries_that_wait_for_their_topic_come_to_its_pops_if_no_more_may_wait(pops, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.pop.ASIDE_BOUNDS_MAX", 2)
+def test_retries_that_wait_for_their_topic_come_to_its_pops_if_no_more_may_wait(pops):
+    pops.queue.bounds_max = 2
     messages = list(pops.queue.flight.open.values())
     for message in messages:
         pops.queue.set_aside(message, "T" if message.queue_offset < 2 else "other")
 
-    def read(topic, queue_id, offset, most, wanted):
-        found = messages[offset:offset + most]
-        return SimpleNamespace(next_begin_offset=offset + len(found), _placed=lambda queue_id: found), [b"record"] * len(found)
-
-    monkeypatch.setattr(pops.pops, "_read", read)
     assert pops.queue.may_have("T", 4, is_ordered=False) and not pops.queue.may_have("none", 5, is_ordered=False)
-    taken = []
-    assert asyncio.run(pops.pops._take_aside(pops.share, pops.queue, asked(pops, "T", "g"), taken))
-    assert [each.message.queue_offset for each in taken] == [0, 1] and list(pops.queue.aside) == ["other"]
+    answer = asyncio.run(pops.pops.pop(PopOfT()))
+    assert answer.fields["msgOffsetInfo"] == "0 0 0,1" and list(pops.queue.aside) == ["other"]
+
+
+def test_each_queue_has_its_turn_while_retries_wait_too(pops):
+    """Both topics have two queues in which as much comes again as a pop takes."""
+    pops.names.recent_topics = lambda: {"%RETRY%g": pops.config}
+    pops.config = TopicConfig("T", 2, 2)
+    retries = Share(pops.share.session, "%RETRY%g", "g")
+    pops.known["g"]["%RETRY%g"] = retries
+    queues = {}
+    for share in (pops.share, retries):
+        share.queues.clear()
+        for queue_id in range(2):
+            queues[share.topic, queue_id] = queue = PopQueue(queue_id, Claim(queue_id, 1), 20, InFlight(0))
+            for message in queue.flight.deliver([Message(share.topic, b"", queue_id, at, at, 100) for at in range(20)], None):
+                queue.flight.give_back(message)
+            share.add([queue])
+
+    async def run():
+        for _ in range(20):
+            assert (await pops.pops.pop(PopOfT(maxMsgNums=1))).code == codes.SUCCESS
+
+    asyncio.run(run())
+    assert {key: len(queue.leases) for key, queue in queues.items()} == dict.fromkeys(queues, 5)
+
+
+def test_a_group_that_is_reset_during_a_pop_gets_no_message_of_before(pops, monkeypatch):
+    pops.reader.log = [*pops.reader.log, Message("T", b"", 0, 4, 4, 100)]
+    monkeypatch.setattr(PopQueue, "know_same_history", lambda *given: True)
+    read, asked = pops.reader._fetch, PopOfT()
+
+    async def run():
+        loop = asyncio.get_running_loop()
+
+        async def reset():
+            pops.pops.shares.forget("g")
+
+        def fetch(*given):
+            asyncio.run_coroutine_threadsafe(reset(), loop).result()
+            return read(*given)
+
+        pops.reader._fetch = fetch
+        assert (await pops.pops.pop(asked)).code == codes.POLLING_TIMEOUT
+        await all_others()
+
+    asyncio.run(run())
+    assert not (asked.answers or pops.queue.leases or pops.pops.shares.in_flight)
+
+
+class Ruled(Request):
+    """A request whose rights the test gives."""
+
+    def __init__(self, rule, frame: Frame) -> None:
+        super().__init__(SimpleNamespace(), frame, 0)
+        self.rule = rule
+
+    def require(self, topic, right):
+        self.rule(topic)
+
+
+def forbid(topic: str) -> None:
+    """The rule of a client that has no right for one topic."""
+    refuse_if("no right" if topic == "Secret" else "")
+
+
+class Peer:
+    """A connection, as pops know it."""
+
+    is_closed = False
+
+    def __init__(self, host: str = "10.0.0.7") -> None:
+        self.host = host
+
+
+class PopOfT(Request):
+    """A pop of T by the group g, whose answer is taken by a client, or not."""
+
+    def __init__(self, connection=None, *, is_taken: bool = True, **changes: object) -> None:
+        fields = {name: str(value) for name, value in pop_fields("T", "g", **changes).items()}
+        super().__init__(connection or Peer(), Frame(codes.POP_MESSAGE, fields), 0)
+        self.is_taken, self.answers = is_taken, []
+
+    def reply(self, answer):
+        self.answers.append(answer)
+        is_first, self._is_open = self._is_open, False
+        return self.is_taken and is_first
+
+
+def retries_of(pops, monkeypatch, topics):
+    """Let the queue of `pops` be a retry queue with one message of each of these topics, all of them set aside; return its log."""
+    log = [Message("%RETRY%g", b"", 0, at, at, 100, f"RETRY_TOPIC\x01{name}\x02") for at, name in enumerate(topics)]
+    queue = PopQueue(0, Claim(0, 1), len(log), InFlight(0))
+    queue.flight.deliver(log[:], None)
+    for message in log[:]:
+        queue.set_aside(message, message.properties["RETRY_TOPIC"])
+    pops.share.topic, pops.queue = "%RETRY%g", queue
+    pops.share.queues = {0: queue}
+
+    async def put_again(message, back, report, then):
+        if pops.faults:
+            raise pops.faults.pop()
+        log.append(replace(message, queue_offset=len(log), physical_offset=len(log)))
+        then("" if back.raw.queue_id == 0 and back.raw.topic == "%RETRY%g" and back.raw.reconsume_times == 0 else "changed")
+
+    pops.reader.log, pops.reader.faults, pops.give_back = log, [], put_again
+    monkeypatch.setattr("pyengine.gateway.pop.PUT_AGAIN_S", 0.0)
+    return log
+
+
+def test_retries_that_wait_in_too_many_runs_are_put_again_together_and_none_is_lost(pops, monkeypatch, rng):
+    """Of silent topics, between which others were done; some puts fail."""
+    topics = [rng.choice("ABC") if rng.random() < 0.8 else "done" for _ in range(4000)]
+    log, queue = retries_of(pops, monkeypatch, topics), pops.queue
+    for offset, name in enumerate(topics):
+        if name == "done":
+            queue.bring_back(name, [(offset, offset + 1)], [])
+    monkeypatch.setattr("pyengine.gateway.pop_shares.ASIDE_BOUNDS_MAX", 1000)
+    assert queue.bounds == sum(map(len, queue.aside.values())) > 1000 and set(queue.aside) == set("ABC")
+    pops.faults += [OSError(28, "no space")] * 5
+
+    async def run():
+        async with asyncio.timeout(scaled_timeout_s(60)):
+            while True:
+                await pops.pops.shares.collect()
+                assert not queue.room_for_next or queue.bounds < 1000
+                await pops.pops.tick()
+                await all_others()
+                for message in log[queue.position:]:  # as _take_next reads them
+                    for each in queue.flight.deliver([message], None):
+                        queue.set_aside(each, each.properties["RETRY_TOPIC"])
+                queue.position = len(log)
+                if queue.bounds <= 250:
+                    return
+
+    asyncio.run(run())
+    waiting = Counter(log[offset].properties["RETRY_TOPIC"] for runs in queue.aside.values()
+                      for start, end in zip(runs[::2], runs[1::2]) for offset in range(start, end))
+    assert waiting == Counter(name for name in topics if name != "done") and not queue.flight.open and not pops.faults
+    assert queue.bounds == sum(map(len, queue.aside.values())) and "of 3 topics" in pops.said[0]
+
+
+def test_all_queues_share_the_runs_that_may_wait_and_each_has_some_for_each_of_its_topics(pops, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop_shares.ALL_ASIDE_BOUNDS_MAX", 100)
+    retries_of(pops, monkeypatch, "AB" * 10)
+    many = PopQueue(1, Claim(1, 1), 30, InFlight(0))
+    many.flight.deliver([Message("%RETRY%g", b"", 1, at, at, 100) for at in range(30)], None)
+    for at, message in enumerate(list(many.flight.open.values())):
+        many.set_aside(message, f"T{at}")
+    pops.share.queues[1] = many
+    asyncio.run(pops.pops.shares.collect())
+    assert [queue.bounds_max for queue in pops.share.queues.values()] == [50, 120]
+    assert pops.pops.shares.scattered == [(pops.share, pops.queue)]
+    assert many.scattered() == (max(many.aside, key=lambda name: len(many.aside[name])), [])
 
 
 @pytest.mark.parametrize("name", ["ack", "change_invisible", "make_dead_letter", "ack_batch"])
 def test_a_right_for_one_topic_ends_no_retry_of_another(pops, name):
     retry = Share(pops.share.session, "%RETRY%g", "g")
-    pops.pops.shares._by_group["g"]["%RETRY%g"] = retry
+    pops.known["g"]["%RETRY%g"] = retry
     queue = PopQueue(0, None, 1, InFlight(0))
     message, = queue.flight.deliver([Message("%RETRY%g", b"", 0, 0, 0, 100, "RETRY_TOPIC\x01Secret\x02")], None)
     retry.add([queue])
-    queue.leases[0] = lease = Lease(retry, queue, message, 7, 1.0)
-    pops.pops._ends.plan(lease, 0.0)
+    lease = pops.leased(Lease(retry, queue, message, 7, 1.0))
     body = {"acks": [{"c": "g", "t": "T", "r": "1", "so": 0, "q": 0, "pt": 7, "b": "AQ=="}]}
     fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "offset": "0", "extraInfo": "0 7 1000 0 1 broker-a 0 0",
               "invisibleTime": "1"}
-    rights = SimpleNamespace(rights=lambda request, topic, right: Answer(1, "no right") if topic == "Secret" else None)
-    request = Request(rights, Frame(0, fields, json.dumps(body).encode()), 0)
+    request = Ruled(forbid, Frame(0, fields, json.dumps(body).encode()))
 
     async def ask():
         answer = getattr(pops.pops, name)(request)
         return await answer if name == "make_dead_letter" else answer
 
-    assert asyncio.run(ask()).remark == "no right" and queue.leases == {0: lease} and lease.pop_time_ms == 7
+    with pytest.raises(RequestRefusedError, match="no right"):
+        asyncio.run(ask())
+    assert queue.leases == {0: lease} and lease.pop_time_ms == 7
 
 
 def test_a_group_that_is_forgotten_closes_its_file_after_a_thread_has_claimed_queues_in_it(pops):
@@ -825,27 +1120,58 @@ def test_a_group_that_is_forgotten_closes_its_file_after_a_thread_has_claimed_qu
         return {1: (Claim(1, 1), 0, InFlight(0))}
 
     pops.share.session.take, pops.share.session.close = take, lambda: done.append("closed")
-    pops.pops._names.recent_topic = lambda topic: SimpleNamespace(read_queue_nums=2)
+    pops.config = TopicConfig("T", 2, 2)
 
     async def run():
-        claiming = asyncio.create_task(pops.pops.shares._claim(pops.share, 2))
+        claiming = asyncio.create_task(pops.pops.shares.get("g", "T", is_from_last=False))
         await asyncio.to_thread(begun.wait)
         pops.pops.shares.forget("g")
+        pops.names.why_no_commit = "it may not be opened again"
         may_end.set()
-        await claiming
+        with pytest.raises(UsageError, match="it may not be opened again"):
+            await claiming
 
     asyncio.run(run())
     assert done == ["taken", "closed"] and not pops.share.queues
 
 
+def test_a_reset_while_a_group_begins_to_pop_counts(pops, tmp_path, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def begin(start):
+        begun.set()
+        assert may_end.wait(scaled_timeout_s(30))
+
+    session = SimpleNamespace(begin=begin, close=lambda: None, take=lambda queue_ids: {0: (Claim(0, 1), 0, InFlight(0))})
+    monkeypatch.setattr("pyengine.gateway.pop_shares.GroupSession", lambda *given, **more: session)
+    executor = TurnExecutor(2, "test")
+    offsets = GroupOffsets(pops.reader, executor)
+    shares = Shares(pops.reader, pops.names, offsets, SimpleNamespace(), executor, asyncio.ensure_future, set)
+    offsets.when_rewritten.append(shares.forget)
+
+    async def run():
+        opening = asyncio.create_task(shares.get("new", "T", is_from_last=False))
+        await asyncio.to_thread(begun.wait)
+        reset = asyncio.create_task(offsets.rewrite(lambda table: None, "new"))
+        await asyncio.wait([reset], timeout=0.2)
+        may_end.set()
+        await asyncio.gather(opening, reset)
+
+    asyncio.run(run())
+    executor.shutdown()
+    assert shares.find("new", "T") is None
+
+
 @pytest.mark.parametrize("name", ["ack", "change_invisible", "ack_batch"])
 def test_nothing_is_acknowledged_from_the_moment_in_which_a_master_is_replaced(pops, name):
-    pops.pops._names.why_no_commit = "another master has replaced this one"
+    pops.names.why_no_commit = "another master has replaced this one"
     body = {"acks": [{"c": "g", "t": "T", "r": "0", "so": 0, "q": 0, "pt": 1, "b": "AQ=="}]}
     fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "offset": "0", "extraInfo": "0 1 1000 0 0 broker-a 0 0",
               "invisibleTime": "1"}
-    rights = SimpleNamespace(rights=lambda request, topic, right: None)
-    answer = getattr(pops.pops, name)(Request(rights, Frame(0, fields, json.dumps(body).encode()), 0))
+    try:
+        answer = getattr(pops.pops, name)(Ruled(lambda topic: None, Frame(0, fields, json.dumps(body).encode())))
+    except RequestRefusedError as refused:
+        answer = refused.answer
     assert answer == Answer(codes.NO_MESSAGE, "another master has replaced this one") and pops.queue.leases[0].pop_time_ms == 1
     asyncio.run(pops.pops.tick())
     assert not any(pops.pops.shares) and not pops.put
@@ -853,15 +1179,14 @@ def test_nothing_is_acknowledged_from_the_moment_in_which_a_master_is_replaced(p
 
 @pytest.mark.parametrize("work", ["collect", "left", "tick"])
 def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.pop.SLICE_S", 0.0)
+    monkeypatch.setattr("pyengine.gateway.pop_shares.SLICE_S", 0.0)
     monkeypatch.setattr("pyengine.gateway.pop.ENDS_OF_TICK", 1)
     owner = SimpleNamespace(is_closed=False)
     pops.queue.leases.clear()
     pops.share.queues = {number: PopQueue(number, Claim(number, 1), 4, InFlight(0)) for number in range(8)}
     for queue in pops.share.queues.values():
         message, = queue.flight.deliver([Message("T", b"", queue.queue_id, 0, 0, 100)], None)
-        queue.leases[0] = lease = Lease(pops.share, queue, message, 1, 60.0, owner=owner)
-        pops.pops._ends.plan(lease, 0.0)
+        pops.leased(Lease(pops.share, queue, message, 1, 60.0, owner=owner))
     turns = 0
 
     async def run():
@@ -874,7 +1199,7 @@ def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypa
         counting = asyncio.create_task(others())
         if work == "left":
             pops.pops.left(owner, "g")
-            await asyncio.gather(*pops.pops._tasks)
+            await all_others(counting)
         else:
             await (pops.pops.shares.collect() if work == "collect" else pops.pops.tick())
         counting.cancel()
@@ -884,14 +1209,13 @@ def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypa
 
 
 def test_a_group_that_is_forgotten_while_others_are_saved_fails_no_save(pops, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.pop.SLICE_S", 0.0)
-    pops.queue.claim = Claim(0, 1)
+    monkeypatch.setattr("pyengine.gateway.pop_shares.SLICE_S", 0.0)
 
     def heartbeat():
         raise ValueError("the members' file is closed")
 
     other = Share(SimpleNamespace(heartbeat=heartbeat, close=lambda: None), "T", "other")
-    pops.pops.shares._by_group["other"] = {"T": other}
+    pops.known["other"] = {"T": other}
 
     async def run():
         asyncio.get_running_loop().call_soon(pops.pops.shares.forget, "other")
@@ -900,30 +1224,73 @@ def test_a_group_that_is_forgotten_while_others_are_saved_fails_no_save(pops, mo
     assert [share for share, *_ in asyncio.run(run()).rows] == [pops.share]
 
 
-def asked(pops, topic, group):
-    return Asked(SimpleNamespace(is_open=True, connection=None), group, topic, -1, 32, 1000, 0.0)
+def test_messages_of_a_pop_whose_answer_is_not_taken_go_to_the_next_one_and_are_not_counted(pops):
+    messages = list(pops.queue.flight.open.values())
+    pops.queue.leases.clear()
+    lost, held = PopOfT(is_taken=False), PopOfT(pollTime=60_000)
+
+    async def run():
+        assert await pops.pops.pop(held) is None and not held.answers
+        pops.queue.flight.take_back(messages)
+        assert await pops.pops.pop(lost) == Answer()
+        assert not pops.queue.leases and not pops.pops.shares.in_flight and list(pops.queue.flight.again) == [0, 1, 2, 3]
+        await all_others()
+
+    asyncio.run(run())
+    assert [answer.body for answer in (*lost.answers, held.answers[0])] == [b"record" * 4] * 2
+    assert [lease.message.delivery_count for lease in pops.queue.leases.values()] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("is_held", [True, False])  # or has not looked for messages yet
+def test_a_pop_for_which_no_client_waits_any_more_takes_nothing(pops, is_held):
+    messages = list(pops.queue.flight.open.values())
+    pops.queue.leases.clear()
+    connection = Peer()
+    ended, other = (PopOfT(connection, pollTime=60_000, number=number) for number in (1, 2))
+
+    async def run():
+        if not is_held:
+            pops.queue.flight.take_back(messages)
+        pop = asyncio.create_task(pops.pops.pop(ended))
+        if is_held:
+            await pop
+        for number in (1, 3):  # of which none is known
+            pops.pops.cancel(Request(connection, Frame(codes.CANCEL_POP, {"number": str(number)}), 0))
+        if is_held:
+            pops.queue.flight.take_back(messages)
+        await asyncio.gather(pop, pops.pops.pop(other))
+
+    asyncio.run(run())
+    assert ended.answers[0].code == codes.POLLING_TIMEOUT and other.answers[0].body == b"record" * 4
+    assert [lease.message.delivery_count for lease in pops.queue.leases.values()] == [1, 1, 1, 1]
+
+
+def test_the_held_pops_of_one_host_leave_room_for_those_of_others(pops, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pop.HELD_MAX", 4)
+
+    async def run():
+        async def answer(host):
+            return await pops.pops.pop(PopOfT(Peer(host), pollTime=60_000))
+
+        assert [await answer("10.0.0.7") for _ in range(2)] == [None, None]
+        assert (await answer("10.0.0.7")).code == codes.POLLING_FULL
+        assert [await answer("10.0.0.8") for _ in range(2)] == [None, None]
+
+    asyncio.run(run())
 
 
 def test_what_all_groups_have_in_flight_has_a_limit(pops, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.pop.ALL_IN_FLIGHT_MAX", 4)
-    monkeypatch.setattr(pops.pops.shares, "get", lambda asked, topic: asyncio.sleep(0, pops.share))
-    pops.queue.claim = Claim(0, 1)
+    pops.reader.log = [*pops.reader.log, Message("T", b"", 0, 4, 4, 100)]
     asyncio.run(pops.pops.shares.collect())
-    assert asyncio.run(pops.pops._take(asked(pops, "T", "g"))) is None
-    pops.queue.acknowledge(pops.queue.flight.open[3])
-    asyncio.run(pops.pops.shares.collect())
-    pops.queue.position = 3  # as if one more message had come
-
-    async def take_one(share, asked, taken):
-        taken.append(Taken(pops.queue, pops.share, pops.queue.flight.open[2], b"record"))
-
-    monkeypatch.setattr(pops.pops, "_take_from", take_one)
-    monkeypatch.setattr(pops.pops, "_end_of", lambda topic, queue_id: 4)
-    assert asyncio.run(pops.pops._take(asked(pops, "T", "g"))).body == b"record"
+    assert asyncio.run(pops.pops.pop(PopOfT())).code == codes.POLLING_TIMEOUT
+    handle = {"consumerGroup": "g", "topic": "T", "queueId": "0", "offset": "3", "extraInfo": "3 1 1000 0 0 broker-a 0 3"}
+    assert pops.pops.ack(Ruled(lambda topic: None, Frame(codes.ACK_MESSAGE, handle))) == Answer()
+    assert asyncio.run(pops.pops.pop(PopOfT())).body == b"record"  # at once, not after the next note
 
 
 def test_groups_pop_from_so_many_topics_at_most(pops, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.pop.SHARES_MAX", 2)
-    pops.pops.shares._by_group["other"] = {"T": pops.share}
+    monkeypatch.setattr("pyengine.gateway.pop_shares.SHARES_MAX", 2)
+    pops.known["other"] = {"T": pops.share}
     with pytest.raises(UsageError, match="groups pop from 2 topics already"):
-        asyncio.run(pops.pops.shares.get(asked(pops, "T", "a third"), "T"))
+        asyncio.run(pops.pops.shares.get("a third", "T", is_from_last=False))

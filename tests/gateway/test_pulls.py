@@ -209,6 +209,11 @@ class FailingReader:
         return GetRecords(GetStatus.FOUND, next_begin_offset=1)
 
 
+def hold(pulls: Pulls, pull: Pull, left_ms: float = 100_000.0) -> None:
+    """Let a pull wait that finds nothing."""
+    pulls._hold(pull, left_ms)
+
+
 class Asked(Request):
     """A pull's request at a connection without a socket."""
 
@@ -233,7 +238,7 @@ def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
         try:
             for topic, found in answers.items():
                 for _ in range(2):
-                    pulls._hold(Pull(Asked(found), topic, 1, 0, 32, subscription_of(topic, "*", 0, None), 0), 100_000.0)
+                    hold(pulls, Pull(Asked(found), topic, 1, 0, 32, subscription_of(topic, "*", 0, None), 0))
             assert pulls.held == 8 and not any(answers.values())
             reader.has_messages = True
             async with asyncio.timeout(60):
@@ -280,7 +285,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
         reader.has_messages = True
         asked = [Asked(answers), Asked([])]
         for request in asked:
-            pulls._hold(Pull(request, "T", 1, 0, 32, subscription_of("T", "a > 1", 0, "SQL92"), 0), 100_000.0)
+            hold(pulls, Pull(request, "T", 1, 0, 32, subscription_of("T", "a > 1", 0, "SQL92"), 0))
             if request is asked[0]:
                 async with asyncio.timeout(60):
                     while pulls.held:
@@ -289,10 +294,10 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
                 statuses.append(GetStatus.FOUND)
             else:
                 request.connection.is_closed = True
-                pulls.closed(request.connection)
+                pulls.arrivals.check()
         while pulls._tasks:
             await asyncio.sleep(0.001)
-        assert pulls.held == 0 and not pulls._held_of
+        assert pulls.held == 0
 
     with TurnExecutor(2, "test") as executor:
         asyncio.run(whole(executor))
@@ -308,7 +313,7 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
         reader = FailingReader()
         pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: None)
         for queue_id in range(10):
-            pulls._hold(Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0), 100_000.0)
+            hold(pulls, Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0))
         reader.has_messages = True
         pulls.arrivals.check()
         while pulls.held:

@@ -621,26 +621,28 @@ def test_one_host_has_a_quarter_of_the_room(monkeypatch):
     monkeypatch.setattr(registration, "TOPICS_MAX", 40)
     routes = ClusterRoutes(SimpleNamespace(key_values=dict), None)
 
+    def routed(connection, who, counter: int, topics) -> str:
+        if not (why := routes._refusal(connection, who, topics)):
+            routes._take(SimpleNamespace(connection=connection, frame=Frame(0)), who, {"stateVersion": 0, "counter": counter}, topics)
+        return why
+
     def take(host: str, number: int, count: int, first: int = 0) -> str:
         connection = SimpleNamespace(host=host, is_closed=False, idle_s=1.0)
         who = _Identity(f"{host}-{number}", f"{host}:{number}", "c", 0)
         topics = {f"t{each}": TopicConfig(f"t{each}") for each in range(first, first + count)}
-        if why := routes._refusal(connection, who, topics):
-            return why
-        routes._take(SimpleNamespace(connection=connection, frame=Frame(0)), who, {"stateVersion": 0, "counter": number}, topics)
-        return ""
+        return routed(connection, who, number, topics)
 
     assert [bool(take("a", number, 2)) for number in (1, 2, 3)] == [False, False, True]
     assert "topics are too many" in take("b", 1, 11) and not take("b", 1, 10)
     assert "topics are too many" in take("b", 2, 2) and not take("c", 1, 10)
-    assert not take("b", 1, 1) and len(routes.brokers()) == 4
+    assert not take("b", 1, 1) and len(routes.brokers) == 4
     assert "topics are too many" in take("b", 1, 1, first=10), "a table that grows by single topics has the same bound"
     quiet = SimpleNamespace(host="d", is_closed=False, idle_s=3600.0)
-    routes._take(SimpleNamespace(connection=quiet, frame=Frame(0)), _Identity("b-1", "d:1", "other", 1), {"stateVersion": 0}, {})
+    assert not routed(quiet, _Identity("b-1", "d:1", "other", 1), 0, {})
     assert quiet.idle_s == registration.SILENT_S, "however long other clients may be silent"
-    assert routes.brokers()["b-1"].cluster == "c", "a slave moves nobody to another cluster"
-    assert "registered from another host" in routes._refusal(
-        SimpleNamespace(host="evil"), _Identity("any", "a:1", "c", 0), {}), "nobody takes an address"
+    assert routes.brokers["b-1"].cluster == "c", "a slave moves nobody to another cluster"
+    assert "registered from another host" in routed(
+        SimpleNamespace(host="evil"), _Identity("any", "a:1", "c", 0), 0, {}), "nobody takes an address"
 
 
 def test_with_access_keys_a_broker_needs_an_admins_or_a_known_address(tmp_path):

@@ -56,6 +56,19 @@ def test_a_commit_reaches_consumers_and_a_rollback_does_not(served, topic):
     assert message.prepared_transaction_offset == paid["commitLogOffset"] and message.sys_flag & 12 == COMMIT
 
 
+def test_an_end_that_comes_twice_changes_nothing_and_another_one_is_refused(served, topic):
+    client = served.broker()
+    for key, ends in (("U4", (COMMIT, ROLLBACK)), ("U5", (ROLLBACK, COMMIT))):
+        fields = prepare(client, topic, key.encode(), key + topic)
+        for end in (ends[0], ends[0]):
+            assert client.ask(codes.END_TRANSACTION, fields | {"commitOrRollback": end}).code == codes.SUCCESS
+        refused = client.ask(codes.END_TRANSACTION, fields | {"commitOrRollback": ends[1]})
+        assert refused.code == codes.SYSTEM_ERROR and "the transaction is ended already, by a " in refused.remark
+    last = prepare(client, topic, b"last", "U6" + topic)
+    assert client.ask(codes.END_TRANSACTION, last | {"commitOrRollback": COMMIT}).code == codes.SUCCESS
+    assert [message.body for message in wait_for(served, topic, 2)] == [b"U4", b"last"]
+
+
 def test_an_end_must_fit_its_half_message(served, topic):
     client = served.broker()
     fields = prepare(client, topic, b"x", "U3" + topic) | {"commitOrRollback": COMMIT}

@@ -5,21 +5,28 @@ The Java half is in clients/ and is built as the judge's is. Commands and answer
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import queue
 import shlex
+import shutil
 import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from interop.judge import build
+import pytest
+
+from interop.judge import build, cache_folder
+from waiting import scaled_timeout_s
 
 SOURCES = Path(__file__).parent / "clients"
 ANSWER_TIMEOUT_S = 120
 SOURCES_5 = Path(__file__).parent / "clients5"
+SOURCES_NODE = Path(__file__).parent / "node"
 FLAGS = ("-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # quick to start
 
 
@@ -29,6 +36,25 @@ def class_path_5() -> str:
     # The client for gRPC first: it has classes that its tools bring too, for another copy of gRPC.
     first = [target / "gateway-clients5.jar", *(target / "lib").glob("rocketmq-client-java-*.jar")]
     return os.pathsep.join(map(str, (*first, target / "lib" / "*")))
+
+
+def node_programs() -> Path:
+    """Return the folder of node/'s programs, below which npm has brought the client; skips without its registry."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES_NODE.iterdir()))).hexdigest()
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    place = cache / f"node-{digest[:16]}"
+    with open(cache / "node.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "installed").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(SOURCES_NODE, place)
+            done = subprocess.run(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=place, capture_output=True,
+                                  text=True, timeout=scaled_timeout_s(200))
+            if done.returncode != 0:
+                pytest.skip(f"node: npm did not bring the client: {done.stderr[-1000:]}")
+            (place / "installed").touch()
+    return place
 
 
 class ClientError(AssertionError):
@@ -41,23 +67,23 @@ class Clients:
     def __init__(self, java: str, name_server: str, scratch: Path, flags: Sequence[str] = FLAGS, account: Sequence[str] = ()) -> None:
         """With an `account`, an access key and its secret, they sign what they ask."""
         target = build(SOURCES) / "target"
-        self._errors = open(scratch / "clients.stderr", "w+")
+        self.errors = open(scratch / "clients.stderr", "w+")
         (scratch / "conf").mkdir(exist_ok=True)
         if account:
             (scratch / "conf" / "tools.yml").write_text("accessKey: {}\nsecretKey: {}\n".format(*account))
         (scratch / "conf" / "logback_tools.xml").write_text("<configuration/>")  # the tools do not start without one
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [java, *flags, f"-Duser.home={scratch}",
              f"-Drocketmq.home.dir={scratch}", f"-Drocketmq.namesrv.addr={name_server}", "-cp",
              f"{target / 'gateway-clients.jar'}{os.pathsep}{target / 'lib' / '*'}", "clients.Clients", name_server, *account],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=scratch)  # some tools write files
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, cwd=scratch)  # some tools write files
+        self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self.read, daemon=True).start()
 
-    def _read(self) -> None:
-        for line in self._process.stdout:
-            self._answers.put(line)
-        self._answers.put("")
+    def read(self) -> None:
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put("")
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Run one command and wait for its answer; ClientError where it threw."""
@@ -66,14 +92,14 @@ class Clients:
 
     def begin(self, do: str, **arguments: Any) -> None:
         """Let one command run; answer() waits for it."""
-        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._process.stdin.flush()
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
 
     def answer(self) -> Any:
-        line = self._answers.get(timeout=ANSWER_TIMEOUT_S)
+        line = self.answers.get(timeout=ANSWER_TIMEOUT_S)
         if not line:
-            self._errors.seek(0)
-            raise ClientError(f"the clients have ended: {self._errors.read()[-2000:]}")
+            self.errors.seek(0)
+            raise ClientError(f"the clients have ended: {self.errors.read()[-2000:]}")
         told = json.loads(line)
         if "error" in told:
             raise ClientError(told["error"])
@@ -81,15 +107,15 @@ class Clients:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def __enter__(self) -> Clients:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._errors.close()
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
 
 
 def put_mqadmin(java: str, folder: Path) -> Path:

@@ -55,17 +55,17 @@ class Segments:
     """Reads ranges of a folder of commit log segments."""
 
     def __init__(self, root: Path, segment_bytes: int) -> None:
-        self._folder = root / "commitlog"
-        self._segment_bytes = segment_bytes
-        self._loaded: tuple[int, bytes] = (-1, b"")
+        self.folder = root / "commitlog"
+        self.segment_bytes = segment_bytes
+        self.loaded: tuple[int, bytes] = (-1, b"")
 
     def read(self, at: int, length: int) -> bytes:
         """[at, at + length) of one segment; empty where there is no such segment."""
-        start = at - at % self._segment_bytes
-        if self._loaded[0] != start:
-            path = self._folder / f"{start:020d}"
-            self._loaded = (start, path.read_bytes() if path.exists() else b"")
-        return self._loaded[1][at - start : at - start + length]
+        start = at - at % self.segment_bytes
+        if self.loaded[0] != start:
+            path = self.folder / f"{start:020d}"
+            self.loaded = (start, path.read_bytes() if path.exists() else b"")
+        return self.loaded[1][at - start : at - start + length]
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

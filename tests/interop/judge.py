@@ -107,40 +107,40 @@ class Judge:
 
     def __init__(self, java: str, scratch: Path, heap: str = "1g") -> None:
         target = build() / "target"
-        self._scratch = scratch
-        self._lock = threading.Lock()
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
-        self._last_id = 0
-        self._errors = open(scratch / "judge.stderr", "w+")
-        self._process = subprocess.Popen(
+        self.scratch = scratch
+        self.lock = threading.Lock()
+        self.waiting: dict[int, Future[dict[str, Any]]] = {}
+        self.last_id = 0
+        self.errors = open(scratch / "judge.stderr", "w+")
+        self.process = subprocess.Popen(
             [java, f"-Xmx{heap}", *JVM_FLAGS, "-cp", f"{target / 'store-judge.jar'}{os.pathsep}{target / 'lib' / '*'}", "judge.Judge"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=self.errors,
             text=True,
             encoding="utf-8",
             env={**os.environ, "LC_ALL": "C.UTF-8"},  # else Java cannot name a topic's folder beyond ASCII
         )
-        self._reader = threading.Thread(target=self._read, name="judge-answers", daemon=True)
-        self._reader.start()
+        self.reader = threading.Thread(target=self.read, name="judge-answers", daemon=True)
+        self.reader.start()
 
     def __enter__(self) -> Judge:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()
+        self.process.stdin.close()
         try:
-            self._process.wait(timeout=30)
+            self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(timeout=30)
-        self._errors.close()
+            self.process.kill()
+            self.process.wait()
+        self.reader.join(timeout=30)
+        self.errors.close()
 
     def verify(self, store: Path, settings: Mapping[str, Any]) -> Future[dict[str, Any]]:
         """All that the real store reads from a copy of `store` (records, queues, messages, queries, positions)."""
-        copy = self._copy(store)
-        answer = self._ask("verify", copy, settings)
+        copy = self.copy(store)
+        answer = self.ask("verify", copy, settings)
         answer.add_done_callback(lambda _: shutil.rmtree(copy, ignore_errors=True))
         return answer
 
@@ -152,79 +152,79 @@ class Judge:
         A put is a row as `put_row` makes it. With `clock` in the rows the store time is where the
         row says.
         """
-        return self._ask("write", store, settings, puts=list(puts))
+        return self.ask("write", store, settings, puts=list(puts))
 
     def offsets(self, path: Path, commit: Mapping[str, Mapping[str, int]] | None = None) -> Future[dict[str, Any]]:
         """The table of a consumerOffset.json as a broker loads it; with `commit` it then writes the file its way."""
         more = {} if commit is None else {"commit": commit}
-        return self._ask("offsets", path.parent.parent, {}, path=str(path), **more)
+        return self.ask("offsets", path.parent.parent, {}, path=str(path), **more)
 
     def filter(self, cases: Sequence[tuple[str, Sequence[Mapping[str, str]]]]) -> Future[dict[str, Any]]:
         """`verdicts`: for each (condition, property sets) what a broker's SQL92 filter says of each set; None: refused."""
-        return self._ask("filter", self._scratch, {}, cases=[{"sql": sql, "sets": list(sets)} for sql, sets in cases])
+        return self.ask("filter", self.scratch, {}, cases=[{"sql": sql, "sets": list(sets)} for sql, sets in cases])
 
     def ha_open(self, store: Path, settings: Mapping[str, Any], master: str = "") -> Future[dict[str, Any]]:
         """Opens `store` itself in the role of its settings and lets it run; a SLAVE follows `master` (host:port).
 
         This and the other ha_ calls answer with `minPhy`, `maxPhy`, `dispatchBehind`, `pushedToSlave`, `connections`.
         """
-        return self._ask("ha_open", store, settings, master=master)
+        return self.ask("ha_open", store, settings, master=master)
 
     def ha_put(self, store: Path, count: int, *, body_bytes: int = 300, seed: int = 1) -> Future[dict[str, Any]]:
         """So many made-up messages, one after the other, into an open master; adds `statuses`, `okEnd`, times."""
-        return self._ask("ha_put", store, {}, count=count, bodyBytes=body_bytes, seed=seed)
+        return self.ask("ha_put", store, {}, count=count, bodyBytes=body_bytes, seed=seed)
 
     def ha_look(self, store: Path) -> dict[str, Any]:
         """How far an open store is, now."""
-        return self._ask("ha_look", store, {}).result(ANSWER_TIMEOUT_S)
+        return self.ask("ha_look", store, {}).result(ANSWER_TIMEOUT_S)
 
     def ha_close(self, store: Path) -> dict[str, Any]:
         """Stops an open store in good order, when its queues have caught up; adds `facts`."""
-        return self._ask("ha_close", store, {}).result(ANSWER_TIMEOUT_S)
+        return self.ask("ha_close", store, {}).result(ANSWER_TIMEOUT_S)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def kill(self) -> None:
         """kill -9: every store that is open in it ends as a broker's does then."""
-        self._process.kill()
+        self.process.kill()
 
-    def _copy(self, store: Path) -> Path:
-        place = Path(tempfile.mkdtemp(prefix=f"{store.name}-", dir=self._scratch))
+    def copy(self, store: Path) -> Path:
+        place = Path(tempfile.mkdtemp(prefix=f"{store.name}-", dir=self.scratch))
         # File times matter to the store's look-up by time; copies of sparse files stay sparse.
         subprocess.run(["cp", "-a", "--sparse=always", f"{store}/.", str(place)], check=True)
         return place
 
-    def _ask(self, command: str, store: Path, settings: Mapping[str, Any], **more: Any) -> Future[dict[str, Any]]:
+    def ask(self, command: str, store: Path, settings: Mapping[str, Any], **more: Any) -> Future[dict[str, Any]]:
         answer: Future[dict[str, Any]] = Future()
         text = {name: str(value) for name, value in settings.items()}
-        with self._lock:
-            self._last_id += 1
-            self._waiting[self._last_id] = answer
-            request = {"id": self._last_id, "command": command, "store": str(store), "settings": text, **more}
+        with self.lock:
+            self.last_id += 1
+            self.waiting[self.last_id] = answer
+            request = {"id": self.last_id, "command": command, "store": str(store), "settings": text, **more}
             try:
-                self._process.stdin.write(json.dumps(request) + "\n")
-                self._process.stdin.flush()
+                self.process.stdin.write(json.dumps(request) + "\n")
+                self.process.stdin.flush()
             except OSError as error:
-                del self._waiting[self._last_id]
-                answer.set_exception(JudgeFailure(f"the judge is gone: {error}\n{self._stderr()}"))
+                del self.waiting[self.last_id]
+                answer.set_exception(JudgeFailure(f"the judge is gone: {error}\n{self.stderr()}"))
         return answer
 
-    def _read(self) -> None:
-        for line in self._process.stdout:
+    def read(self) -> None:
+        for line in self.process.stdout:
             reply = json.loads(line)
-            with self._lock:
-                answer = self._waiting.pop(reply["id"])
+            with self.lock:
+                answer = self.waiting.pop(reply["id"])
             if "failure" in reply:
                 answer.set_exception(JudgeFailure("\n".join([reply["failure"], *reply.get("log", [])])))
             else:
                 answer.set_result(reply["answer"])
-        with self._lock:
-            for answer in self._waiting.values():
-                answer.set_exception(JudgeFailure(f"the judge ended without an answer\n{self._stderr()}"))
-            self._waiting.clear()
+        with self.lock:
+            for answer in self.waiting.values():
+                answer.set_exception(JudgeFailure(f"the judge ended without an answer\n{self.stderr()}"))
+            self.waiting.clear()
 
-    def _stderr(self) -> str:
-        self._errors.flush()
-        return Path(self._errors.name).read_text()[-4000:]
+    def stderr(self) -> str:
+        self.errors.flush()
+        return Path(self.errors.name).read_text()[-4000:]

@@ -17,10 +17,10 @@ class Host:
 
     def __init__(self, switch: str, name: str, number: int) -> None:
         self.address = f"10.77.0.{number}"
-        self._switch, self._cable, self.namespace = switch, f"to{number}", f"{switch}-{name}"
+        self.switch, self.cable, self.namespace = switch, f"to{number}", f"{switch}-{name}"
         _ip("netns", "add", self.namespace)
-        _ip("link", "add", self._cable, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
-        _ip("-n", switch, "link", "set", self._cable, "master", "bridge", "up")
+        _ip("link", "add", self.cable, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
+        _ip("-n", switch, "link", "set", self.cable, "master", "bridge", "up")
         _ip("-n", self.namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _ip("-n", self.namespace, "link", "set", device, "up")
@@ -37,10 +37,10 @@ class Host:
 
     def cut(self) -> None:
         """Nothing reaches this host or comes from it, and nobody is told."""
-        _ip("-n", self._switch, "link", "set", self._cable, "down")
+        _ip("-n", self.switch, "link", "set", self.cable, "down")
 
     def join(self) -> None:
-        _ip("-n", self._switch, "link", "set", self._cable, "up")
+        _ip("-n", self.switch, "link", "set", self.cable, "up")
 
 
 @contextlib.contextmanager

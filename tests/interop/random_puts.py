@@ -60,36 +60,36 @@ class _Maker:
     def put(self) -> Put:
         self.number += 1
         self.clock_ms += self.rng.choice((0, 0, 1, 7, 900, 5000))
-        put = self._batch() if self.rng.random() < 1 / 8 else self._single()
-        self._advance(put)
+        put = self.batch() if self.rng.random() < 1 / 8 else self.single()
+        self.advance(put)
         return put
 
-    def _single(self) -> Put:
+    def single(self) -> Put:
         transaction = self.rng.choice((0, 0, 0, 0, PREPARED, COMMIT, ROLLBACK))
-        put = self._blank_put(encode_properties(self._properties()), transaction)
+        put = self.blank_put(encode_properties(self.properties()), transaction)
         if self.rng.random() < 1 / 6:
-            room = self.segment_bytes - self.position % self.segment_bytes - self.rng.choice(EDGES) - self._size(put, b"")
-            if 0 <= room <= self._longest_body(put):
+            room = self.segment_bytes - self.position % self.segment_bytes - self.rng.choice(EDGES) - self.size(put, b"")
+            if 0 <= room <= self.longest_body(put):
                 return replace(put, body=self.rng.randbytes(room), has_body=True)
-        length = self.rng.choice((0, 1, self.rng.randrange(300), self.rng.randrange(min(1500, self._longest_body(put)))))
+        length = self.rng.choice((0, 1, self.rng.randrange(300), self.rng.randrange(min(1500, self.longest_body(put)))))
         if length == 0 and self.rng.random() < 0.5:
             return put
         return replace(put, body=self.rng.randbytes(length), has_body=True)
 
-    def _batch(self) -> Put:
+    def batch(self) -> Put:
         members, batch_text = [], self.rng.choice(("", "TRACE\x01on\x02CLUSTER\x01c"))
-        put = replace(self._blank_put(batch_text, 0), is_batch=True, prepared_transaction_offset=0, flag=0)
+        put = replace(self.blank_put(batch_text, 0), is_batch=True, prepared_transaction_offset=0, flag=0)
         room = self.segment_bytes - BLANK_BYTES
         for _ in range(self.rng.randrange(1, 12)):
             member = BatchMember(self.rng.randbytes(self.rng.randrange(200)), self.rng.randrange(3),
-                                 encode_properties(self._properties()))
-            room -= self._member_bytes(put, member, batch_text)
+                                 encode_properties(self.properties()))
+            room -= self.member_bytes(put, member, batch_text)
             if room < 0:
                 break
             members.append(member)
         return replace(put, body=encode_batch(members), has_body=True)
 
-    def _blank_put(self, properties: str, transaction: int) -> Put:
+    def blank_put(self, properties: str, transaction: int) -> Put:
         rng = self.rng
         return Put(
             number=self.number,
@@ -112,7 +112,7 @@ class _Maker:
             expected=UNKNOWN,
         )
 
-    def _properties(self) -> dict[str, str | None]:
+    def properties(self) -> dict[str, str | None]:
         rng = self.rng
         pairs: list[tuple[str, str | None]] = [
             ("TAGS", rng.choice(TAGS)),
@@ -124,23 +124,23 @@ class _Maker:
         rng.shuffle(pairs)
         return dict(pairs)
 
-    def _longest_body(self, put: Put) -> int:
-        return self.segment_bytes - BLANK_BYTES - self._size(put, b"")
+    def longest_body(self, put: Put) -> int:
+        return self.segment_bytes - BLANK_BYTES - self.size(put, b"")
 
-    def _size(self, put: Put, body: bytes) -> int:
+    def size(self, put: Put, body: bytes) -> int:
         hosts = len(encode_host(put.born_host)) + len(encode_host(put.store_host))
         return FIXED_BYTES + hosts + len(body) + len(put.topic.encode()) + len(put.properties_text.encode())
 
-    def _member_bytes(self, put: Put, member: BatchMember, batch_text: str) -> int:
+    def member_bytes(self, put: Put, member: BatchMember, batch_text: str) -> int:
         joined = len(member.properties_text.encode()) + (1 if member.properties_text and batch_text else 0)
-        return self._size(put, member.body) + joined
+        return self.size(put, member.body) + joined
 
-    def _advance(self, put: Put) -> None:
+    def advance(self, put: Put) -> None:
         """Moves the position as the writer does: a record that would leave fewer than 8 bytes goes to the next segment."""
         if put.is_batch:
-            size = sum(self._member_bytes(put, member, put.properties_text) for member in decode_batch(put.body))
+            size = sum(self.member_bytes(put, member, put.properties_text) for member in decode_batch(put.body))
         else:
-            size = self._size(put, put.body)
+            size = self.size(put, put.body)
         free = self.segment_bytes - self.position % self.segment_bytes
         if size + BLANK_BYTES > free:
             self.position += free

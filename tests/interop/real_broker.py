@@ -54,8 +54,8 @@ class RealBroker:
                  flags: Sequence[str] = JVM_FLAGS, **settings: object) -> None:
         host = settings.get("brokerIP1", "127.0.0.1")
         self.name_server, self.address = f"{host}:{name_server_port}", f"{host}:{port}"
-        self._java, self._scratch, self._flags = java, scratch, (f"-Xmx{heap}", f"-Xms{heap}", *flags)
-        self._libraries = build(SOURCES) / "target" / "lib"
+        self.java, self.scratch, self.flags = java, scratch, (f"-Xmx{heap}", f"-Xms{heap}", *flags)
+        self.libraries = build(SOURCES) / "target" / "lib"
         self.log = scratch / "rocketmq.log"
         _write_log_settings(scratch, "broker", "namesrv")
         (scratch / "namesrv.conf").write_text(f"listenPort={name_server_port}\n")
@@ -63,32 +63,32 @@ class RealBroker:
                     "brokerClusterName": "DefaultCluster", "brokerId": 0, "storePathRootDir": root,
                     "storePathCommitLog": root / "commitlog", **settings}
         (scratch / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def pids(self) -> list[int]:
         """Return the pids of the name server and the broker."""
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self.processes]
 
     def start(self) -> None:
         """Start both, and wait until a client would get the broker's address."""
         for main, conf, address in (("namesrv.NamesrvStartup", "namesrv.conf", self.name_server),
                                     ("broker.BrokerStartup", "broker.conf", self.address)):
-            self._processes.append(_start(self._java, self._flags, self._libraries, self._scratch, main, conf, address))
+            self.processes.append(_start(self.java, self.flags, self.libraries, self.scratch, main, conf, address))
 
     def stop(self) -> None:
         """Stop both in order: the broker writes what it has, and removes its `abort`."""
-        for process in reversed(self._processes):
+        for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
             process.wait(scaled_timeout_s(90))
-        self._processes.clear()
+        self.processes.clear()
 
     def kill(self) -> None:
         """End both at once, as far as they run."""
-        for process in reversed(self._processes):
+        for process in reversed(self.processes):
             process.kill()
             process.wait()
-        self._processes.clear()
+        self.processes.clear()
 
 
 class RealNameServer:
@@ -96,21 +96,21 @@ class RealNameServer:
 
     def __init__(self, java: str, scratch: Path, host: str, port: int) -> None:
         self.address = f"{host}:{port}"
-        self._java, self._scratch = java, scratch
-        self._libraries = build(Path(__file__).parent / "clients5") / "target" / "lib"
+        self.java, self.scratch = java, scratch
+        self.libraries = build(Path(__file__).parent / "clients5") / "target" / "lib"
         _write_log_settings(scratch, "namesrv")
         (scratch / "conf" / "rmq.namesrv.logback.xml").write_text(_LOGBACK.format(scratch / "rocketmq.log"))
         (scratch / "namesrv.conf").write_text(f"listenPort={port}\n")
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        self._process = _start(self._java, ("-Xmx128m", *JVM_FLAGS), self._libraries, self._scratch, "namesrv.NamesrvStartup",
+        self.process = _start(self.java, ("-Xmx128m", *JVM_FLAGS), self.libraries, self.scratch, "namesrv.NamesrvStartup",
                                "namesrv.conf", self.address)
 
     def kill(self) -> None:
         """End it at once, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None

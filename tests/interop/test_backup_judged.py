@@ -30,12 +30,12 @@ class Putting:
         engine.settings = {name: value for name, value in engine.settings.items() if name not in OURS}
         engine.start()
         self.engine, self.count = engine, 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._put)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self.put)
 
-    def _put(self) -> None:
+    def put(self) -> None:
         with pyengine.connect(self.engine.root) as producer:
-            while not self._stopped.is_set():
+            while not self.stopped.is_set():
                 assert producer.put("T", b"%d" % self.count * 100, queue_id=self.count % 2, tags="a", keys=f"k{self.count % 50}").ok
                 self.count += 1
 
@@ -43,12 +43,12 @@ class Putting:
         eventually(lambda: self.count > wanted, "the producer goes on")
 
     def __enter__(self) -> Putting:
-        self._thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
+        self.stopped.set()
+        self.thread.join()
 
 
 def judged(judge, root, acked, **looser):

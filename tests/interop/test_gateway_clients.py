@@ -83,6 +83,7 @@ def test_a_client_of_rocketmq_5_gets_messages_at_their_time_and_by_lite_pulls(se
     assert told_by("Later", served, tmp_path) == [f"got 28 early 0 refused {codes.MESSAGE_ILLEGAL}"]
 
 
+@pytest.mark.ci
 def test_push_consumers_of_rocketmq_5_pop_and_failed_messages_come_again(served, tmp_path):
     topic, group = "pops5", "pops5_readers"
     TopicConfigs(served.root).create(TopicConfig(topic, 4, 4))

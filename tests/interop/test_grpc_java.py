@@ -25,6 +25,7 @@ def grpc_store(tmp_path_factory):
     store.close()
 
 
+@pytest.mark.ci
 def test_all_types_of_messages_come_as_they_were_sent(grpc_store, tmp_path):
     topic, ordered = grpc_store.make_topic("java5"), "ordered_java5"
     SubscriptionGroups(grpc_store.root).put(SubscriptionGroup(ordered, more={"consumeMessageOrderly": True}))

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from interop.judge import cache_folder
+from interop.clients import node_programs
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from waiting import scaled_timeout_s
-
-SOURCES = Path(__file__).parent / "node"
 
 pytestmark = [pytest.mark.node, pytest.mark.ci]
 
 
-@pytest.fixture(scope="module")
-def program():
-    """The program below the client's packages, which npm brings; skips without its registry."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()))).hexdigest()
-    cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    place = cache / f"node-{digest[:16]}"
-    with open(cache / "node.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "installed").exists():
-            shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(SOURCES, place)
-            done = subprocess.run(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=place, capture_output=True,
-                                  text=True, timeout=scaled_timeout_s(200))
-            if done.returncode != 0:
-                pytest.skip(f"node: npm did not bring the client: {done.stderr[-1000:]}")
-            (place / "installed").touch()
-    return place / "grpc.js"
-
-
-def test_all_types_of_messages_come_as_they_were_sent(program, tmp_path):
+def test_all_types_of_messages_come_as_they_were_sent(tmp_path):
     from grpc_caller import start_grpc
 
+    program = node_programs() / "grpc.js"
     store = start_grpc(tmp_path / "store", transaction_timeout_ms=1000, transaction_check_interval_ms=1000)
     try:
         SubscriptionGroups(store.root).put(SubscriptionGroup("ordered", more={"consumeMessageOrderly": True}))

@@ -183,6 +183,10 @@ def test_a_delayed_message_comes_at_its_time_unless_it_was_recalled(grpc_store, 
 def test_transactions_end_by_their_producer_or_by_its_answer(grpc_store, tmp_path):
     assert told_by(grpc_store, "transactions5", TRANSACTIONS, tmp_path) == ["committed", "orphan"]
 
+    grpc_store.make_topic("tenant%transactions6")
+    in_namespace = 'settings = ClientConfiguration(f"127.0.0.1:{sys.argv[1]}", Credentials(), namespace="tenant")\n' + TRANSACTIONS
+    assert told_by(grpc_store, "transactions6", in_namespace, tmp_path) == ["committed", "orphan"]
+
 
 def test_a_client_with_an_access_key_does_what_its_account_may(tmp_path):
     from grpc_caller import start_grpc

@@ -52,12 +52,12 @@ class Cluster:
                                  mappedFileSizeCommitLog=1 << 20, transactionTimeOut=1000, transactionCheckInterval=1000)
         self.name_server = RealNameServer(java, folder / "n", hosts["n"].address, NAMES)
         self.stores: dict[str, ServedStore] = {}
-        self._open = contextlib.ExitStack()
+        self.open = contextlib.ExitStack()
 
     def start(self) -> None:
         """Slaves come first: they wait for their masters."""
         for host, server in (("a", self.broker), ("n", self.name_server)):
-            self._open.callback(server.kill)
+            self.open.callback(server.kill)
             with self.hosts[host].inside():
                 server.start()
         with ThreadPoolExecutor() as threads:
@@ -66,11 +66,11 @@ class Cluster:
             self.begin("c")
             for slave in slaves:
                 slave.result()
-        self.clients = self._open.enter_context(self.clients_of(self.folder))
+        self.clients = self.open.enter_context(self.clients_of(self.folder))
 
     def begin(self, name: str, **settings) -> None:
         root, secret = self.folder / name / "store", secret_file(self.folder / name)
-        self._open.callback(RunningEngine(root, {}).sweep)
+        self.open.callback(RunningEngine(root, {}).sweep)
         with self.hosts[name].inside() as host:
             self.stores[name] = start_served(
                 root, namesrvAddr=self.names, brokerName=f"broker-{name[0]}", ha_secret_file=secret,
@@ -161,7 +161,7 @@ class Cluster:
         return found
 
     def close(self) -> None:
-        self._open.close()
+        self.open.close()
 
 
 @pytest.fixture(autouse=True, scope="module")

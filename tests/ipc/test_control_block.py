@@ -8,15 +8,15 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fix_owner import identity_of
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
-from pyengine.ipc.control_block import LIMITS, EngineIdentity, EngineMemory, read_run_settings, reload_settings
+from pyengine.ipc.control_block import LIMITS, EngineMemory, read_run_settings, reload_settings
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -24,32 +24,34 @@ from pyengine.storage.config import SETTINGS, EngineConfig
 from pyengine.storage.engine_id import read_boot_id
 from waiting import eventually, scaled_timeout_s
 
-
-def identity_of(engine_id, **changes):
-    values = {"store_uuid": engine_id.uuid, "boot_id": read_boot_id(), "epoch": 7,
-              "engine_id_device": engine_id.device, "engine_id_inode": engine_id.inode, "segment_bytes": 65536,
-              "mode": native.MODE_SYNC, "lock_modified_ns": 123456789, "sysv_semaphore_id": 5, **changes}
-    return EngineIdentity(**values)
+FIELDS = {"epoch": 7, "segment_bytes": 65536, "mode": native.MODE_SYNC, "lock_modified_ns": 123456789, "sysv_semaphore_id": 5}
 
 
 @pytest.fixture
 def memory(folder, engine_id):
-    with EngineMemory.create(folder, identity_of(engine_id)) as made:
+    with EngineMemory.create(folder, identity_of(engine_id, **FIELDS)) as made:
         yield made
 
 
 def test_attached_memory_has_the_identity_and_counters_of_the_supervisor(memory, folder, engine_id):
     memory.publish()
     with EngineMemory.attach(folder) as other, EngineMemory.attach(folder, writable=False) as reader:
-        assert other.identity == reader.identity == identity_of(engine_id)
+        for identity in (memory.identity, other.identity, reader.identity):
+            assert {name: getattr(identity, name) for name in FIELDS} == FIELDS
         native.store_position(memory.control.flushed, 4096)
         assert native.load_position(reader.control.flushed) == 4096
-        assert reader.identity.store_uuid == engine_id.uuid and isinstance(reader.identity.store_uuid, uuid.UUID)
+        assert (reader.store_uuid, reader.boot_id) == (engine_id.uuid, read_boot_id())
 
 
-def test_every_field_of_the_identity_has_its_place_in_the_block():
-    in_c = {name for name, _ in ffi.typeof("struct ms_identity").fields}
-    assert set(EngineIdentity.__slots__) == in_c - {"magic", "layout_version", "control_bytes", "reserved", "pad"}
+def test_one_byte_that_was_written_over_is_noticed(memory):
+    memory.publish()
+    assert memory.identity.epoch == 7 and not memory.is_overwritten
+    memory.control.identity.epoch = 8
+    assert memory.is_overwritten
+    memory.control.identity.epoch = 7
+    assert not memory.is_overwritten
+    memory.control.identity.magic = 0
+    assert memory.is_overwritten
 
 
 def test_the_latch_is_the_same_from_both_sides(memory, folder):
@@ -193,7 +195,7 @@ def test_changed_settings_and_limits_are_there_before_the_number_rises(make_owne
         assert owner.memory.change_run_settings(config) == waiting.load_sequence(worker.control.settings_seq) == before + 1
         assert read_run_settings(worker.folder) == config
         assert (worker.identity.put_timeout_ms, worker.identity.session_ring_bytes_default) == (7, 65_536)
-        assert owner.memory.identity == worker.identity and worker.missing_names() == []
+        assert native.has_identity(worker.control, owner.memory.identity) and worker.missing_names() == []
 
 
 def test_a_setting_of_a_newer_version_is_left_out_beside_it(make_owner):
@@ -208,7 +210,7 @@ def test_a_setting_of_a_newer_version_is_left_out_beside_it(make_owner):
 
 
 def test_the_limits_are_fields_of_the_identity_and_live_settings():
-    assert LIMITS.keys() <= set(EngineIdentity.__slots__)
+    assert LIMITS.keys() <= {name for name, _ in ffi.typeof("struct ms_identity").fields}
     assert all(SETTINGS[name].live for name in LIMITS.values())
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pyengine
+from fix_owner import identity_of
 from fix_store_builder import StoreBuilder
 from in_child import InChild
 from pyengine.errors import EngineError, StoreBusyError, UsageError
@@ -264,7 +265,8 @@ def test_a_new_engines_memory_is_found_though_the_old_was_not_retired(store):
     from pyengine.ipc.control_block import EngineMemory
 
     owner.folder.sweep()
-    with EngineMemory.create(owner.folder, owner.memory.identity) as successor:
+    fields = {name: getattr(owner.memory.identity, name) for name in ("epoch", "segment_bytes", "mode")}
+    with EngineMemory.create(owner.folder, identity_of(owner.engine_id, **fields)) as successor:
         native.store_position(successor.control.flushed, 42)
         native.store(successor.control.state, "state", native.STATE_RUNNING)
         successor.publish()
@@ -284,12 +286,12 @@ class Unflushed:
     def __init__(self, *flushed: int, is_live: bool = True, interval_ms: int = 1) -> None:
         self.root, self.is_live = "store", is_live
         self.config = EngineConfig(flush_interval_commit_log_ms=interval_ms)
-        self._flushed = list(flushed)
+        self.flushed = list(flushed)
 
     def max_physical_offset(self, level: ReadLevel) -> int:
         if level is ReadLevel.COMMITTED:
             return 100
-        return self._flushed.pop(0) if len(self._flushed) > 1 else self._flushed[0]
+        return self.flushed.pop(0) if len(self.flushed) > 1 else self.flushed[0]
 
 
 def test_the_flushed_end_covers_what_was_committed_or_is_an_error(monkeypatch):

@@ -124,8 +124,8 @@ def test_a_session_is_opened_used_and_closed(server):
         assert (line.pid, line.uid, line.ring_bytes) == (os.getpid(), os.geteuid(), 65536)
         assert state(server, 0) == native.SESSION_OPEN and session.is_open
         assert latch.wait(10) and native.load(server.owner.control.session_seq, "value") > before
-        assert session.identity == server.owner.memory.identity
-        assert sessions.producers_attached(session.identity.sysv_semaphore_id) == 1
+        assert native.has_identity(session.control, server.owner.memory.identity)
+        assert native_session.producer_count(session.identity.sysv_semaphore_id) == 1
         # the writer's mapping of the object is the producer's
         with server.owner.folder.attach("session-1-0-1") as shared:
             view = native_session.view(shared.memory)
@@ -134,7 +134,7 @@ def test_a_session_is_opened_used_and_closed(server):
             assert view.tail == 4711 and view.epoch == session.identity.epoch
         assert os.stat(server.owner.folder.path / "session-1-0-1").st_blocks * 512 >= shared.size_bytes
     assert state(server, 0) == native.SESSION_DEAD
-    assert sessions.producers_attached(server.owner.memory.identity.sysv_semaphore_id) == 0
+    assert native_session.producer_count(server.owner.memory.identity.sysv_semaphore_id) == 0
 
 
 def test_the_ring_is_as_large_as_asked(server):
@@ -162,11 +162,11 @@ def test_a_slot_comes_back_with_another_generation_and_its_old_object_goes(serve
 def test_a_killed_producer_is_noticed_and_counted_out(server):
     child, slot, generation = producer(server)
     semaphore = server.owner.memory.identity.sysv_semaphore_id
-    assert sessions.producers_attached(semaphore) == 1
+    assert native_session.producer_count(semaphore) == 1
     child.send_signal(signal.SIGKILL)
     eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its session is dead")
     child.wait()
-    assert sessions.producers_attached(semaphore) == 0
+    assert native_session.producer_count(semaphore) == 0
     end(child)
 
 
@@ -589,7 +589,7 @@ def test_a_session_that_fails_half_way_leaves_no_descriptor_open(server, monkeyp
             with client, engine, open("/dev/null") as file:
                 socket.send_fds(engine, [b"{}\n"], [file.fileno()])
                 with pytest.raises(EngineUnavailableError, match="half-way"):
-                    session_client._ask(client, {})
+                    session_client.ask(client, {})
         else:
             with pytest.raises(EngineUnavailableError, match="half-way"):
                 open_session(server.owner.root)
@@ -601,11 +601,11 @@ def test_a_session_that_fails_half_way_leaves_no_descriptor_open(server, monkeyp
 
 COUNTED = """
 import sys
-from pyengine.ipc import sessions
-assert sessions.join_attach_count(int(sys.argv[1]))
+from pyengine.native import session as native_session
+assert native_session.count_producer(int(sys.argv[1]), 1)
 print("joined", flush=True)
 if sys.stdin.read(1) == "l":
-    sessions.leave_attach_count(int(sys.argv[1]))
+    native_session.count_producer(int(sys.argv[1]), -1)
     print("left", flush=True)
     sys.stdin.read()
 """
@@ -640,25 +640,25 @@ def counted(semaphore):
 
 
 def test_joined_left_ended_and_killed(semaphore):
-    assert sessions.producers_attached(semaphore) == 0
+    assert native_session.producer_count(semaphore) == 0
     first, second, third = counted(semaphore), counted(semaphore), counted(semaphore)
-    assert sessions.producers_attached(semaphore) == 3
+    assert native_session.producer_count(semaphore) == 3
     first.send_signal(signal.SIGKILL)
     first.wait(timeout=scaled_timeout_s(30))
-    assert sessions.producers_attached(semaphore) == 2
+    assert native_session.producer_count(semaphore) == 2
     second.stdin.write("l")
     second.stdin.flush()
     assert second.stdout.readline() == "left\n"
-    assert sessions.producers_attached(semaphore) == 1
+    assert native_session.producer_count(semaphore) == 1
     for child in (first, second, third):
         child.communicate(timeout=scaled_timeout_s(30))
-    assert sessions.producers_attached(semaphore) == 0, "leaving twice (by hand and by the kernel) counts once"
+    assert native_session.producer_count(semaphore) == 0, "leaving twice (by hand and by the kernel) counts once"
 
 
 def test_a_count_that_is_gone_is_none_and_harmless(semaphore):
     sessions.remove_attach_count(semaphore)
-    assert sessions.producers_attached(semaphore) is None
-    assert not sessions.join_attach_count(semaphore)
-    sessions.leave_attach_count(semaphore)
+    assert native_session.producer_count(semaphore) is None
+    assert not native_session.count_producer(semaphore, 1)
+    assert not native_session.count_producer(semaphore, -1)
     sessions.remove_attach_count(semaphore)
-    assert sessions.producers_attached(sessions.NO_ATTACH_COUNT) is None
+    assert native_session.producer_count(sessions.NO_ATTACH_COUNT) is None

@@ -111,16 +111,14 @@ def test_a_folder_that_another_user_laid_out_is_not_used(folder, tmp_path, trap)
             folder.path.unlink()
 
 
-def test_a_sweep_takes_objects_semaphores_and_folder_but_spares_what_it_is_told(folder):
+def test_a_sweep_takes_objects_semaphores_and_folder(folder):
     folder.make()
     for name in ("control", "pool-0", "pool-1", "session-3-1"):
         folder.create(name, 4096).close()
     create_semaphores(folder.short_id)
-    assert folder.sweep(keep=frozenset(("pool-0", "pool-1"))) == ["control", "session-3-1"]
-    assert folder.names() == ["pool-0", "pool-1"]
+    assert folder.sweep() == ["control", "pool-0", "pool-1", "session-3-1"]
     with pytest.raises(posix_ipc.ExistentialError):
         posix_ipc.Semaphore(semaphore_name(folder.short_id, shared_objects.SEMAPHORE_KINDS[1]))
-    assert folder.sweep() == ["pool-0", "pool-1"]
     assert not folder.path.exists()
     assert folder.sweep() == []
 

@@ -9,6 +9,7 @@ from bisect import bisect_right
 
 import pytest
 
+from fix_owner import add_sync
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects, statistics
@@ -178,8 +179,10 @@ def test_a_look_shows_what_the_workers_counted(make_owner):
     put(owner, 300)
     stats.put.entries, stats.put.passes, stats.put.entries_max = 200, 100, 7
     stats.put.refused[6] = 4
-    store_stats.add_sync(stats, 3_000_000)
-    lib.ms_dispatch_stats_add(ffi.addressof(stats, "dispatch"), 300, 301, 5, 1, 4096, 2_000_000)
+    add_sync(stats, 3_000_000)
+    stats.dispatch.messages, stats.dispatch.entries, stats.dispatch.keys = 300, 301, 5
+    stats.dispatch.out_of_order, stats.dispatch.lag_max_bytes = 1, 4096
+    lib.ms_latency_add(ffi.addressof(stats.dispatch, "lag"), 2_000_000)
     clock.now_ns += 10 * S
     service.tick()
     owner.publish()

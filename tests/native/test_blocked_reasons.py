@@ -37,6 +37,8 @@ def test_the_reason_of_a_worker_that_died_while_writing_can_be_read_and_replaced
 
 def test_another_object_is_refused_and_overwritten_bytes_are_read_safely():
     block = native.private_blocked_reasons()
+    native.publish_blocked_reasons(block)
+    native.check_blocked_reasons(block, native.BLOCKED_REASONS_BYTES)
     for at in range(ffi.sizeof(block.worker)):
         ffi.cast("uint8_t *", block.worker)[at] = 0xFF
     assert len(native.read_blocked_reason(block, native.WRITER)) == native.BLOCKED_REASON_BYTES - 1

@@ -33,22 +33,22 @@ class Log:
     def __init__(self) -> None:
         self.segments: dict[int, bytearray | None] = {}
         self.entries = bytearray()
-        self._end = 0
+        self.end = 0
 
     def put(self, topic: str = "T", queue_id: int = 0, body: bytes = b"body", properties: str = "", tags_code: int | None = None,
             **fields: object) -> None:
-        record = encode_record(topic=topic, body=body, queue_id=queue_id, properties=properties, physical_offset=self._end,
+        record = encode_record(topic=topic, body=body, queue_id=queue_id, properties=properties, physical_offset=self.end,
                                queue_offset=len(self.entries) // CQ_ENTRY_BYTES, **fields)
-        if self._end % SEGMENT_BYTES + len(record) > SEGMENT_BYTES:
-            self._end += SEGMENT_BYTES - self._end % SEGMENT_BYTES
+        if self.end % SEGMENT_BYTES + len(record) > SEGMENT_BYTES:
+            self.end += SEGMENT_BYTES - self.end % SEGMENT_BYTES
             return self.put(topic, queue_id, body, properties, tags_code, **fields)
-        base = self._end - self._end % SEGMENT_BYTES
+        base = self.end - self.end % SEGMENT_BYTES
         segment = self.segments.setdefault(base, bytearray(SEGMENT_BYTES))
-        segment[self._end - base : self._end - base + len(record)] = record
+        segment[self.end - base : self.end - base + len(record)] = record
         tags = dict(piece.split("\x01", 1) for piece in properties.split("\x02") if "\x01" in piece).get("TAGS", "")
         code = string_hash(tags) if tags_code is None else tags_code
-        self.entries += ENTRY.pack(self._end, len(record), code)
-        self._end += len(record)
+        self.entries += ENTRY.pack(self.end, len(record), code)
+        self.end += len(record)
 
     def find_segment(self, offset: int) -> tuple[int, int, bytes | None]:
         base = offset - offset % SEGMENT_BYTES
@@ -222,8 +222,7 @@ def test_it_cannot_be_changed(message, name):
 
 
 def test_a_message_keeps_its_decoded_fields(message):
-    assert message._properties is None
-    assert message.properties is message.properties is message._properties
+    assert message.properties is message.properties
     assert message.body is message.body and message.topic is message.topic
 
 

@@ -35,7 +35,6 @@ STRUCTS = {
     "struct ms_queue_slot": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_queue_table": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_cleaning": lib.MS_CLEANING_LAYOUT_VERSION,
-    "struct ms_hold": lib.MS_CLEANING_LAYOUT_VERSION,
     "struct ms_session": lib.MS_SESSION_LAYOUT_VERSION,
     "struct ms_entry": lib.MS_SESSION_LAYOUT_VERSION,
     "struct ms_completion": lib.MS_SESSION_LAYOUT_VERSION,

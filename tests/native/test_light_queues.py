@@ -74,8 +74,8 @@ PLACED = f"TAGS\x01a\x02{NAMES}\x01other\x02{OFFSETS}\x010"
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize(("kind", "text", "payload"), [
     pytest.param(MANY, PLACED, pack_many([b"a", b"b"]), id="many"),
-    pytest.param(BATCH, PLACED, (encode_batch([BatchMember(b"a", 0, "")]), b""), id="shared"),
-    pytest.param(BATCH, "TAGS\x01a", (encode_batch([BatchMember(b"a", 0, PLACED)]), b""), id="member"),
+    pytest.param(BATCH, PLACED, encode_batch([BatchMember(b"a", 0, "")]), id="shared"),
+    pytest.param(BATCH, "TAGS\x01a", encode_batch([BatchMember(b"a", 0, PLACED)]), id="member"),
 ])
 def test_several_messages_with_places_of_their_own_making_are_refused(kind, text, payload, enabled):
     rig = WriterRig()
@@ -85,7 +85,7 @@ def test_several_messages_with_places_of_their_own_making_are_refused(kind, text
             start(rig)
         else:
             rig.start_writer()
-        sequence = submit(producer, kind, b"T", text.encode(), *payload, count=1 if kind == BATCH else 2)
+        sequence = submit(producer, kind, b"T", text.encode(), payload, count=1 if kind == BATCH else 2)
         rig.drain()
         assert answer_of(producer, sequence)[5:7] == (PutStatus.MESSAGE_ILLEGAL, lib.MS_REFUSED_LIGHT_QUEUE_PLACE)
         assert rig.wrote() == 0

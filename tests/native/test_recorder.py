@@ -124,14 +124,14 @@ def test_a_stop_by_a_signal_is_recorded_once(shared):
 
 def test_the_current_phase_is_seen_until_it_ends(shared):
     handle = writers(shared)
-    handle.set_phase(recorder.SYNC_PHASE, 5)
+    handle.set_phase(recorder.PHASE_NAMES.index("sync"), 5)
     assert recorder.read_rings(shared)[native.WRITER].current == recorder.CurrentPhase("sync", 5)
     handle.set_phase(None)
     assert recorder.read_rings(shared)[native.WRITER].current is None
 
 
 def test_a_new_engine_keeps_the_stalls_that_a_dead_one_recorded(shared):
-    writers(shared).set_phase(recorder.SYNC_PHASE, 5)
+    writers(shared).set_phase(recorder.PHASE_NAMES.index("sync"), 5)
     writers(shared).note("request", 1, 1)
     recorder.format_recorder(shared, BOOT)
     ring = recorder.read_rings(shared)[native.WRITER]
@@ -143,7 +143,7 @@ def test_a_hand_without_a_recorder_records_nothing():
     handle.note("request", 1, 1)
     handle.check_stopped(1)
     lib.ms_recorder_begin_window(handle.handle, 1)
-    handle.set_phase(recorder.SYNC_PHASE, 5)
+    handle.set_phase(recorder.PHASE_NAMES.index("sync"), 5)
     handle.close()
 
 

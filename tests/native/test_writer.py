@@ -93,7 +93,7 @@ def test_put_many_spans_segments_with_contiguous_offsets(rig):
     producer = rig.open_session()
     rig.start_writer()
     bodies = [bytes([n % 256]) * (n % 700) for n in range(60)]
-    sequence = submit(producer, MANY, b"T", b"TAGS\x01m", *pack_many(bodies), count=len(bodies))
+    sequence = submit(producer, MANY, b"T", b"TAGS\x01m", pack_many(bodies), count=len(bodies))
     rig.drain()
     answer = answer_of(producer, sequence)
     assert (answer[STATUS], answer[QUEUE_OFFSET], answer[COUNT]) == (PutStatus.PUT_OK, 0, 60)
@@ -114,7 +114,7 @@ def test_put_many_is_refused_whole_when_one_member_is_illegal(rig):
     producer = rig.open_session()
     rig.start_writer()
     bodies = [b"fine", bytes(5000), b"fine too"]
-    sequence = submit(producer, MANY, b"T", b"", *pack_many(bodies), count=3)
+    sequence = submit(producer, MANY, b"T", b"", pack_many(bodies), count=3)
     rig.drain()
     assert answer_of(producer, sequence)[STATUS] == PutStatus.MESSAGE_ILLEGAL
     assert rig.wrote() == 0
@@ -127,8 +127,7 @@ def test_put_many_whose_lengths_do_not_add_up_closes_its_session(rig):
     rig = rig()
     liar, good = rig.open_session(0), rig.open_session(1)
     rig.start_writer()
-    lengths, bodies = pack_many([b"one", b"two"])
-    submit(liar, MANY, b"T", b"", lengths, bodies + b"and more", count=2)
+    submit(liar, MANY, b"T", b"", pack_many([b"one", b"two"]) + b"and more", count=2)
     sequence = submit(good, PUT, b"T", b"", b"x")
     rig.drain()
     assert answer_of(good, sequence)[QUEUE_OFFSET] == 0 and liar.pointer.session.acked == 0
@@ -232,7 +231,7 @@ def test_segments_that_python_has_yet_to_take_are_bounded(rig):
     rig.start_writer(ahead=0)
     bodies = [bytes(600)] * 40  # one a segment
     for producer in producers:
-        submit(producer, MANY, b"T", b"", *pack_many(bodies), count=len(bodies))
+        submit(producer, MANY, b"T", b"", pack_many(bodies), count=len(bodies))
     why = RUN_SEGMENT
     while why == RUN_SEGMENT:
         why = rig.writer.run(monotonic_ns() + 10_000_000_000)
@@ -476,7 +475,7 @@ def test_an_entry_of_several_segments_needs_blocks_to_its_end(rig):
     control_native.store(rig.control.allocator, "reserved_end", 2 * 4096)
     rig.start_writer()
     bodies = [bytes(3000)] * 3
-    sequence = submit(producer, MANY, b"T", b"", *pack_many(bodies), count=3)
+    sequence = submit(producer, MANY, b"T", b"", pack_many(bodies), count=3)
     assert rig.writer.run(monotonic_ns()) == RUN_SEGMENT
     assert rig.writer.pointer.wanted_end == 2 * 4096 + 3092 and not any(rig.log[:])
     control_native.store(rig.control.allocator, "reserved_end", 2 * 4096 + 3092)
@@ -574,7 +573,7 @@ def test_a_record_longer_than_what_is_gathered_by_default_is_synced_whole(rig, t
     body = random.Random(1).randbytes(STAGE_BYTES + 1_000_000)
     large = header(PUT, payload_bytes=len(body), topic=b"T", properties=b"")
     large.sequence = 2
-    image = entry_bytes(large, b"T", b"", body, b"")
+    image = entry_bytes(large, b"T", b"", body)
     submit(producer, PUT, b"T", b"", b"small")
     side = header(SIDE, payload_bytes=len(image), topic=b"", properties=b"")
     assert producer.submit_side(side, monotonic_ns() + 5_000_000_000) == 0
@@ -604,7 +603,7 @@ def test_gathered_passes_write_the_same_log_as_stored_passes(rig, tmp_path, gath
         for n in range(60):
             for _ in range(chance.randrange(1, 4)):
                 bodies = [chance.randbytes(chance.randrange(700)) for _ in range(chance.randrange(1, 6))]
-                submit(producer, MANY, b"T", b"", *pack_many(bodies), count=len(bodies), clock_ms=1_700_000_000_000 + n)
+                submit(producer, MANY, b"T", b"", pack_many(bodies), count=len(bodies), clock_ms=1_700_000_000_000 + n)
             each.drain()
             written.append(writer.pointer.is_gathering)
         each.load_files()
@@ -622,7 +621,7 @@ def test_a_large_body_of_a_side_object_is_gathered(rig, tmp_path):
     body = random.Random(1).randbytes(200_000)
     large = header(PUT, payload_bytes=len(body), topic=b"T", properties=b"")
     large.sequence = 1
-    image = entry_bytes(large, b"T", b"", body, b"")
+    image = entry_bytes(large, b"T", b"", body)
     assert producer.submit_side(header(SIDE, payload_bytes=len(image), topic=b"", properties=b""), monotonic_ns() + 5_000_000_000) == 0
     assert writer.run(monotonic_ns() + 1_000_000) == RUN_SIDE and not writer.pointer.is_gathering
     writer.load_side(image)

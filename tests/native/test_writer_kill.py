@@ -60,7 +60,7 @@ def producer_process(rig: WriterRig, producer, number: int, seed: int, stop) -> 
             if chance.random() < 0.2:
                 bodies = [struct.pack("<qq", number, message + k) + bytes(chance.randrange(200))
                           for k in range(1 + chance.randrange(40))]
-                submit(producer, MANY, topic, b"TAGS\x01m", *pack_many(bodies), count=len(bodies), queue_id=queue_id,
+                submit(producer, MANY, topic, b"TAGS\x01m", pack_many(bodies), count=len(bodies), queue_id=queue_id,
                        timeout_s=120)  # on a busy machine many a writer is killed before it has done anything
                 message += len(bodies)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -164,7 +165,9 @@ def test_as_many_as_the_writer_wants(allocator):
 
 def test_a_segment_that_a_dead_allocator_made_is_taken_over(allocator):
     owner, service, _ = allocator
-    service._create(0)
+    path = StorePaths(owner.root).commit_log_segment(0)
+    path.parent.mkdir(exist_ok=True)
+    os.close(create_file(path.parent, path.name, SEGMENT, allocate="none"))
     assert ready_end(owner) == 0
     settle(service)
     assert ready_end(owner) == 2 * SEGMENT
@@ -324,7 +327,9 @@ def test_warming_changes_no_byte_and_follows_the_writer(tmp_path, whole):
     assert not warmer.advance(2 * size + (16 << 20), ready), "less than a step is missing"
     while warmer.advance(2 * size + (20 << 20), 4 * size):
         pass
-    assert warmer.populated_end == 4 * size and sorted(warmer._mappings) == [2 * size, 3 * size]
+    assert warmer.populated_end == 4 * size
+    mapped = set(re.findall(re.escape(str(paths.commit_log)) + r"/(\d+)", Path("/proc/self/maps").read_text()))
+    assert mapped == {segment_name(2 * size), segment_name(3 * size)}, "no more are kept in memory"
     warmer.close()
     content = paths.commit_log_segment(0).read_bytes()
     assert content[:8] == b"a record" and not any(content[8:])
@@ -464,11 +469,11 @@ def test_a_disk_that_cannot_be_measured_is_reported_and_tried_again(allocator, m
     def refuse(path):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "statvfs", refuse)
-    settle(service)
+    monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", refuse)
+        settle(service)
     assert error_number(owner) == errno.EIO and "Input/output error" in reported[0] and reserved_end(owner) == 0
-    monkeypatch.undo()
-    monkeypatch.setattr(service, "_retry_ns", {})
     settle(service)
     assert reserved_end(owner) == SEGMENT and not service.blocked_reason
 

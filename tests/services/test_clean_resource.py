@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.ipc.cleaning import Cleaning, SegmentHolds, create_cleaning, held_segments
+from pyengine.ipc import cleaning
+from pyengine.ipc.cleaning import UNSEEN, Cleaning, SegmentHolds, create_cleaning
 from pyengine.native import control as native
 from pyengine.services import clean_files
 from pyengine.services.clean_files import HOUR_MS, CleaningClock
@@ -84,7 +86,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> CleanResourceService:
-        return CleanResourceService(self.owner.context(self.config, report=self.reported), self.cleaning.block, self.measure,
+        return CleanResourceService(self.owner.context(self.config, report=self.reported), self.cleaning, self.measure,
                                     self.clock)
 
     def measure(self) -> list[DiskUse]:
@@ -98,7 +100,7 @@ class Rig:
             pass
 
     def checkpoint(self) -> None:
-        self.checkpointer._due_ns = 0
+        self.checkpointer.take_settings(self.config)  # after which a round is due
         self.checkpointer.work()
 
     def age(self, segment: int, modified_ms: int) -> None:
@@ -110,13 +112,31 @@ class Rig:
     def round(self) -> int:
         """One whole round, its pauses included; how many segments it deleted."""
         before = len(self.segments())
-        self.clock.ns = max(self.clock.ns, self.service._due_ns)
+        self.clock.ns = max(self.clock.ns, self.due_ns)
         self.service.work()
-        while self.service._steps is not None:
-            self.paused_s.append((self.service._resume_ns - self.clock.ns) / 1e9)
-            self.clock.ns = max(self.clock.ns, self.service._resume_ns)
-            self.service.work()
+        while self.is_in_round:
+            self.paused_s.append(self.pause_s())
+            self.go_on()
         return before - len(self.segments())
+
+    @property
+    def due_ns(self) -> int:
+        """When the next round begins."""
+        return self.service.due_ns
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round has steps left."""
+        return self.service.steps is not None
+
+    def pause_s(self) -> float:
+        """How long the service pauses before its next step."""
+        return (self.service.resume_ns - self.clock.ns) / 1e9
+
+    def go_on(self) -> None:
+        """One more step, after the pause."""
+        self.clock.ns += max(0, round(self.pause_s() * 1e9))
+        self.service.work()
 
     def count(self, name: str) -> int:
         return native.load(self.cleaning.block, name)
@@ -213,7 +233,7 @@ def test_a_batch_is_a_limit_and_segments_are_paused_between(make_rig):
     assert rig.paused_s.count(0.7) == 3
     before_ns = rig.clock.ns
     assert not rig.service.work() and rig.service.pause_s() > 0  # until the next round
-    assert rig.service._due_ns - before_ns == rig.config.clean_resource_interval_ms * 10**6
+    assert rig.due_ns - before_ns == rig.config.clean_resource_interval_ms * 10**6
 
 
 def test_a_full_disk_deletes_young_segments_only_until_there_is_room(make_rig, monkeypatch):
@@ -262,7 +282,7 @@ def test_a_store_that_freezes_within_a_round_keeps_the_rest(make_rig):
     rig = make_rig()
     rig.ask(reserved_ms=0)
     rig.service.work()  # the first segment has lost its name
-    assert rig.segments()[0] == SEGMENT and rig.service._steps is not None
+    assert rig.segments()[0] == SEGMENT and rig.is_in_round
     native.freeze(rig.control, native.FLUSHER, errno.EIO, "gone")
     rig.round()
     assert rig.segments()[0] == SEGMENT
@@ -273,7 +293,7 @@ def test_a_request_by_hand_is_done_at_once_and_answered(make_rig):
     rig = make_rig(delete_files_batch_max=1)
     assert not rig.service.work()
     rig.ask()
-    assert rig.service.work() or rig.service._steps is not None  # not due, but asked
+    assert rig.service.work() or rig.is_in_round  # not due, but asked
     assert rig.round() + 1 >= 5 and rig.segments()[0] == 6 * SEGMENT
     assert (rig.count("answered"), rig.count("answer_segments"), rig.count("answer_bytes")) == (1, 6, 6 * SEGMENT)
     rig.ask(reserved_ms=0)
@@ -297,7 +317,7 @@ def test_a_held_segment_waits_and_goes_when_it_is_given_back(make_rig):
     assert rig.round() == 0
     assert f"process {os.getpid()} holds it" in rig.reported[-1] and rig.count("waited_for_holds") == 1
     assert not SegmentHolds(rig.owner.folder).hold(0)  # its turn has come: no other gets one
-    assert held_segments(rig.cleaning.block) == [(0, os.getpid())]
+    assert rig.cleaning.held() == [(0, os.getpid())]
     holds.release(0)
     assert rig.round() == 0  # held twice
     holds.release(0)
@@ -392,16 +412,34 @@ def test_since_when_a_segment_is_held_outlives_the_cleaner(make_rig):
     holds.close()
 
 
-def test_a_dead_readers_hold_is_reaped(make_rig):
+HOLDING = """
+import os, signal, sys, time
+from pyengine.ipc.cleaning import SegmentHolds
+from pyengine.ipc.shared_objects import SharedFolder
+holds = SegmentHolds(SharedFolder(sys.argv[1]))
+assert holds.hold(0)
+if os.fork() == 0:
+    time.sleep(600)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_dead_readers_hold_ends_with_it_though_its_child_lives(make_rig):
     rig = make_rig()
-    reader = subprocess.run([sys.executable, "-c", (
-        "import sys; from pyengine.ipc.cleaning import SegmentHolds; from pyengine.ipc.shared_objects import SharedFolder\n"
-        "import os, signal\n"
-        "assert SegmentHolds(SharedFolder(sys.argv[1])).hold(0)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"), rig.owner.folder.path])
-    assert reader.returncode == -9 and len(held_segments(rig.cleaning.block)) == 1
     rig.clock.hour_now = 4
-    assert rig.round() == 6 and held_segments(rig.cleaning.block) == [] and rig.reported == []
+    with subprocess.Popen([sys.executable, "-c", HOLDING, rig.owner.folder.path], stdout=subprocess.PIPE, start_new_session=True) as reader:
+        try:
+            assert reader.stdout.readline() == b"held\n"
+            eventually(lambda: rig.cleaning.held() == [(0, reader.pid)], "the child has closed its copies")
+            assert rig.round() == 0, "it lives"
+            reader.send_signal(signal.SIGSTOP)
+            assert rig.round() == 0 and rig.cleaning.held() == [(0, reader.pid)], "stopped, it lives"
+            reader.kill()
+            reader.wait()
+            assert rig.cleaning.held() == [] and rig.cleaning.holders(1 << 40) == [] and rig.round() == 6
+        finally:
+            os.killpg(reader.pid, signal.SIGKILL)
 
 
 def test_holds_are_of_one_process_and_one_engine(make_rig):
@@ -411,13 +449,82 @@ def test_holds_are_of_one_process_and_one_engine(make_rig):
     child = os.fork()
     if child == 0:  # a fork has none of its parent's holds, and cannot give them back
         holds.release(SEGMENT)
-        os._exit(0 if holds.hold(SEGMENT) else 1)
+        held = rig.cleaning.held() == [(SEGMENT, os.getppid())] and holds.hold(SEGMENT)
+        os._exit(0 if held and rig.cleaning.held() == sorted([(SEGMENT, os.getpid()), (SEGMENT, os.getppid())]) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert sorted(segment for segment, _ in held_segments(rig.cleaning.block)) == [SEGMENT, SEGMENT]
+    assert rig.cleaning.held() == [(SEGMENT, os.getpid())]
     holds.close()
-    assert [pid for _, pid in held_segments(rig.cleaning.block)] == [child]
-    rig.round()
-    assert held_segments(rig.cleaning.block) == []
+    assert rig.cleaning.held() == []
+
+
+def test_a_hold_is_only_of_the_segments_below_the_end(make_rig):
+    rig = make_rig()
+    with contextlib.closing(SegmentHolds(rig.owner.folder)) as holds:
+        assert holds.hold(2 * SEGMENT)
+        assert rig.cleaning.holders(2 * SEGMENT) == [] and rig.cleaning.holders(3 * SEGMENT) == [os.getpid()]
+        holds.release(SEGMENT)  # it holds none there
+        assert rig.cleaning.holders(3 * SEGMENT) == [os.getpid()]
+        rig.clock.hour_now = 4
+        assert rig.round() == 2 and rig.segments()[0] == 2 * SEGMENT
+        assert not holds.hold(SEGMENT) and not SegmentHolds(rig.owner.folder).hold(2 * SEGMENT), "its deletion has begun"
+        assert holds.hold(2 * SEGMENT), "what is held already, is"
+
+
+def test_a_holder_that_proc_does_not_show_is_respected(make_rig, monkeypatch):
+    """As a process of another container, whose pid has no entry here."""
+    rig = make_rig()
+    monkeypatch.setattr(cleaning, "locks_on", lambda file: iter(()))
+    with contextlib.closing(SegmentHolds(rig.owner.folder)) as holds:
+        assert holds.hold(SEGMENT)
+        assert rig.cleaning.held() == [(SEGMENT, UNSEEN)] and rig.cleaning.holders(2 * SEGMENT) == [UNSEEN]
+        rig.clock.hour_now = 4
+        assert rig.round() == 1 and "a process of another container holds it" in rig.reported[-1]
+
+
+def test_a_holder_that_proc_does_not_show_is_respected_beside_one_that_it_shows(make_rig, monkeypatch):
+    rig, locks_on = make_rig(), cleaning.locks_on
+    monkeypatch.setattr(cleaning, "locks_on", lambda file: (lock for lock in locks_on(file) if lock.start > 2 * SEGMENT))
+    with contextlib.closing(SegmentHolds(rig.owner.folder)) as holds:
+        assert holds.hold(SEGMENT) and holds.hold(2 * SEGMENT)
+        assert rig.cleaning.holders(2 * SEGMENT) == [UNSEEN] and rig.cleaning.holders(3 * SEGMENT) == [os.getpid()]
+
+
+# Takes and gives back holds on the first segment that it can, and looks, while it holds one, whether that is deleted.
+RACING = """
+import os, sys
+from pyengine.ipc.cleaning import SegmentHolds
+from pyengine.ipc.shared_objects import SharedFolder
+holds, segments, held = SegmentHolds(SharedFolder(sys.argv[1])), int(sys.argv[2]), 0
+descriptor = os.open(sys.argv[3], os.O_RDONLY)
+print("ready", flush=True)
+segment = 0
+while segment < segments:
+    if holds.hold(segment):
+        held += 1
+        for _ in range(3):
+            assert os.pread(descriptor, 1, segment) == bytes(1), segment
+        holds.release(segment)
+    else:
+        segment += 1
+print(held)
+"""
+
+
+def test_the_cleaner_sees_each_hold_that_it_does_not_refuse(make_rig, tmp_path):
+    rig, segments, deleted = make_rig(), 300, tmp_path / "deleted"
+    deleted.write_bytes(bytes(segments))
+    command = [sys.executable, "-c", RACING, rig.owner.folder.path, str(segments), deleted]
+    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    with open(deleted, "r+b", buffering=0) as marks:
+        for reader in readers:
+            assert reader.stdout.readline() == "ready\n"
+        for segment in range(segments):
+            native.store(rig.cleaning.block, "removing_end", segment + 1)
+            while rig.cleaning.holders(segment + 1):
+                pass
+            os.pwrite(marks.fileno(), b"x", segment)
+    held = [int(reader.communicate(timeout=60)[0]) for reader in readers]
+    assert all(reader.returncode == 0 for reader in readers) and sum(held) > 0
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once_and_tried_again(make_rig, monkeypatch):
@@ -442,7 +549,7 @@ def test_a_stop_interrupts_a_deletion_and_leaves_the_rest(make_rig):
     rig = make_rig()
     rig.ask(reserved_ms=0)
     rig.service.work()
-    assert rig.service._steps is not None
+    assert rig.is_in_round
     rig.service.close()
     assert rig.count("answered") == 0  # asked still: the next one does it
     assert not rig.service.drain()
@@ -543,12 +650,12 @@ def test_a_log_hold_keeps_the_log_from_a_request_by_hand(make_rig):
 def test_a_log_hold_that_comes_in_the_pause_between_two_segments_keeps_the_second(make_rig):
     rig = make_rig(delete_commit_log_files_interval_ms=700)
     rig.clock.hour_now = 4
-    rig.clock.ns = rig.service._due_ns
+    rig.clock.ns = rig.due_ns
     rig.service.work()
-    while rig.service._steps is not None and (rig.service._resume_ns - rig.clock.ns) / 1e9 != 0.7:  # not between the steps of one file
-        rig.clock.ns = max(rig.clock.ns, rig.service._resume_ns)
+    while rig.is_in_round and rig.pause_s() != 0.7:  # not between the steps of one file
+        rig.clock.ns = max(rig.clock.ns, rig.service.resume_ns)
         rig.service.work()
-    assert rig.segments()[0] == SEGMENT and rig.service._steps is not None
+    assert rig.segments()[0] == SEGMENT and rig.is_in_round
     write_log_hold(rig.root, LogHold("backup-1", "backup", SEGMENT, NOW_MS + 60_000))
     assert rig.round() == 0 and rig.segments()[0] == SEGMENT
     remove_log_hold(rig.root, "backup-1")
@@ -576,7 +683,9 @@ def test_a_spare_segment_that_is_removed_during_a_listing_hides_no_older_one(mak
 
     before = rig.segments()
     monkeypatch.setattr(clean_files, "is_plain_file", remove_first)
-    listed = [start for start, _ in rig.service._log._segments()]
+    log = clean_files.CleanCommitLogService(rig.control, rig.cleaning.block, MessageStore(rig.root), rig.config, rig.clock,
+                                            rig.cleaning.holders, rig.reported)
+    listed = [start for start, _ in log.segments()]
     assert listed == [start for start in before if start not in removed]
 
 

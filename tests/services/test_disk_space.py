@@ -28,7 +28,7 @@ def probe(make_owner):
     made.reported = reported
     made.owner, made.block = owner, cleaning.block
     yield made
-    made.block = made._cleaning = None
+    vars(made).clear()  # it has no more of the memory, which can then be unmapped
     cleaning.close()
 
 

@@ -15,6 +15,7 @@ from pyengine.services import flush_commit_log
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.flush_commit_log import FlushRealTimeService, GroupCommitService
 from pyengine.storage.config import EngineConfig
+from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
 SEGMENT = 65536
@@ -48,6 +49,11 @@ def flusher(request, make_owner):
     service.close()
 
 
+def open_segments(service) -> dict[int, int]:
+    """The descriptors of the segments that a flusher has open, by their start."""
+    return service._segments.descriptors
+
+
 def go_until(service, condition, what):
     def step():
         service.work()
@@ -68,6 +74,24 @@ def test_flushed_does_not_move_until_the_writer_has_vouched_for_this_flusher(flu
     go_until(service, lambda: flushed(owner) == writer.end, "flushed after the writer vouched")
 
 
+def test_a_flusher_that_no_writer_has_vouched_for_reads_no_records(make_owner, monkeypatch):
+    """It asks again each RECHECK_S, and what is unflushed then can be gigabytes."""
+    owner, writer = rig(make_owner, native.MODE_MAPPED)
+    service = FlushRealTimeService(owner.context(EVERY_TIME))
+    writer.put(b"x" * 100)
+    committed = writer.end
+    writer.put(b"x" * 100)
+    native.store_position(owner.control.committed, committed)
+    native.store(owner.control.writer, "verified_flusher", service.incarnation - 1)
+    looks = []
+    log_between = MessageStore.log_between
+    monkeypatch.setattr(MessageStore, "log_between", lambda store, *ends: looks.append(ends) or log_between(store, *ends))
+    assert not service.flush() and looks == []
+    writer.vouch()
+    assert service.flush() and looks == [(0, committed)]
+    service.close()
+
+
 def test_a_flush_takes_everything_over_segments_and_tells_the_time_of_the_last_record(flusher):
     owner, writer, service = flusher
     writer.vouch()
@@ -78,37 +102,6 @@ def test_a_flush_takes_everything_over_segments_and_tells_the_time_of_the_last_r
     assert native.flush_pair(owner.control) == (writer.end, writer.clock_ms)
     assert native.load(owner.control.flusher, "syncs") >= 3
     assert native.load(owner.control.flusher, "sync_ns_max") > 0
-
-
-def test_bytes_put_during_a_timed_sync_are_not_counted_as_flushed(make_owner, monkeypatch):
-    owner, writer = rig(make_owner, native.MODE_MAPPED)
-    writer.vouch()
-    writer.put(b"x" * 100)
-    first = writer.end
-    sync = flush_commit_log.fdatasync
-
-    def sync_and_put(descriptor, path):
-        sync(descriptor, path)
-        writer.put(b"y" * 100)
-
-    monkeypatch.setattr(flush_commit_log, "fdatasync", sync_and_put)
-    service = FlushRealTimeService(owner.context(EVERY_TIME))
-    writer.vouch()
-    assert service.flush() and flushed(owner) == first < writer.end
-    service.close()
-
-
-def test_a_sync_that_is_under_way_is_announced(make_owner, monkeypatch):
-    """So that the next writer knows of it if the flusher dies in it."""
-    owner, writer = rig(make_owner, native.MODE_MAPPED)
-    writer.put(b"x" * 100)
-    announced = []
-    monkeypatch.setattr(flush_commit_log, "fdatasync",
-                        lambda *_: announced.append((native.load(owner.control.flusher, "sync_target"), flushed(owner))))
-    service = FlushRealTimeService(owner.context(EVERY_TIME))
-    writer.vouch()
-    assert service.flush() and announced == [(writer.end, 0)]
-    service.close()
 
 
 def test_a_log_that_cannot_be_mapped_is_flushed_with_an_earlier_time(make_owner, monkeypatch):
@@ -166,14 +159,14 @@ def test_the_first_failed_sync_freezes_the_store_for_good(flusher):
     go_until(service, lambda: flushed(owner) == end, "the first flush")
     writer.put(b"y")
     reading, writing = os.pipe()
-    good = service._segments.descriptors[0]
-    service._segments.descriptors[0] = writing
+    descriptors = open_segments(service)
+    good, descriptors[0] = descriptors[0], writing
     before = native.load(owner.control.flush_seq, "value")
     try:
         go_until(service, lambda: native.load(owner.control.state, "frozen") == 2, "frozen")
         assert native.load(owner.control.flush_seq, "value") > before, "those who wait for durability are woken"
     finally:
-        service._segments.descriptors[0] = good
+        descriptors[0] = good
         os.close(reading)
         os.close(writing)
     assert native.load(owner.control.state, "state") == native.STATE_READ_ONLY
@@ -219,12 +212,12 @@ def test_segments_are_open_before_they_are_written_and_closed_when_they_are_flus
     owner, writer = rig(make_owner, native.MODE_MAPPED, segments=3)
     service = FlushRealTimeService(owner.context(EVERY_TIME))
     writer.vouch()
-    assert sorted(service._segments.descriptors) == [0, SEGMENT, 2 * SEGMENT]
+    assert sorted(open_segments(service)) == [0, SEGMENT, 2 * SEGMENT]
     while writer.end <= SEGMENT:
         writer.put(b"x" * 3000)
     go_until(service, lambda: flushed(owner) == writer.end, "flushed into the second segment")
     service.work()
-    assert sorted(service._segments.descriptors) == [SEGMENT, 2 * SEGMENT]
+    assert sorted(open_segments(service)) == [SEGMENT, 2 * SEGMENT]
     service.close()
 
 

@@ -170,16 +170,26 @@ def test_a_disk_without_room_is_waited_for(rig, monkeypatch):
     owner, writer, service = rig
     latch = owner.memory.latch(native.WRITER)
     monkeypatch.setattr(flush_commit_log, "RETRY_NS", 0)
-    really_open, room = os.open, 2
+    really_open, opened = os.open, []
 
-    def open_somewhere(path, flags, *mode, **at):
-        return really_open("/dev/full" if not room and "commitlog" in str(path) else path, flags, *mode, **at)
+    def open_and_note(path, flags, *mode, **at):
+        descriptor = really_open(path, flags, *mode, **at)
+        if "commitlog" in str(path):
+            opened.append((descriptor, path, flags))
+        return descriptor
 
-    monkeypatch.setattr(os, "open", open_somewhere)
+    monkeypatch.setattr(os, "open", open_and_note)
     writer.put(b"x" * 100)
     assert service.work()
-    room, before = 0, committed(owner)
-    service._close_segment()
+    before, ((descriptor, path, flags),) = committed(owner), opened
+
+    def lead_to(path):
+        """From now on the descriptor of the segment is one of this file."""
+        made = really_open(path, flags)
+        os.dup2(made, descriptor, inheritable=False)
+        os.close(made)
+
+    lead_to("/dev/full")
     for number in range(40):
         writer.put(b"y" * 3000)
     latch.arm()
@@ -187,8 +197,7 @@ def test_a_disk_without_room_is_waited_for(rig, monkeypatch):
     assert committed(owner) == before and native.load(owner.control.state, "frozen") == 0
     assert native.load(owner.worker(native.COMMITTER), "error_number") == errno.ENOSPC and "No space left" in service.blocked_reason
     assert latch.wait(10), "the writer learns of it: it refuses what finds no buffer"
-    room = 2
-    service._close_segment()
+    lead_to(path)
     while service.work():
         pass
     assert committed(owner) == writer.end and writer.on_disk() == bytes(writer.log)
@@ -220,7 +229,7 @@ def test_rubbish_in_a_buffer_is_a_broken_promise_not_a_record(rig):
     writer.put(b"y" * 100)
     service.work()
     end = committed(owner)
-    writer._buffers[service._pool.find(0)].memory[end:end + 8] = b"\xff" * 8
+    writer.buffer(0)[end:end + 8] = b"\xff" * 8
     native.store_position(owner.control.wrote, end + 200)
     with pytest.raises(InvariantError, match=f"at {end}"):
         service.work()

@@ -10,11 +10,11 @@ import pytest
 
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import Checkpoint
+from pyengine.formats.small_file import Checkpoint, path_stamp
 from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.services import flush_consume_queue
-from pyengine.services.flush_consume_queue import FlushConsumeQueueService
+from pyengine.services.flush_consume_queue import WATERMARK_INTERVAL_NS, FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.storage.checkpoint import read_checkpoint, read_watermark, write_checkpoint
 from pyengine.storage.config import EngineConfig
@@ -44,6 +44,7 @@ class Rig:
             real(descriptor, path)
 
         monkeypatch.setattr(flush_consume_queue, "fdatasync", fdatasync)
+        monkeypatch.setattr(flush_consume_queue, "WATERMARK_INTERVAL_NS", 0)
         self.service = self.make()
 
     def make(self) -> FlushConsumeQueueService:
@@ -58,8 +59,7 @@ class Rig:
         native.publish_flushed(self.owner.control, self.writer.end, self.writer.clock_ms)
 
     def round(self) -> None:
-        self.service._due_ns = 0
-        self.service._watermark_due_ns = 0
+        self.service.take_settings(self.config)  # after which one is due
         self.service.work()
 
 
@@ -115,7 +115,7 @@ def test_only_touched_queue_files_are_synced_and_times_follow(rig):
     rig.dispatch()
     rig.round()
     assert rig.synced == [f"consumequeue/T/2/{0:020d}"]
-    assert native.load(rig.service._line, "position") == rig.writer.end
+    assert native.load(rig.owner.control.workers[native.CHECKPOINTER], "position") == rig.writer.end
 
 
 def test_checkpoint_and_watermark_cover_only_dispatched_and_flushed_messages(rig):
@@ -141,21 +141,21 @@ def test_targets_are_read_before_the_syncs(rig, monkeypatch):
     rig.dispatch()
     rig.flush()
     first_ms, first_end = rig.writer.clock_ms, rig.writer.end
-    real = rig.service._sync_queue
+    real = flush_consume_queue.fdatasync
 
-    def sync_queue(*arguments):
+    def fdatasync(*arguments):
         real(*arguments)
         if rig.writer.end == first_end:
             rig.writer.put(b"two")
             rig.dispatch()
             rig.flush()
 
-    monkeypatch.setattr(rig.service, "_sync_queue", sync_queue)
+    monkeypatch.setattr(flush_consume_queue, "fdatasync", fdatasync)
     rig.round()
     checkpoint = read_checkpoint(rig.owner.root)
     assert (checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) == (first_ms, first_ms)
     assert read_watermark(rig.owner.root).watermark.flushed == first_end
-    assert native.load(rig.service._line, "position") == first_end
+    assert native.load(rig.owner.control.workers[native.CHECKPOINTER], "position") == first_end
 
 
 def test_queue_files_over_several_segments_and_files_are_all_synced(rig):
@@ -233,14 +233,16 @@ def test_a_full_disk_is_reported_once_and_got_over(rig, monkeypatch):
     rig.round()
     rig.round()
     assert len(rig.reported) == 1 and "no room" in rig.reported[0]
-    assert native.load(rig.service._line, "error_count") == 2
+    assert native.load(rig.owner.control.workers[native.CHECKPOINTER], "error_count") == 2
     monkeypatch.setattr(flush_consume_queue, "write_watermark", real)
     rig.round()
     assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
     assert rig.reported[1:] == ["checkpoint and watermark can be written again"]
 
 
-def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig):
+def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig, monkeypatch):
+    assert WATERMARK_INTERVAL_NS == 10**9
+    monkeypatch.setattr(flush_consume_queue, "WATERMARK_INTERVAL_NS", 3600 * 10**9)
     rig.writer.put(b"one")
     rig.dispatch()
     rig.flush()
@@ -249,8 +251,7 @@ def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig):
     rig.writer.put(b"two")
     rig.dispatch()
     rig.flush()
-    rig.service._due_ns = 0
-    rig.service.work()
+    rig.round()
     assert read_watermark(rig.owner.root).watermark.flushed == first
     assert not rig.service.drain()
     written = read_watermark(rig.owner.root).watermark
@@ -292,11 +293,11 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     rig.dispatch()
     rig.round()
     assert topics.read().rows == {"orders": TopicConfig("orders", 10, 1)}
-    stamp = topics._stamp
+    stamp = path_stamp(topics.path)
     rig.writer.put(b"2", topic="orders", queue_id=3)
     rig.dispatch()
     rig.round()
-    assert topics._stamp == stamp, "nothing had to be changed"
+    assert path_stamp(topics.path) == stamp, "nothing had to be changed"
     topics.delete("orders")
     rig.round()
     assert topics.read().rows == {}, "no message came"
@@ -326,25 +327,25 @@ def test_a_topic_that_is_deleted_after_its_last_put_is_not_entered_again(rig):
 
 
 def test_a_deletion_during_a_round_is_noticed_by_the_next_one(rig, monkeypatch):
-    enter = rig.service._topics._enter
+    enter, topics = TopicConfigs._enter, TopicConfigs(rig.owner.root)
 
     def enter_and_lose(*arguments):
         result = enter(*arguments)
         monkeypatch.undo()
-        TopicConfigs(rig.owner.root).delete("orders")
+        topics.delete("orders")
         return result
 
-    monkeypatch.setattr(rig.service._topics, "_enter", enter_and_lose)
+    monkeypatch.setattr(TopicConfigs, "_enter", enter_and_lose)
     rig.writer.clock_ms = now_ms() - 1000
     rig.writer.put(b"1", topic="orders")
     rig.dispatch()
     rig.round()
-    assert not rig.service._topics.read().rows
+    assert not topics.read().rows
     rig.writer.clock_ms = now_ms()
     rig.writer.put(b"2", topic="orders")
     rig.dispatch()
     rig.round()
-    assert rig.service._topics.read().rows
+    assert topics.read().rows
 
 
 def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):

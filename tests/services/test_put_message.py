@@ -51,18 +51,18 @@ class DeadPass:
         self.size = parts.owner.memory.identity.segment_bytes
         self.wrote = native.load_position(self.control.wrote)
         self.end = self.size + OF_SECOND_SEGMENT
-        self._stack = contextlib.ExitStack()
-        self._objects = {}
+        self.stack = contextlib.ExitStack()
+        self.objects = {}
         if parts.owner.memory.identity.mode == native.MODE_POOL:
             native.store(self.control.pool[1], "segment_base", self.size)
             for number in (0, 1):
-                self._objects[number * self.size] = self._attach(shared_objects.pool_name(number)).memory
-        self.table = view_queue_table(self._attach(shared_objects.queues_name(1)).memory)
+                self.objects[number * self.size] = self.attach(shared_objects.pool_name(number)).memory
+        self.table = view_queue_table(self.attach(shared_objects.queues_name(1)).memory)
         self.slot = self.table.slot[lib.ms_queue_table_find(self.table, b"T", 1, 0, 0)]
 
-    def _attach(self, name: str):
+    def attach(self, name: str):
         shared = self.parts.owner.folder.attach(name)
-        self._stack.callback(shared.close)
+        self.stack.callback(shared.close)
         return shared
 
     def die(self) -> None:
@@ -75,16 +75,16 @@ class DeadPass:
         setattr(self.slot, "pass", number)
         native.store(self.control.writer, "intent_end", self.end)
         native.store(self.control.writer, "intended_pass", number)
-        self._bytes(RUBBISH)
+        self.content(RUBBISH)
 
-    def _bytes(self, write: bytes = b"") -> bytes:
+    def content(self, write: bytes = b"") -> bytes:
         """The bytes of the pass; with `write` they are all that."""
         found = b""
         for base, start, end in ((0, self.wrote, self.size), (self.size, 0, OF_SECOND_SEGMENT)):
-            if self._objects:
+            if self.objects:
                 if write:
-                    self._objects[base][start:end] = write * (end - start)
-                found += bytes(self._objects[base][start:end])
+                    self.objects[base][start:end] = write * (end - start)
+                found += bytes(self.objects[base][start:end])
                 continue
             with open(StorePaths(self.parts.owner.root).commit_log_segment(base), "r+b") as file:
                 if write:
@@ -94,14 +94,14 @@ class DeadPass:
 
     def is_forgotten(self, next_offset: int) -> bool:
         undo = self.control.undo
-        return (self._bytes() == bytes(self.end - self.wrote) and self.slot.next_offset == next_offset
+        return (self.content() == bytes(self.end - self.wrote) and self.slot.next_offset == next_offset
                 and (getattr(self.slot, "pass"), getattr(undo, "pass"), undo.count) == (0, 0, 0)
                 and native.load_position(self.control.wrote) == self.wrote)
 
     def close(self) -> None:
         del self.slot, self.table
-        self._objects.clear()
-        self._stack.close()
+        self.objects.clear()
+        self.stack.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -191,10 +191,12 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
         assert producer.put_many("T", [b"x" * 3000] * 25).ok
     control = parts.control
     eventually(lambda: native.load(control.allocator, "ready_end") == 3 * 65536, "the segment after the next one")
+    eventually(lambda: native.load_position(control.flushed) == native.load_position(control.wrote), "all is flushed")
     for kind in parts.workers:
         parts.kill(kind)
     native.store_position(control.flushed, 0)
     service = service_of(parts)
+    native.store_position(control.flushed, native.load_position(control.wrote))
     synced, verified = [], lambda: native.load(control.writer, "verified_flusher")
 
     def fdatasync(descriptor, path=None):
@@ -213,6 +215,7 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
     assert (verified() == incarnation, native.load(control.state, "frozen") != 0) == (not fails, fails)
     service.work()
     assert synced == (names[:2] if fails else names), "once"
+    assert service.drained
     service.close()
 
 
@@ -233,7 +236,7 @@ def test_a_wake_up_while_the_engine_stops_returns_to_the_worker(make_parts, monk
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_new_writer_rewrites_the_bytes_an_older_sync_may_have_failed_on(make_parts, monkeypatch, mode):
-    """Before it vouches for the next flusher, once, and not before the committer has written all it has."""
+    """Those it found unflushed, before it vouches for the next flusher, once, not before the committer has written all it has."""
     parts = make_parts(**MODES[mode])
     control, written = parts.control, []
     with parts.producer() as producer:
@@ -243,7 +246,6 @@ def test_a_new_writer_rewrites_the_bytes_an_older_sync_may_have_failed_on(make_p
     for kind in parts.workers:
         parts.kill(kind)
     native.store_position(control.flushed, 0)
-    native.store(control.flusher, "sync_target", 4000)
     log = parts.log()
     service = service_of(parts)
     monkeypatch.setattr(flush_commit_log, "rewrite", lambda path, start, end: written.append((path.name, start, end)))
@@ -273,7 +275,6 @@ def test_a_passing_disk_error_delays_the_rewrite_and_is_reported(make_parts, mon
     for kind in parts.workers:
         parts.kill(kind)
     native.store_position(control.flushed, 0)
-    native.store(control.flusher, "sync_target", 4000)
     service = service_of(parts)
 
     def fail(path, start, end):
@@ -292,18 +293,16 @@ def test_a_passing_disk_error_delays_the_rewrite_and_is_reported(make_parts, mon
     service.close()
 
 
-@pytest.mark.parametrize("seen, flushed", [(4000, 4000), (9000, 0)])
-def test_no_bytes_are_rewritten_for_a_sync_that_is_over_or_began_after_the_writer(make_parts, monkeypatch, seen, flushed):
+def test_no_bytes_are_rewritten_that_the_old_flusher_has_synced_since_the_writer_began(make_parts, monkeypatch):
     parts = make_parts()
     with parts.producer() as producer:
         assert producer.put_many("T", [b"x" * 3000] * 5).ok
     control = parts.control
     for kind in parts.workers:
         parts.kill(kind)
-    native.store_position(control.flushed, flushed)
-    native.store(control.flusher, "sync_target", 4000)
+    native.store_position(control.flushed, 0)
     service = service_of(parts)
-    native.store(control.flusher, "sync_target", seen)
+    native.store_position(control.flushed, native.load_position(control.wrote))
     monkeypatch.setattr(flush_commit_log, "rewrite", lambda *_: pytest.fail("written again"))
     incarnation = native.load(control.flusher, "incarnation") + 1
     native.store(control.flusher, "incarnation", incarnation)
@@ -312,38 +311,24 @@ def test_no_bytes_are_rewritten_for_a_sync_that_is_over_or_began_after_the_write
     service.close()
 
 
-def test_a_new_writer_rewrites_the_bytes_its_predecessors_own_sync_may_have_failed_on(make_parts, monkeypatch):
-    """The error that its sync got died with it, and with that flusher's descriptors; no flusher had a sync in progress."""
+def test_zeros_that_a_dead_writers_own_sync_may_have_failed_on_get_new_pages(make_parts, monkeypatch):
+    """It died while it synced for a new flusher: zeros stored ahead were not on the disk, though all records were flushed."""
     parts = make_parts()
     with parts.producer() as producer:
         assert producer.put_many("T", [b"x" * 3000] * 5).ok
-    control, written = parts.control, []
+    control, renewed = parts.control, []
     for kind in parts.workers:
         parts.kill(kind)
     end = native.load_position(control.wrote)
-    native.store_position(control.flushed, 0)
-    native.store(control.flusher, "sync_target", 0)
-    native.store(control.flusher, "incarnation", native.load(control.flusher, "incarnation") + 1)
-    dying = service_of(parts)
-    with monkeypatch.context() as patched:
-        patched.setattr(flush, "fdatasync", died)
-        with pytest.raises(Died):
-            dying.work()
-    dying.close()
-    monkeypatch.setattr(flush_commit_log, "rewrite", lambda path, start, end: written.append((start, end)))
+    native.store_position(control.flushed, end)
+    incarnation = native.load(control.flusher, "incarnation") + 1
+    native.store(control.flusher, "incarnation", incarnation)
     service = service_of(parts)
+    monkeypatch.setattr(flush_commit_log, "renew_zeros", lambda path, start: renewed.append((path.name, start)))
     service.work()
-    assert written == [(0, end)]
-    assert native.load(control.writer, "verified_flusher") == native.load(control.flusher, "incarnation")
+    assert renewed[0] == (f"{0:020d}", end)
+    assert native.load(control.writer, "verified_flusher") == incarnation
     service.close()
-
-
-class Died(Exception):
-    """Here a process is killed."""
-
-
-def died(*_: object) -> None:
-    raise Died
 
 
 def test_a_damaged_record_that_would_be_written_again_freezes_the_store(make_parts):
@@ -355,7 +340,6 @@ def test_a_damaged_record_that_would_be_written_again_freezes_the_store(make_par
     for kind in parts.workers:
         parts.kill(kind)
     native.store_position(control.flushed, 0)
-    native.store(control.flusher, "sync_target", 4000)
     with open(StorePaths(parts.owner.root).commit_log_segment(0), "r+b") as file:
         file.seek(4096)
         file.write(bytes(4096))

@@ -16,6 +16,7 @@ from pyengine.native import waiting
 from pyengine.services import reput_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import DispatchedWatermark
+from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
 from reported import Reported
@@ -159,14 +160,14 @@ def test_a_full_disk_stops_dispatch_says_so_once_and_is_got_over(make_owner, mon
     service = service_of(owner, reported)
     monkeypatch.setattr(reput_message, "RETRY_NS", 1_000_000)
     full = True
-    real = service._dispatcher.dispatch
+    real = Dispatcher.dispatch
 
     def dispatch(*arguments):
         if full:
             raise DiskFullError("no room for the queue", errno=errno.ENOSPC)
         return real(*arguments)
 
-    monkeypatch.setattr(service._dispatcher, "dispatch", dispatch)
+    monkeypatch.setattr(Dispatcher, "dispatch", dispatch)
     writer.put(b"x")
     assert not service.work()
     assert 0 < service.pause_s() <= 0.01
@@ -186,7 +187,7 @@ def test_rubbish_below_committed_is_reported_and_not_passed_over(make_owner):
     service = service_of(owner, reported)
     writer.put(b"good")
     good = writer.end
-    writer._write(b"\xff" * 100, 100)
+    writer.write(b"\xff" * 100, 100)
     writer.publish()
     service.work()
     assert reput_from(owner) == good

@@ -25,7 +25,7 @@ from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_NS, ScheduleMessageService
 from pyengine.storage import consumer_offset
 from pyengine.storage.config import EngineConfig
-from pyengine.storage.consumer_offset import CANCELS_NAME, ConsumerOffsets
+from pyengine.storage.consumer_offset import CANCELS_NAME, ConsumerOffsets, DelayCancels
 from pyengine.storage.store_reader import open_store
 from reported import Reported
 from waiting import eventually
@@ -40,21 +40,25 @@ def delivery_of_a_broker(message) -> str:
 
 
 class Session:
-    """What the scheduler needs of a producer; gives the answers in `refuse` before it puts."""
+    """What the scheduler needs of a producer; gives the answers in `refuse`, or raises them, before it puts."""
 
-    def __init__(self, producer, refuse: list[PutResult | None]) -> None:
-        self._producer, self._refuse = producer, refuse
+    def __init__(self, rig: Rig) -> None:
+        self.rig, self.producer, self.refuse = rig, rig.parts.producer(), rig.refuse
+        rig.open_sessions += 1
 
     def put_raw_async(self, message) -> PutFuture:
-        answer = self._refuse.pop(0) if self._refuse else None
+        answer = self.refuse.pop(0) if self.refuse else None
         if answer is None:
-            return self._producer.put_raw_async(message)
+            return self.producer.put_raw_async(message)
+        if isinstance(answer, BaseException):
+            raise answer
         future = PutFuture()
         future.set_result(answer)
         return future
 
     def close(self) -> None:
-        self._producer.close()
+        self.rig.open_sessions -= 1
+        self.producer.close()
 
 
 class Rig:
@@ -72,8 +76,9 @@ class Rig:
         self.steady_ns = 1_000_000_000
         self.reported = Reported()
         self.services: list[ScheduleMessageService] = []
-        self.connects = 0
-        self.refuse: list[PutResult | None] = []  # answers to give instead of putting; None: put
+        self.connects = self.open_sessions = 0
+        self.why_no_session = ""
+        self.refuse: list[PutResult | BaseException | None] = []  # answers to give instead of putting; None: put
 
     def put(self, level: int, body: bytes, topic: str = "T", **options):
         result = self.producer.put(topic, body, delay_level=level, **options)
@@ -93,8 +98,10 @@ class Rig:
         return self.services[-1]
 
     def connect(self):
+        if self.why_no_session:
+            raise EngineUnavailableError(self.why_no_session)
         self.connects += 1
-        return Session(self.parts.producer(), self.refuse)
+        return Session(self)
 
     def go(self, service: ScheduleMessageService) -> None:
         """Everything that is due by the clocks; then dispatched."""
@@ -451,17 +458,13 @@ def test_without_a_session_it_tries_again(make_rig):
     put = rig.put(1, b"a")
     rig.wall_ms = put.store_timestamp_ms + 60_000
     service = rig.service()
-    connect, service._connect = service._connect, refuse_session
+    rig.why_no_session = "no slot is free"
     rig.go(service)
     assert rig.reported == ["delayed messages wait: no slot is free"] and rig.delivered() == []
-    service._connect = connect
+    rig.why_no_session = ""
     rig.steady_ns += RETRY_NS
     rig.go(service)
     assert rig.delivered() == [b"a"]
-
-
-def refuse_session():
-    raise EngineUnavailableError("no slot is free")
 
 
 def test_a_session_is_open_only_around_deliveries(make_rig):
@@ -479,7 +482,7 @@ def test_a_session_is_open_only_around_deliveries(make_rig):
     assert rig.connects == 1 and rig.delivered() == [b"a"]
     rig.steady_ns += 11 * 10**9
     rig.go(service)
-    assert service._producer is None
+    assert rig.open_sessions == 0
 
 
 def test_no_delayed_message_is_delivered_while_the_engine_stops(make_rig):
@@ -556,7 +559,7 @@ def test_a_replayed_clock_and_a_slave_deliver_nothing(make_rig, identity):
     rig = make_rig({"replay_clock": identity.get("replay_clock", 0)})
     put = rig.put(1, b"a")
     if "role" in identity:
-        object.__setattr__(rig.owner.memory.identity, "role", 2)
+        rig.owner.memory.identity.role = 2
     rig.wall_ms = put.store_timestamp_ms + HOUR_MS
     service = rig.service()
     rig.go(service)
@@ -568,10 +571,10 @@ def test_a_full_disk_under_the_delay_offsets_is_reported_and_delivery_continues(
     puts = [rig.put(1, b"a"), rig.put(2, b"b")]
     service = rig.service()
 
-    def full(table):
+    def full(offsets, table):
         raise DiskFullError("cannot write delayOffset.json: the disk is full")
 
-    monkeypatch.setattr(service._offsets, "write", full)
+    monkeypatch.setattr(consumer_offset.DelayOffsets, "write", full)
     rig.wall_ms = puts[0].store_timestamp_ms + 60_000
     rig.go(service)
     rig.flushed()
@@ -692,13 +695,13 @@ def test_a_message_that_is_due_can_be_cancelled_until_the_scheduler_takes_it(mak
     rig.wall_ms = put.store_timestamp_ms + 60_000
     service = rig.service()
     answers = []
-    take = service._cancels.take
+    take = DelayCancels.take
 
     def cancelled_then(*given) -> None:
         take(*given)
         answers.append(cancels(rig, put))
 
-    monkeypatch.setattr(service._cancels, "take", cancelled_then)
+    monkeypatch.setattr(DelayCancels, "take", cancelled_then)
     rig.go(service)
     assert answers == [False] and rig.delivered() == [b"a"]
 
@@ -747,13 +750,14 @@ def test_a_message_whose_extension_unit_cannot_be_read_is_not_cancelled(make_rig
         program.cancel(put.msg_id)
 
 
-def test_a_scheduler_that_dies_between_taking_and_putting_leaves_the_message_to_the_next(make_rig, monkeypatch):
+def test_a_scheduler_that_dies_between_taking_and_putting_leaves_the_message_to_the_next(make_rig):
     rig = make_rig()
     put = rig.put(1, b"a")
     rig.wall_ms = put.store_timestamp_ms + 60_000
     service = rig.service()
-    monkeypatch.setattr(service, "_put", lambda *_: None)
-    service.work()
+    rig.refuse.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        service.work()
     assert not cancels(rig, put) and rig.delivered() == []
     rig.go(rig.service())
     assert rig.delivered() == [b"a"]

@@ -14,8 +14,8 @@ from pyengine.formats.record import encode_blank
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
-from pyengine.spark.queue_view import plan_view, types_of, view_options, view_rows
-from pyengine.spark.schema import chosen_columns
+from pyengine.spark.queue_view import plan_view, view_rows
+from pyengine.spark.schema import chosen_columns, types_of, view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.spark.task_reader import arrow_schema, read_partition
 from record_bytes import encode_record

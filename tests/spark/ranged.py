@@ -30,8 +30,8 @@ class CountedFile(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._path = path
-        self._file = open(path, "rb", buffering=0)
+        self.path = path
+        self.file = open(path, "rb", buffering=0)
 
     def readable(self) -> bool:
         return True
@@ -40,30 +40,30 @@ class CountedFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
+        return self.file.seek(offset, whence)
 
     def tell(self) -> int:
-        return self._file.tell()
+        return self.file.tell()
 
     def size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
+        return os.fstat(self.file.fileno()).st_size
 
     def read(self, count: int = -1) -> bytes:
         assert count >= 0, "the whole file was asked for"
-        at = self._file.tell()
-        data = self._file.read(count)
-        READS.all.append((self._path, at, len(data)))
+        at = self.file.tell()
+        data = self.file.read(count)
+        READS.all.append((self.path, at, len(data)))
         return data
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
         super().close()
 
 
 class RangedHandler(FileSystemHandler):
     """Lists and gives ranges; everything else is refused."""
 
-    _local = LocalFileSystem()
+    local = LocalFileSystem()
 
     def get_type_name(self) -> str:
         return "ranged"
@@ -72,19 +72,19 @@ class RangedHandler(FileSystemHandler):
         return path
 
     def get_file_info(self, paths):
-        return self._local.get_file_info(paths)
+        return self.local.get_file_info(paths)
 
     def get_file_info_selector(self, selector):
-        return self._local.get_file_info(selector)
+        return self.local.get_file_info(selector)
 
     def open_input_file(self, path: str) -> PythonFile:
         return PythonFile(CountedFile(path), mode="r")
 
-    def _refuse(self, *_: Any) -> Any:
+    def refuse(self, *_: Any) -> Any:
         raise AssertionError("only ranges may be read")
 
-    open_input_stream = open_output_stream = open_append_stream = _refuse
-    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = move = copy_file = _refuse
+    open_input_stream = open_output_stream = open_append_stream = refuse
+    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = move = copy_file = refuse
 
 
 SUBTREE = ""

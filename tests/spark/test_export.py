@@ -23,7 +23,7 @@ from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskFullError, EngineError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import export, spark_session
-from pyengine.spark.export import STATE, SUCCESS, PartFiles, Place, Target, escaped, export_parquet, write_groups
+from pyengine.spark.export import RUN, STATE, SUCCESS, PartFiles, Place, Target, escaped, export_parquet, write_groups
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.plan import plan
@@ -57,11 +57,17 @@ def days(*numbers: int) -> pa.Array:
     return pa.array([number * DAY_MS * 1000 for number in numbers], pa.timestamp("us", tz="UTC"))
 
 
+def running(folder: Path) -> Target:
+    """The folder as a run with the name "run" has it."""
+    (folder / RUN).write_text("run")
+    return Place(str(folder)).open()
+
+
 @pytest.mark.parametrize("most", [1, 128])
 def test_rows_go_to_their_folders_in_their_order(tmp_path, monkeypatch, most):
     monkeypatch.setattr(export, "OPEN_FILES_MAX", most)
     table = table_of(topic=["a", "b/c", "a", "a", "b/c"], timestamp=days(0, 0, 1, 0, 0), n=[1, 2, 3, 4, 5])
-    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
+    files = PartFiles(running(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
     assert list(tmp_path.rglob("part-*")) == []
     found = write_groups(files, iter(table.to_batches() + table.to_batches()))
     assert sum(count for _, count, _ in found) == 10
@@ -79,9 +85,25 @@ def test_a_part_that_fails_leaves_nothing(tmp_path):
         yield from table_of(n=[1, 2]).to_batches()
         raise OSError("gone")
 
-    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
+    files = PartFiles(running(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
     with pytest.raises(OSError, match="gone"):
         write_groups(files, broken())
+    assert list(tmp_path.iterdir()) == [tmp_path / RUN]
+
+
+@pytest.mark.parametrize("over", ["before its file", "after its file"])
+def test_a_task_that_lives_on_when_its_run_is_over_leaves_nothing(tmp_path, over):
+    """The driver of a failed run deletes RUN, then the files that it sees; other tasks may still write."""
+    files = PartFiles(running(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
+
+    def rows_of_a_slow_task():
+        yield from table_of(n=[1, 2]).to_batches()
+        if over == "after its file":
+            files.begin("")
+        (tmp_path / RUN).unlink()
+
+    with pytest.raises(EngineError, match="has failed or another has begun"):
+        write_groups(files, rows_of_a_slow_task())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,7 +117,7 @@ def test_the_disk_begins_with_a_row_group_before_the_next_one(tmp_path, monkeypa
         yield
 
     monkeypatch.setattr(export, "start_writeback", noted)
-    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
+    files = PartFiles(running(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
     batch = table_of(n=[1, 2], topic=["a", "a"], timestamp=days(0, 0)).to_batches()
     [(name, messages, size_bytes)] = write_groups(files, iter(batch * 3))
     sizes = [size for [size] in begun]
@@ -120,7 +142,7 @@ def no_thread(thread):
 
 @pytest.mark.parametrize("lacks", ["nothing", "direct writes", "threads"])
 def test_a_file_that_bypasses_the_page_cache_has_the_same_rows(tmp_path, monkeypatch, lacks):
-    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", 8192)
+    monkeypatch.setattr(durable_writes, "DIRECT_BYTES", 8192)
     monkeypatch.setattr(export, "ROW_GROUP_BYTES", 10_000)
     table = table_of(n=list(range(20_000)), text=[f"text {number}" for number in range(20_000)])
     with monkeypatch.context() as patched:
@@ -128,7 +150,7 @@ def test_a_file_that_bypasses_the_page_cache_has_the_same_rows(tmp_path, monkeyp
             patched.setattr(os, "open", refusing_direct(os.open))
         if lacks == "threads":
             patched.setattr(threading.Thread, "start", no_thread)
-        files = PartFiles(Place(str(tmp_path)).open(), "part-0", table.schema, "snappy", "run", partitioned=False)
+        files = PartFiles(running(tmp_path), "part-0", table.schema, "snappy", "run", partitioned=False)
         [(name, messages, size_bytes)] = write_groups(files, iter(table.to_batches(max_chunksize=500)))
     assert messages == 20_000 and (tmp_path / name).stat().st_size == size_bytes
     assert parquet.read_table(tmp_path / name).equals(table)
@@ -143,7 +165,7 @@ def open_paths() -> Iterator[str]:
 
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupted"])
 def test_an_export_that_fails_beside_the_page_cache_leaves_no_file_thread_or_descriptor(tmp_path, monkeypatch, fault):
-    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", 8192)
+    monkeypatch.setattr(durable_writes, "DIRECT_BYTES", 8192)
     pwrite, done = os.pwrite, []
 
     def fail_later(descriptor, content, position):
@@ -160,10 +182,10 @@ def test_an_export_that_fails_beside_the_page_cache_leaves_no_file_thread_or_des
 
     monkeypatch.setattr(os, "pwrite", fail_later)
     monkeypatch.setattr(export, "ROW_GROUP_BYTES", 10_000)
-    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("text", pa.binary())]), "none", "run", partitioned=False)
+    files = PartFiles(running(tmp_path), "part-0", pa.schema([("text", pa.binary())]), "none", "run", partitioned=False)
     with pytest.raises(DiskFullError if isinstance(fault, OSError) else KeyboardInterrupt):
         write_groups(files, batches())
-    assert len(done) > 2 and list(tmp_path.iterdir()) == []
+    assert len(done) > 2 and list(tmp_path.iterdir()) == [tmp_path / RUN]
     assert not any(str(tmp_path) in path for path in open_paths())
     assert not any(thread.name.startswith("direct-file") for thread in threading.enumerate())
 
@@ -178,7 +200,7 @@ def test_the_writer_looks_after_a_mib_of_bodies_whether_a_page_is_full(tmp_path,
 
     monkeypatch.setattr(parquet, "ParquetWriter", noted)
     bodies = [bytes([number]) * body_bytes for number in range(3)]
-    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("value", pa.binary())]), "none", "run", partitioned=False)
+    files = PartFiles(running(tmp_path), "part-0", pa.schema([("value", pa.binary())]), "none", "run", partitioned=False)
     write_groups(files, iter(table_of(value=bodies).to_batches()))
     assert seen == [rows]
     assert parquet.read_table(tmp_path / "part-0.parquet")["value"].to_pylist() == bodies
@@ -344,7 +366,7 @@ class Local:
                 self.bytes[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
 
         def write_when_synced(target: Target, name: str, content: bytes) -> None:
-            end = self.end if name == SUCCESS else json.loads(content)["end"]
+            end = json.loads(content)["end"] if name == STATE else self.end
             if name == SUCCESS or end != self.end:  # a run begins by writing the end of the last one
                 self.at_state += self.not_durable(Path(target.tree.root))
             self.end = end
@@ -456,7 +478,7 @@ def test_tasks_of_a_killed_run_do_not_count_once_another_has_begun(spark, builde
     state = json.loads((out / STATE).read_text())
     read = read_options({"path": str(builder.root), "columns": given["columns"]})
     work = export._PartWriter(read, chosen_columns(read), Place(str(out)), "snappy", "killed", False, True)
-    with pytest.raises(EngineError, match="another export into .* has begun"):
+    with pytest.raises(EngineError, match="this export into .* has failed or another has begun"):
         list(work(0, plan(read)[0]))
     assert json.loads((out / STATE).read_text()) == state and exported(spark, out)[:69] == wanted(builder.root)[:69]
     assert not list(out.glob(".part-*"))

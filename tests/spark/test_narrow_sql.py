@@ -57,9 +57,9 @@ def root(tmp_path_factory):
 def read_columns(df) -> set[str]:
     """Return what the tasks of this DataFrame read."""
     found = set()
-    from pyengine.spark.spark_session import _nodes
+    from pyengine.spark.spark_session import plan_nodes
 
-    for node in _nodes(df._jdf.queryExecution().optimizedPlan()):
+    for node in plan_nodes(df._jdf.queryExecution().optimizedPlan()):
         if node.getClass().getSimpleName() == "DataSourceV2ScanRelation":
             found |= set(node.relation().options().get("readColumns").split(","))
     return found

@@ -24,10 +24,10 @@ def read(**options: str) -> ReadOptions:
 
 def test_defaults_are_those_of_the_table():
     assert read() == ReadOptions("/store")
-    for option in OPTIONS:
-        if option.default not in ("", "all", "the default columns"):
-            found = read_options({"path": "/store", option.name: option.default}, "any")
-            assert getattr(found, option.field) == getattr(read(), option.field), option.name
+    for name, option in OPTIONS.items():
+        shown = option.default_text or option.show(option.default)
+        if shown not in ("", "all", "the default columns"):
+            assert getattr(read_options({"path": "/store", option.key: shown}, "any"), name) == getattr(read(), name), name
 
 
 def test_names_do_not_depend_on_case_and_a_relative_path_becomes_absolute():
@@ -49,7 +49,9 @@ def test_names_do_not_depend_on_case_and_a_relative_path_becomes_absolute():
         ("readLevel", "Committed", "read_level", ReadLevel.COMMITTED),
         ("startingOffsetsByTimestamp", '{"a": {"0": 5}}', "starting_timestamps", {"a": {0: 5}}),
         ("includeHeaders", "True", "include_headers", True),
+        ("includeBody", " no ", "include_body", False),
         ("batchBytes", "2 MiB", "batch_bytes", 2 << 20),
+        ("maxPartitionBytes", "64MB", "max_partition_bytes", 64 << 20),
         ("startingPhysicalOffset", "earliest", "starting_physical_offset", None),
         ("endingPhysicalOffset", "17", "ending_physical_offset", 17),
         ("mapedFileSizeCommitLog", "64k", "sizes", {"mapped_file_size_commit_log_bytes": 65536}),
@@ -93,7 +95,7 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"endingOffsets": '{"a": {"2147483648": 1}}'}, "a: 2147483648: 1 is not allowed"),
         ({"subscribe": "a", "startingOffsets": '{"b": {"0": 1}}'}, "names topic 'b', which subscribe does not"),
         ({"assign": '{"a": [0]}', "endingOffsets": '{"a": {"1": 1}}'}, "names queue a/1, which assign does not"),
-        ({"startingTimestamp": "now"}, "give a number from 0"),
+        ({"startingTimestamp": "now"}, "give 0 to 9,223,372,036,854,775,807"),
         ({"startingTimestamp": "5", "endingTimestamp": "4"}, "startingTimestamp is after endingTimestamp"),
         ({"startingPhysicalOffset": "5", "endingPhysicalOffset": "4"}, "startingPhysicalOffset is after"),
         ({"schemaMode": "full", "columns": "topic"}, "give one of columns and schemaMode"),
@@ -110,9 +112,10 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"path": "s3:bucket/store"}, "this is neither a path nor a URI: write s3://bucket/store"),
         ({"path": "file://stores/one"}, "names a host 'stores': write file:///stores/one"),
         ({"path": "file:stores/one"}, "write file:///stores/one"),
-        ({"includeBody": "yes"}, "give true or false"),
-        ({"maxPartitionBytes": "0"}, "give a size from 1"),
-        ({"maxPartitionBytes": "1 mile"}, "give a size from 1"),
+        ({"startingPhysicalOffset": "-1"}, "give earliest, latest, 0 to 9,223,372,036,854,775,807"),
+        ({"maxPartitionBytes": "0"}, "give 1 to 9,223,372,036,854,775,807 bytes, as 64m"),
+        ({"maxPartitionBytes": "1 mile"}, "give 1 to 9,223,372,036,854,775,807 bytes, as 64m"),
+        ({"batchRows": "1048577"}, "give 1 to 1,048,576"),
         ({"readLevel": "synced"}, "give written, committed, flushed or replicated"),
         ({"onCorrupt": "ignore"}, "give fail or skip"),
         ({"mappedFileSizeCommitLog": "1"}, "mapped_file_size_commit_log_bytes = 1 (option) is not allowed"),

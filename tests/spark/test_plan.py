@@ -152,7 +152,7 @@ def test_the_undispatched_part_of_the_log_is_scanned(golden, monkeypatch):
     messages = oracle.log_messages(root)
     wanted = [m.physical_offset for m in messages if m.topic == "Roll1"]
     for upto in (messages[0], messages[40], messages[41], messages[-1]):
-        monkeypatch.setattr(planning, "_why_no_queues", lambda *_, end=upto.physical_offset: ("", end))
+        monkeypatch.setattr(planning, "why_no_queues", lambda *_, end=upto.physical_offset: ("", end))
         found = rows(root, subscribe="Roll1", access="queue", columns="physicalOffset", maxPartitionBytes=5000)
         assert sorted(offset for (offset,) in found) == wanted
 

@@ -10,14 +10,15 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from broker_lock import held_by_a_broker
-from fix_store_builder import StoreBuilder
+from fix_store_builder import StoreBuilder, queue_of
 from pyengine.arguments import INT32_MAX
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.small_file import Checkpoint
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import plan as planning
 from pyengine.spark.partitions import DataLossError
-from pyengine.spark.queue_view import plan_view, view_options
+from pyengine.spark.queue_view import plan_view
+from pyengine.spark.schema import view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.storage import queue_entries
 from pyengine.storage.checkpoint import DurableWatermark, write_checkpoint, write_watermark
@@ -194,7 +195,7 @@ def test_a_lost_log_end_of_a_broker_store_is_found_by_its_queues(broker, segment
     said = str(refused.value)
     with open_store(broker.root) as reader:
         end = reader.max_physical_offset("committed")
-        first, last = reader._queue("orders", 0).max_offset(end), broker.queue_offsets["orders", 0]
+        first, last = queue_of(reader, "orders", 0).max_offset(end), broker.queue_offsets["orders", 0]
     count = 60 - len(physical(broker.root, failOnDataLoss=False))
     assert f"ends at {end}, but consume queues name {count} messages between there and {broker.end}: " in said
     assert f"orders/0 from offset {first} on ({last - first})" in said and "set failOnDataLoss=false" in said
@@ -353,7 +354,7 @@ def test_a_loss_that_a_read_does_not_touch_is_none_for_it(builder):
 @pytest.mark.parametrize("at", [12, 20, 21], ids=["queueId", "queueOffset", "queueOffset, lower"])
 def test_a_bit_that_moves_a_record_to_the_end_of_a_queue_is_damage_and_no_loss(builder, at):
     with open_store(builder.root) as reader:
-        offset = reader._queue("orders", 1).entry(19, 20).physical_offset
+        offset = queue_of(reader, "orders", 1).entry(19, 20).physical_offset
     path, place = builder.segment(offset), offset % 4096 + at + (3 if at == 12 else 6)
     data = bytearray(path.read_bytes())
     data[place] ^= 2
@@ -394,7 +395,7 @@ def test_queues_that_no_topic_can_have_are_not_looked_for():
         assert next(asked) < 2 * QUEUE_NUMS_MAX
 
     planned = TopicConfig("planned", read_queue_nums=INT32_MAX)
-    assert not queue_entries._has_lost_queue({"planned": planned}, {("orders", INT32_MAX): None}, choose)
+    assert not queue_entries.has_lost_queue({"planned": planned}, {("orders", INT32_MAX): None}, choose)
 
 
 def test_loss_search_begins_at_the_last_queue_entry_and_goes_further_back_without_entries(builder, monkeypatch):

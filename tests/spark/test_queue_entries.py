@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_golden import CLEAN, usual
-from fix_store_builder import StoreBuilder
+from fix_store_builder import StoreBuilder, queue_of
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
@@ -36,7 +36,7 @@ def builder(tmp_path) -> StoreBuilder:
 def entry_of(builder: StoreBuilder, number: int = NUMBER) -> tuple[int, int, int]:
     """(offset, size, tags code) of a message of orders/1."""
     with open_store(builder.root) as reader:
-        return tuple(reader._queue(TOPIC, 1).entry(number, number + 1))
+        return tuple(queue_of(reader, TOPIC, 1).entry(number, number + 1))
 
 
 def flip_bit(builder: StoreBuilder, at: int, bit: int) -> None:
@@ -180,7 +180,7 @@ def test_entries_beyond_the_level_that_is_read_are_no_damage(builder):
     """As those that a running engine dispatches beyond the limit of a plan."""
     with open_store(builder.root) as reader:
         options = read_options({"path": str(builder.root), **QUEUE})
-        queue = reader._queue(TOPIC, 1)
+        queue = queue_of(reader, TOPIC, 1)
         for number in range(1, 20):
             limit = queue.entry(number, 20).physical_offset + 1
             assert queue_end(options, reader, queue, limit) == number
@@ -236,7 +236,7 @@ def test_no_entry_of_a_golden_store_is_wrong(golden, recipe):
         limit, size_bytes = reader.max_physical_offset("committed"), reader.commit_log.size_bytes
         for topic, ids in reader.topics().items():
             for queue_id in ids:
-                queue = reader._queue(topic, queue_id)
+                queue = queue_of(reader, topic, queue_id)
                 high = queue.max_offset(limit)
                 for number, entries in queue_entries(queue, queue.min_offset(reader.min_physical_offset, high), high):
                     for segment, begin, end in runs_of_segments(entries, size_bytes):

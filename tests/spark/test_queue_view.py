@@ -6,11 +6,12 @@ import pyarrow as pa
 import pytest
 
 from fix_golden import CLEAN, usual
-from fix_store_builder import StoreBuilder
+from fix_store_builder import StoreBuilder, queue_of
 from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.partitions import DataLossError
-from pyengine.spark.queue_view import plan_view, types_of, view_options, view_rows
+from pyengine.spark.queue_view import plan_view, view_rows
+from pyengine.spark.schema import types_of, view_options
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from reference import queue_section
@@ -40,7 +41,7 @@ def listed(root) -> list[dict]:
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids:
                 low, high = reader.queue_range(topic, queue_id, "flushed")
-                queue = reader._queue(topic, queue_id)
+                queue = queue_of(reader, topic, queue_id)
                 for offset in range(low, high):
                     entry = queue.entry(offset, queue.max_offset(limit))
                     found.append({"topic": topic, "partition": queue_id, "offset": offset,

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -159,7 +160,8 @@ def test_rows_that_cannot_be_written_are_refused_before_a_task_runs(tmp_path, fi
         sink_of(tmp_path, pa.schema(fields), **given)
 
 
-def test_without_an_engine_on_this_host_nothing_is_written(tmp_path, sink_store, topic):
+def test_without_an_engine_on_this_host_nothing_is_written(tmp_path, sink_store, topic, monkeypatch):
+    monkeypatch.setattr(pyengine, "connect", partial(pyengine.connect, timeout_s=0.1))
     with pytest.raises(EngineUnavailableError, match="cannot write to .*only on its host: no engine has ever run"):
         sink_of(tmp_path)
     from pyengine.spark.sink import put_rows
@@ -299,7 +301,7 @@ def test_two_attempts_of_a_task_do_not_put_at_once(sink_store, topic, monkeypatc
 def test_an_orderly_stop_leaves_no_file_of_locks(make_engine, topic):
     """Also where an attempt holds one while the engine stops, or waits for one of a file that is removed then."""
     from pyengine.ipc.shared_objects import find_folder
-    from pyengine.spark.sink import _only_attempt
+    from pyengine.spark.sink import only_attempt
 
     engine = make_engine()
     engine.start()
@@ -309,7 +311,7 @@ def test_an_orderly_stop_leaves_no_file_of_locks(make_engine, topic):
     assert not path.exists()
     engine.start()
     task = task_of(next(names))
-    with _only_attempt(engine.root, task):
+    with only_attempt(engine.root, task):
         engine.stop()
         assert path.exists()
         engine.start()
@@ -331,10 +333,10 @@ def test_an_attempt_whose_file_of_locks_is_removed_while_it_waits_locks_the_next
         return try_lock(descriptor, byte, named)
 
     monkeypatch.setattr(sink, "try_lock", lock_late)
-    with sink._only_attempt(sink_store, task):
+    with sink.only_attempt(sink_store, task):
         assert len(opened) == 2 and path.stat().st_ino == opened[1]
         monkeypatch.setattr(sink, "ATTEMPT_WAIT_S", 0.0)
-        with pytest.raises(StoreBusyError), sink._only_attempt(sink_store, task):
+        with pytest.raises(StoreBusyError), sink.only_attempt(sink_store, task):
             pass
 
 
@@ -408,18 +410,18 @@ class Markers:
     """A queue of begin markers of the tasks 0, 1, ..., whose beginning moves to `kept` while it is read."""
 
     def __init__(self, query: str, count: int, kept: int = 0, unreadable: Collection[int] = ()) -> None:
-        self._query, self._count, self._kept, self._unreadable = query, count, kept, unreadable
+        self.query, self.count, self.kept, self.unreadable = query, count, kept, unreadable
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel) -> tuple[int, int]:
-        return 0, self._count
+        return 0, self.count
 
     def get_message(self, topic: str, queue_id: int, offset: int, most: int, *, level: ReadLevel) -> GetResult:
-        if offset < self._kept:
-            return GetResult(GetStatus.OFFSET_TOO_SMALL, [], self._kept)
+        if offset < self.kept:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, [], self.kept)
         found, at = [], offset
-        while at < self._count and len(found) < min(most, 32):
-            if at not in self._unreadable:
-                found.append(Message("markers", b"begin %b 7 %d" % (self._query.encode(), at), 0, at, 1000 + at, 100))
+        while at < self.count and len(found) < min(most, 32):
+            if at not in self.unreadable:
+                found.append(Message("markers", b"begin %b 7 %d" % (self.query.encode(), at), 0, at, 1000 + at, 100))
             at += 1
         return GetResult(GetStatus.FOUND if found else GetStatus.MESSAGE_WAS_REMOVING, found, at)
 

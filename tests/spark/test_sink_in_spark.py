@@ -49,15 +49,14 @@ def test_a_named_write_is_put_once_and_others_each_time(spark, sink_store):
     assert bodies(sink_store, "Unnamed") == dict.fromkeys(wanted, 2)
 
 
-def test_a_refused_write_puts_no_rows_and_its_error_gives_the_reason(spark, sink_store, tmp_path):
+def test_a_refused_write_puts_no_rows_and_its_error_gives_the_reason(spark, sink_store):
     df = spark.range(2).selectExpr("cast(id AS STRING) AS value", "'Refused' AS topic")
-    for writer, path, sentence in (
-        (df.write.mode("overwrite"), sink_store, "a log is appended to"),
-        (df.write.mode("append"), tmp_path / "nothing", "only on its host: no engine has ever run"),
-        (df.withColumn("tag", df.topic).write.mode("append"), sink_store, "did you mean tags"),
+    for writer, sentence in (
+        (df.write.mode("overwrite"), "a log is appended to"),
+        (df.withColumn("tag", df.topic).write.mode("append"), "did you mean tags"),
     ):
         with pytest.raises(Exception, match=sentence):
-            writer.format("pyengine").save(str(path))
+            writer.format("pyengine").save(str(sink_store))
     assert not messages(sink_store, "Refused")
 
 

@@ -53,9 +53,9 @@ def test_the_home_of_a_packaged_java_is_made_in_no_folder_that_another_user_chos
     theirs.mkdir(mode=0o700)
     (tmp_path / "home").symlink_to(theirs)
     with pytest.raises(PermissionError):
-        java._make_home(tmp_path / "home", tmp_path / "java")
+        java.make_home(tmp_path / "home", tmp_path / "java")
     assert list(theirs.iterdir()) == [] and theirs.stat().st_mode & 0o777 == 0o700
-    assert (java._make_home(tmp_path / "new", tmp_path / "java") / "bin" / "java").exists()
+    assert (java.make_home(tmp_path / "new", tmp_path / "java") / "bin" / "java").exists()
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def _is_known(uid: int) -> bool:
 
 def test_the_jvm_gets_a_name_and_a_home_only_for_a_user_without_an_entry(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dx='a b' -Duser.home=/given")
-    assert spark_session._environment_of_user() == {}
+    assert spark_session.environment_of_user() == {}
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     monkeypatch.delenv("SPARK_USER", raising=False)
     name = f"uid-{os.getuid()}"
-    assert spark_session._environment_of_user() == {
+    assert spark_session.environment_of_user() == {
         "SPARK_USER": name, "SPARK_SUBMIT_OPTS": f"-Duser.name={name} '-Dx=a b' -Duser.home=/given"}
     monkeypatch.delenv("SPARK_SUBMIT_OPTS")
     for home, taken in ((str(tmp_path), str(tmp_path)), ("/nonexistent", tempfile.gettempdir()), ("relative", tempfile.gettempdir())):
         monkeypatch.setenv("HOME", home)
-        assert spark_session._environment_of_user()["SPARK_SUBMIT_OPTS"] == f"-Duser.name={name} -Duser.home={taken}"
+        assert spark_session.environment_of_user()["SPARK_SUBMIT_OPTS"] == f"-Duser.name={name} -Duser.home={taken}"

@@ -378,7 +378,7 @@ def test_a_checkpoint_is_not_continued_on_a_log_that_was_cut_and_written_further
     shutil.copytree(builder.root, builder.root.with_name("shorter"))
     shorter = StoreBuilder(builder.root.with_name("shorter"))
     vars(shorter).update(end=builder.end, now_ms=builder.now_ms + 1, queue_offsets=builder.queue_offsets.copy())
-    shorter._index, shorter._index_path = builder._index, shorter.paths.index / builder._index_path.name
+    shorter.index, shorter.index_path = builder.index, shorter.paths.index / builder.index_path.name
     fill(builder, 30)
     start, end = read_up_to_now(builder.root, **given)
     assert_refused(shorter.root, start, end, **given)  # cut, and nothing written yet
@@ -445,8 +445,8 @@ def test_a_checkpoint_is_continued_on_a_restored_store_unless_the_backup_is_olde
         ({"startingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "option startingOffsetsByTimestamp needs a choice of topics"),
         ({"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is more than maxOffsetsPerTrigger"),
         ({"maxTriggerDelay": "soon"}, "give a span of time like 30s"),
-        ({"maxOffsetsPerTrigger": "0"}, "give a number from 1"),
-        ({"maxBytesPerTrigger": "much"}, "give a size from 1"),
+        ({"maxOffsetsPerTrigger": "0"}, "give 1 to"),
+        ({"maxBytesPerTrigger": "much"}, "give 1 to"),
     ],
 )
 def test_a_stream_refuses_ending_options_wrong_values_and_queue_offsets_without_topics(options, sentence):

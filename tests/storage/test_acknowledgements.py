@@ -119,6 +119,21 @@ def test_a_delivery_that_failed_is_not_counted():
     assert list(flight.again) == [0] and not flight.dead and flight.is_outstanding
 
 
+def test_a_delivery_that_was_taken_back_is_not_counted_by_later_readers():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 4), 9)
+    flight.take_back(messages(1, 3))
+    flight.deliver_again(1, 9)
+    (state,) = decode(sealed_line(flight.saved(0, 0).fields()))[0]
+    assert state.counts == ((2, 3, 0),)
+    again = resumed([state], 0)
+    assert [each.delivery_count for each in again.deliver(messages(0, 4), 9)] == [2, 2, 1, 2]
+    spared = InFlight(0)
+    spared.deliver(messages(0, 2), 9)
+    spared.spared = {1}
+    assert [each.delivery_count for each in resumed([spared.saved(0, 0)], 0).deliver(messages(0, 2), 9)] == [2, 1]
+
+
 def test_what_is_finished_after_a_message_that_was_given_back_is_saved():
     flight = InFlight(0)
     flight.deliver(messages(0, 5), None)
@@ -199,7 +214,7 @@ def test_a_state_before_a_line_that_a_power_cut_lost_counts(file):
     """The lost line is zeros, because a later one is there."""
     other = SavedQueue(0, 7, 10, 12)
     file.append([STATE], {}, is_durable=True)
-    file.path.write_bytes(STATE.line() + bytes(50) + other.line())
+    file.path.write_bytes(sealed_line(STATE.fields()) + bytes(50) + sealed_line(other.fields()))
     assert file.read() == {3: [STATE], 0: [other]}
 
 
@@ -207,7 +222,7 @@ def test_a_torn_line_is_as_if_it_had_not_been_written(file, tmp_path):
     before = SavedQueue(3, 7, 10, 12)
     file.append([before, STATE], {}, is_durable=True)
     whole = path_of(tmp_path).read_bytes()
-    for size in range(len(before.line()), len(whole)):
+    for size in range(len(sealed_line(before.fields())), len(whole)):
         path_of(tmp_path).write_bytes(whole[:size])
         assert file.read() == {3: [before]}
         file.append([STATE], {}, is_durable=False)
@@ -215,7 +230,7 @@ def test_a_torn_line_is_as_if_it_had_not_been_written(file, tmp_path):
 
 
 def test_no_single_bit_makes_it_say_something_else(rng):
-    content = b"".join(state.line() for state in (SavedQueue(3, 7, 10, 12), STATE))
+    content = b"".join(sealed_line(state.fields()) for state in (SavedQueue(3, 7, 10, 12), STATE))
     whole = decode(content)[3]
     for at in range(len(content)):
         flipped = bytearray(content)
@@ -343,7 +358,7 @@ def test_saved_steps_and_states_give_one_table(rng):
     """Steps at random of three members, against a plain model; the table after each is the one that is read from the file."""
     for number in range(40):
         first = SavedQueue(0, 7, -(number % 2), 0)  # of a group that has no offset of the queue yet
-        queue, content = SharedQueue(first), first.line()
+        queue, content = SharedQueue(first), sealed_line(first.fields())
         model: dict[int, tuple[int, int]] = {}
         top = 0
         for _ in range(30):
@@ -374,8 +389,8 @@ def test_saved_steps_and_states_give_one_table(rng):
             assert (again.open, again.end, again.done) == (queue.open, queue.end, queue.done)
 
 
-def test_the_torn_line_of_a_killed_member_is_news_once_and_damages_no_other_line(file, tmp_path):
-    log, other = SharedLog(tmp_path, file.path.name), SharedLog(tmp_path, file.path.name)
+def test_the_torn_line_of_a_killed_member_is_news_once_and_damages_no_other_line(file):
+    log, other = SharedLog(file), SharedLog(file)
     log.follow()
     log.add(SavedQueue(0, 5, 0, 0))
     log.write()
@@ -392,8 +407,8 @@ def test_the_torn_line_of_a_killed_member_is_news_once_and_damages_no_other_line
     log.close()
 
 
-def test_what_a_member_appends_that_others_have_passed_over_does_not_count(file, tmp_path):
-    stopped, other = SharedLog(tmp_path, file.path.name), SharedLog(tmp_path, file.path.name)
+def test_what_a_member_appends_that_others_have_passed_over_does_not_count(file):
+    stopped, other = SharedLog(file), SharedLog(file)
 
     def write(log, **parts):
         log.add(log.queues[0].step(7 if log is stopped else 8, parts, 1 + max(parts.get("took", [0]))))
@@ -402,7 +417,7 @@ def test_what_a_member_appends_that_others_have_passed_over_does_not_count(file,
     stopped.follow()
     stopped.add(SavedQueue(0, 5, 0, 0))
     assert stopped.write() and stopped.fence == 0
-    other.raise_fence(other.read_fence() + 1)
+    file.raise_fence(other.read_fence() + 1)
     other.follow()
     assert write(other, took=[0]) and other.fence == other.read_fence() == 1
     for late in ({"took": [1, 2]}, {"took": [0, 1, 2]}):

@@ -142,7 +142,7 @@ def test_the_end_follows_what_is_appended(builder, monkeypatch):
 
 def test_bytes_that_were_passed_and_then_written_over(builder, monkeypatch):
     """A killed writer's unacknowledged records are cleared and other ones take their place."""
-    monkeypatch.setattr(commit_log, "_RECHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(commit_log, "RECHECK_INTERVAL_S", 0.0)
     builder.put("T", b"kept")
     kept = builder.end
     end = LogEnd(builder.root, log_of(builder))

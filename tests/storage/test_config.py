@@ -96,7 +96,7 @@ def test_every_setting_is_documented_and_reads_back_its_own_text(row):
     "row", [row for row in SETTINGS.values() if type(row.default) is int], ids=lambda row: row.name)
 def test_every_number_has_a_range_and_the_error_names_it(row):
     assert row.low is not None and row.high is not None
-    words = [number for _, number in row.words]
+    words = list(row.words.values())
     for beyond in (min([row.low, *words]) - 1, row.high + 1):
         with pytest.raises(ConfigError) as caught:
             row.read(beyond, "here")

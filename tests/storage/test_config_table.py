@@ -13,7 +13,7 @@ import pytest
 
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import path_stamp, read_small_file
 from pyengine.storage import config_table, durable_file
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.ofd_lock import SHARED, try_lock
@@ -50,6 +50,11 @@ def configs(root, text: str | bytes | None = None, backup: str | bytes | None = 
 def touched(newest_ms: int = 1, **queue_ids: int) -> list[tuple[str, int, int]]:
     """One queue with messages for each topic."""
     return [(topic, queue_id, newest_ms) for topic, queue_id in queue_ids.items()]
+
+
+def entered(topics: TopicConfigs, queues: list[tuple[str, int, int]]) -> set[str]:
+    """What recovery and the checkpointer do with topics that have messages."""
+    return topics._enter(queues)
 
 
 def written(root) -> dict:
@@ -114,8 +119,8 @@ def test_the_newest_deletions_are_kept(tmp_path, monkeypatch):
         topics.delete(name)
     assert list(topics.read().deleted) == ["c", "a"]
     deleted_ms = topics.read().deleted["a"]
-    assert topics._enter(touched(deleted_ms, a=0)) == {"a"} and not topics.read().rows
-    assert topics._enter(touched(deleted_ms, a=0, b=0) + touched(deleted_ms + 1, a=3)) == set()
+    assert entered(topics, touched(deleted_ms, a=0)) == {"a"} and not topics.read().rows
+    assert entered(topics, touched(deleted_ms, a=0, b=0) + touched(deleted_ms + 1, a=3)) == set()
     assert set(topics.read().rows) == {"a", "b"}
 
 
@@ -125,7 +130,7 @@ def test_a_deletion_by_a_clock_that_was_ahead_does_not_keep_a_topic_out(tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(config_table.time, "time_ns", lambda: 4_000_000_000_000_000_000)
         topics.delete("a")
-    assert topics._enter(touched(1_700_000_000_000, a=0)) == set() and set(topics.read().rows) == {"a"}
+    assert entered(topics, touched(1_700_000_000_000, a=0)) == set() and set(topics.read().rows) == {"a"}
 
 
 @pytest.mark.parametrize("bad", ["", "\0" * 100, '{"topicConfigTable":', '{"topicConfigTable":[]}', "[]", b"\xff\xfe"])
@@ -195,7 +200,7 @@ def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeyp
 
 def test_a_topic_with_messages_gets_an_entry_that_covers_its_queues(tmp_path):
     found = configs(tmp_path)
-    found._enter(touched(orders=0, wide=11) + touched(**{"%RETRY%billing": 0}))
+    entered(found, touched(orders=0, wide=11) + touched(**{"%RETRY%billing": 0}))
     assert found.read().rows == {
         "orders": TopicConfig("orders", 1, 1, 6), "wide": TopicConfig("wide", 12, 1, 6),
         "%RETRY%billing": TopicConfig("%RETRY%billing", 1, 1, 6)}
@@ -207,27 +212,27 @@ def test_a_topic_with_messages_gets_an_entry_that_covers_its_queues(tmp_path):
 def test_an_entry_is_only_raised_where_a_broker_would_not_serve_a_queue(tmp_path):
     found = configs(tmp_path, ROCKETMQ)
     before = (tmp_path / "config" / "topics.json").read_bytes()
-    stamp = found._stamp
-    found._enter(touched(orders=3, bare=15))
-    assert found._stamp == stamp
+    stamp = path_stamp(found.path)
+    entered(found, touched(orders=3, bare=15))
+    assert path_stamp(found.path) == stamp
     assert (tmp_path / "config" / "topics.json").read_bytes() == before
-    found._enter(touched(orders=6))
-    assert found._stamp != stamp
+    entered(found, touched(orders=6))
+    assert path_stamp(found.path) != stamp
     assert found.read().rows["orders"] == TopicConfig("orders", 7, 4, 6, True)
     assert written(tmp_path)["topicConfigTable"]["orders"]["attributes"] == {"a": "b"}
 
 
 def test_light_queues_and_a_brokers_own_topics_get_no_entry(tmp_path):
     found = configs(tmp_path)
-    found._enter(touched(**{"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0, "TBW102": 0,
+    entered(found, touched(**{"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0, "TBW102": 0,
                            "BenchmarkTest": 9}))
-    assert not found.path.exists() and found._stamp == 0
+    assert not found.path.exists() and path_stamp(found.path) == 0
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp_path):
     found = configs(tmp_path, "{")
     with pytest.raises(DiskError, match="it is not changed; repair the file or remove it"):
-        found._enter(touched(orders=0))
+        entered(found, touched(orders=0))
     assert found.path.read_text() == "{"
 
 

@@ -18,6 +18,7 @@ from broker_lock import held_by_a_broker
 from dying import run_and_die_at
 from fix_cli import environment
 from pyengine.errors import DiskError, StoreBusyError, UsageError
+from pyengine.formats.small_file import path_stamp
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.storage import durable_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -50,9 +51,9 @@ def test_the_stamp_of_an_update_is_of_its_own_table(tmp_path):
     offsets.commit("orders", "billing", {0: 7})
     for committed in (8, 8):  # changed, unchanged
         found = offsets.update(lambda table: table["orders@billing"].update({0: committed}))
-        assert found.offsets == {"orders@billing": {0: committed}} and found.stamp == offsets.stamp()
+        assert found.offsets == {"orders@billing": {0: committed}} and found.stamp == path_stamp(offsets.path)
     ConsumerOffsets(tmp_path).commit("orders", "billing", {0: 9})
-    assert found.stamp != offsets.stamp()
+    assert found.stamp != path_stamp(offsets.path)
 
 
 HOSTILE = {

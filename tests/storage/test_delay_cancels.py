@@ -20,6 +20,11 @@ def of_level(queue_offset: int, level: int = 1) -> DelayMark:
     return DelayMark(1000 + queue_offset, 1_700_000_000_000, level, queue_offset, 0)
 
 
+def lines_of(cancels: DelayCancels) -> durable_file.AppendedLines:
+    """A process's end of the file."""
+    return cancels._lines
+
+
 def timed(due_ms: int, queue_offset: int = 0) -> DelayMark:
     return DelayMark(9000 + due_ms, 1_700_000_000_000, 3, queue_offset, due_ms)
 
@@ -64,7 +69,7 @@ def test_a_mark_that_comes_after_the_scheduler_has_looked_is_void(make, root, mo
     append = durable_file.AppendedLines.append
 
     def late(lines, fields) -> None:
-        if lines is program._lines:
+        if lines is lines_of(program):
             scheduler.take(1, 5, 0)
         append(lines, fields)
 
@@ -86,7 +91,7 @@ def test_a_mark_that_comes_before_the_scheduler_takes_the_message_counts(make, m
     append, answers = durable_file.AppendedLines.append, []
 
     def just_before(lines, fields) -> None:
-        if lines is scheduler._lines:
+        if lines is lines_of(scheduler):
             answers.append(program.cancel(of_level(4)))
         append(lines, fields)
 
@@ -163,7 +168,7 @@ def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(make, root)
     line = sealed_line(of_level(2)._asdict())
     with open(root / "config" / CANCELS_NAME, "ab", buffering=0) as file:
         file.write(line[:30])
-        scheduler._lines.renew()
+        lines_of(scheduler).renew()
         scheduler._follow()
         assert not scheduler.is_cancelled(of_level(2).id)
         file.write(line[30:])
@@ -242,7 +247,7 @@ def test_the_scheduler_never_waits_for_a_program_that_cancels(make, root, always
     scheduler, program = make(), make()
     scheduler.take(1, 3, 0)
     before = os.stat(root / "config" / CANCELS_NAME).st_ino
-    with program._lines.hold():
+    with lines_of(program).hold():
         scheduler.take(1, 4, 0)
         scheduler.shorten(0, None)
         assert os.stat(root / "config" / CANCELS_NAME).st_ino == before
@@ -261,7 +266,7 @@ def test_a_mark_is_never_written_into_a_file_that_was_shortened_before(make, alw
     def after_others(*given) -> None:
         monkeypatch.undo()
         scheduler.take(1, 1, 0)
-        scheduler._lines.shorten(scheduler._state.lines)
+        lines_of(scheduler).shorten(scheduler._state.lines)
         wait(*given)
 
     monkeypatch.setattr(durable_file, "wait_until_held", after_others)
@@ -274,7 +279,7 @@ def test_a_cancel_beside_a_stopped_scheduler_gives_up(make, monkeypatch):
     scheduler, program = make(), make()
     scheduler.take(1, 1, 0)
     monkeypatch.setattr(durable_file, "LOCK_WAIT_S", 0.05)
-    assert durable_file.try_lock(scheduler._lines._descriptor, 0, scheduler.path)
+    assert durable_file.try_lock(lines_of(scheduler)._descriptor, 0, scheduler.path)
     with pytest.raises(StoreBusyError, match=CANCELS_NAME):
         program.cancel(of_level(5))
 

@@ -160,7 +160,7 @@ def test_kills_between_the_steps_of_making_files(step, tmp_path, rng):
     def life() -> None:
         target = {
             "queue file made": (consume_queue, "create_file"),
-            "queue file filled": (consume_queue, "fill"),
+            "queue file filled": (consume_queue, "pwrite_all"),
             "index file made": (index_file, "create_file"),
             "index file inherited": (index_file.IndexFile, "inherit"),
             "queue added": (dispatcher_module, "find_queue_end"),

@@ -39,7 +39,7 @@ def test_short_writes_continue_where_they_ended_and_a_sync_comes_last(tmp_path, 
 
 def test_a_rewrite_leaves_the_bytes_the_length_and_the_time_of_a_file(tmp_path, monkeypatch):
     """Whole blocks go past the page cache too, where that can be; the rest of a file that ends within a block does not."""
-    monkeypatch.setattr(durable_writes, "_REWRITE_BYTES", 8192)
+    monkeypatch.setattr(durable_writes, "REWRITE_BYTES", 8192)
     content = os.urandom(30_001)
     for name, start, end in (("whole", 0, 30_001), ("part", 5_000, 21_000), ("nothing", 7_000, 7_000)):
         path = tmp_path / name
@@ -47,6 +47,30 @@ def test_a_rewrite_leaves_the_bytes_the_length_and_the_time_of_a_file(tmp_path, 
         os.utime(path, ns=(1, 2))
         durable_writes.rewrite(path, start, end)
         assert path.read_bytes() == content and path.stat().st_mtime_ns == 2
+
+
+def test_each_sync_of_a_rewrite_finds_the_files_time_as_it_was(tmp_path, monkeypatch):
+    """A kill may follow it, and the next recovery keeps the time that it finds."""
+    monkeypatch.setattr(durable_writes, "REWRITE_BYTES", 8192)
+    path, fsync, times = tmp_path / "file", os.fsync, []
+    path.write_bytes(b"x" * 30_001)
+    os.utime(path, ns=(1, 2))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (times.append(os.fstat(descriptor).st_mtime_ns), fsync(descriptor)))
+    durable_writes.rewrite(path, 0, 30_001)
+    assert len(times) == 5 and set(times) == {2}
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFullError), (errno.EROFS, DiskError), (errno.EIO, DiskError)])
+def test_a_rewrite_whose_write_fails_raises_an_error_of_the_disk(tmp_path, monkeypatch, number, error):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 8192)
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(error):
+        durable_writes.rewrite(path, 0, 8192)
 
 
 @pytest.mark.parametrize("done", [None, 4096], ids=["refused", "short"])
@@ -75,6 +99,34 @@ def test_a_rewrite_that_the_disk_refuses_leaves_the_bytes_in_the_page_cache(tmp_
     os.close(writer)
     assert refused == [0]
     assert path.read_bytes() == b"x" * 8192
+
+
+def test_a_rewrite_writes_past_the_page_cache_what_it_has_read_before_its_sync(tmp_path, monkeypatch):
+    """After a failed write the disk may read as zeros, also once a sync succeeds, and the kernel may drop a clean page at any time."""
+    path, content = tmp_path / "file", b"x" * 30_001
+    path.write_bytes(content)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        pytest.skip("no writes past the page cache here")
+    monkeypatch.setattr(durable_writes, "REWRITE_BYTES", 8192)
+    pwrite, fsync, cached = os.pwrite, os.fsync, set[int]()
+
+    def noting(descriptor, content, position):
+        blocks = range(position, position + len(content) // 4096 * 4096, 4096)
+        is_direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        (cached.difference_update if is_direct else cached.update)(blocks)
+        return pwrite(descriptor, content, position)
+
+    def dropping_pages(descriptor):
+        fsync(descriptor)
+        for block in cached:
+            pwrite(descriptor, bytes(4096), block)  # what a dropped page reads as
+
+    monkeypatch.setattr(os, "pwrite", noting)
+    monkeypatch.setattr(os, "fsync", dropping_pages)
+    durable_writes.rewrite(path, 0, 30_001)
+    assert path.read_bytes() == content and not cached
 
 
 STEP = 1 << 20
@@ -166,7 +218,7 @@ BUFFER = 8192
 
 @pytest.mark.parametrize("is_refused", [False, True], ids=["direct", "refused at the first write"])
 def test_a_direct_file_holds_what_was_written_to_it_whatever_its_pieces(tmp_path, rng, monkeypatch, is_refused):
-    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", BUFFER)
+    monkeypatch.setattr(durable_writes, "DIRECT_BYTES", BUFFER)
     pwrite = os.pwrite
 
     def refuse(descriptor, content, position):
@@ -192,7 +244,7 @@ def test_close_raises_the_error_of_a_direct_write_if_no_other_call_has(tmp_path,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return len(content)
 
-    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", BUFFER)
+    monkeypatch.setattr(durable_writes, "DIRECT_BYTES", BUFFER)
     file = DirectFile(tmp_path / "file")
     monkeypatch.setattr(os, "pwrite", refuse)
     file.write(bytes(BUFFER + 1))

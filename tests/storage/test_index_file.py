@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from fix_store_builder import SMALL, START_MS, StoreBuilder
+from fix_store_builder import SMALL, START_MS, StoreBuilder, queue_of
 from pyengine.errors import FormatError
 from pyengine.formats import index_file
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
@@ -37,7 +37,7 @@ def test_tags_are_looked_up_in_the_extension(builder):
         assert [m.body for m in store.get_message("T", 0, 0, tags="b").messages] == [b"2"]
         # Without a unit the hash is not known; the text decides.
         assert [m.body for m in store.get_message("T", 0, 0, tags="a").messages] == [b"1", b"3"]
-        queue = store._queue("T", 0)
+        queue = queue_of(store, "T", 0)
         assert queue.ext_unit(encode_ext_address(0)).filter_bit_map == b"\1\2"
         assert queue.ext_unit(encode_ext_address(42)) is None
         assert queue.ext_unit(encode_ext_address(512)) is None
@@ -49,7 +49,7 @@ def test_the_end_of_a_queue_for_limits_in_any_order(builder, rng):
     """The last answer is a hint for the next one, never more."""
     messages = [builder.put("T") for _ in range(37)]
     with open_store(builder.root) as store:
-        queue = store._queue("T", 0)
+        queue = queue_of(store, "T", 0)
         for _ in range(300):
             limit = rng.randrange(builder.end + 100)
             expected = sum(message.physical_offset + message.size_bytes <= limit for message in messages)

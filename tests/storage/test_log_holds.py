@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +29,7 @@ NOW_MS = 1_800_000_000_000
 def clock(monkeypatch):
     """clock[0]: what the module takes for the time, in ms."""
     times = [NOW_MS]
-    monkeypatch.setattr(log_holds, "_now_ms", lambda: times[0])
+    monkeypatch.setattr(log_holds, "time", SimpleNamespace(time_ns=lambda: times[0] * 1_000_000))
     return times
 
 

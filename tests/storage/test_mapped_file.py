@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from fix_failpoints import at_failpoints
 from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.storage import mapped_file
@@ -21,6 +22,7 @@ from pyengine.storage.mapped_file import (
     map_read_only,
     mapped,
     queue_folders,
+    renew_zeros,
     used_end,
 )
 
@@ -129,7 +131,7 @@ def test_a_file_that_is_being_created_is_not_listed(tmp_path):
 
 def test_an_empty_file_that_stays_empty_is_refused(tmp_path, monkeypatch):
     (tmp_path / segment_name(0)).touch()
-    monkeypatch.setattr(mapped_file, "_CREATION_GRACE_NS", 0)
+    monkeypatch.setattr(mapped_file, "CREATION_GRACE_NS", 0)
     with pytest.raises(StoreRefusedError):
         MappedFileQueue(tmp_path, SIZE, MappingCache()).starts()
 
@@ -152,7 +154,7 @@ def test_a_listing_is_kept_while_the_folder_is_unchanged(tmp_path, monkeypatch):
     os.utime(tmp_path, ns=(10**18, 10**18))
     folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
     assert folder.starts() == [0]
-    monkeypatch.setattr(mapped_file, "_inodes", lambda *_, **__: pytest.fail("listed again"))
+    monkeypatch.setattr(mapped_file, "list_inodes", lambda *_, **__: pytest.fail("listed again"))
     assert folder.starts() == [0]
 
 
@@ -276,6 +278,40 @@ def test_a_cleared_part_is_synced(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped_file, "sync_descriptor", lambda descriptor, path: synced.append(path.read_bytes()[:104]))
     clear_file_from(path, 4)
     assert synced == [b"keep" + bytes(100)]
+
+
+@pytest.mark.parametrize(("start", "used_bytes", "last"), [
+    (5000, 20_000, range(5000, 8192)), (8000, 400, range(8000, 8192)), (8180, 9000, range(8180, 12_288)), (8192, 300, range(8192, 12_288)),
+], ids=["pages", "two pages", "a record's head in two pages", "one page"])
+def test_the_first_page_is_cleared_alone_after_all_others_are_synced(tmp_path, monkeypatch, start, used_bytes, last):
+    """A power cut may keep one of two pages: a tail that begins with zeros is no torn record any more, nor is one with half a head."""
+    path, calls = tmp_path / "file", []
+    path.write_bytes(b"x" * (start + used_bytes) + bytes(9000))
+    pwrite, fsync = os.pwrite, os.fsync
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: (
+        calls.append(range(at, at + len(content))), pwrite(descriptor, content, at))[1])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (calls.append("sync"), fsync(descriptor)))
+    mapped_file.clear_file_from(path, start)
+    assert calls[-2:] == [last, "sync"] and calls[-3:-2] in ([], ["sync"])
+    assert path.read_bytes() == b"x" * start + bytes(used_bytes + 9000)
+
+
+def test_clearing_that_is_killed_after_any_page_leaves_the_file_time(tmp_path):
+    path, times = allocated_file(tmp_path / "segment", b"keep" + b"x" * 20_000), []
+    os.utime(path, ns=(1, 2))
+    with at_failpoints(lambda name: times.append(path.stat().st_mtime_ns)):
+        clear_file_from(path, 4)
+    assert len(times) == 6 and set(times) == {2}
+
+
+def test_zeros_with_new_pages_keep_content_blocks_and_file_time(tmp_path):
+    path = allocated_file(tmp_path / "segment", b"keep" * 2000)
+    os.utime(path, ns=(1, 2))
+    before = os.stat(path)
+    renew_zeros(path, 8000)
+    assert path.read_bytes() == b"keep" * 2000 + bytes(ALLOCATED_BYTES - 8000)
+    after = os.stat(path)
+    assert (after.st_mtime_ns, after.st_size, after.st_blocks) == (2, before.st_size, before.st_blocks)
 
 
 @pytest.mark.parametrize("which", [os.SEEK_DATA, os.SEEK_HOLE])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fix_golden import CLEAN
-from fix_store_builder import SMALL, START_MS, StoreBuilder
+from fix_store_builder import SMALL, START_MS, StoreBuilder, queue_of
 from pyengine.errors import CorruptionError, DiskError, FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_FILLER_SIZE
 from pyengine.formats.record import decode_record, string_hash
@@ -256,15 +256,18 @@ def test_a_topic_that_no_folder_can_be_named_after_has_no_queues(builder, topic)
     builder.put("T", b"x")
     with open_store(builder.root) as store:
         assert store.queue_ids(topic) == []
-        assert store._queue(topic, 0) is None
+        assert queue_of(store, topic, 0) is None
 
 
 def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monkeypatch):
     put_all(builder, 60)
     far = 1 << 40
     with open_store(builder.root) as store:
+        def records_of(queue_id, offset, near_bytes):
+            return store._get_records("T", queue_id, offset, 32, None, None, near_bytes)
+
         for offset in (-1, 0, 7, 45, 59, 60, 61):
-            found, records = store.get_message("T", 0, offset), store._get_records("T", 0, offset, 32, None, None, far)
+            found, records = store.get_message("T", 0, offset), records_of(0, offset, far)
             assert (records.status, records.message_count, records.next_begin_offset, records.min_offset, records.max_offset) == (
                 found.status, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
             at = 0
@@ -272,14 +275,14 @@ def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monk
                 assert decode_record(records.records, at) == message
                 at += message.size_bytes
             assert at == len(records.records)
-        assert store._get_records("T", 9, 0, 32, None, None, far).status is GetStatus.NO_MESSAGE_IN_QUEUE
+        assert records_of(9, 0, far).status is GetStatus.NO_MESSAGE_IN_QUEUE
         transferred = store.gets.transferred_bytes
-        assert transferred == 2 * sum(len(store._get_records("T", 0, at, 32, None, None, far).records) for at in (0, 7, 45, 59))
-        assert store._get_records("T", 0, 0, 32, None, None, 4096) is None, "far from the log's end"
-        assert store._get_records("T", 0, 59, 32, None, None, 4096).status is GetStatus.FOUND
-        assert store._get_records("T", 0, 0, 32, None, None, None).status is GetStatus.FOUND, "near enough to be in memory"
+        assert transferred == 2 * sum(len(records_of(0, at, far).records) for at in (0, 7, 45, 59))
+        assert records_of(0, 0, 4096) is None, "far from the log's end"
+        assert records_of(0, 59, 4096).status is GetStatus.FOUND
+        assert records_of(0, 0, None).status is GetStatus.FOUND, "near enough to be in memory"
         monkeypatch.setattr(store.getter, "_near_bytes", 4096)
-        assert store._get_records("T", 0, 0, 32, None, None, None) is None
+        assert records_of(0, 0, None) is None
         real = message_getter.read_records
 
         def delete_then_read(*args):
@@ -288,7 +291,7 @@ def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monk
             return found
 
         monkeypatch.setattr(message_getter, "read_records", delete_then_read)
-        assert store._get_records("T", 0, 0, 32, None, None, far) is None, "deleted while it was read"
+        assert records_of(0, 0, far) is None, "deleted while it was read"
 
 
 def test_an_emptied_record_is_never_served(builder):

@@ -266,7 +266,7 @@ class HAClient(Service):
         failpoint("slave_asked")
 
     def _introduce(self) -> Introduction:
-        return Introduction(self._memory.identity.store_uuid.bytes, self._notes.known_term, is_master=False)
+        return Introduction(self._memory.store_uuid.bytes, self._notes.known_term, is_master=False)
 
     def _check_peer(self, master: Introduction) -> None:
         require_followable(master, self._notes.known_term)
@@ -376,7 +376,7 @@ class HAClient(Service):
         elif now_ns < self._refused_until_ns:
             time.sleep(ANSWER_WAIT_NS / 1e9)
         elif not has_read and self._acks_flushed and self._acked < self._ack_target():
-            if writer.wait_persisted(self._ack_target(), producing.DURABLE, now_ns + ANSWER_WAIT_NS, 0) not in (0, producing.AGAIN):
+            if writer.wait_flushed(self._ack_target(), now_ns + ANSWER_WAIT_NS) not in (0, producing.AGAIN):
                 link.wait(READ_WAIT_S_MAX)  # in a frozen store nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)

@@ -44,6 +44,7 @@ from pyengine.services.replication.ha_join import call_peer
 from pyengine.services.replication.ha_notes import ReplicationNotes
 from pyengine.services.replication.ha_stream import TableSource
 from pyengine.services.service import Service, ServiceContext
+from pyengine.settings import join_address
 
 PAUSE_S = 0.5
 PEER_PAUSE_S = 1.0
@@ -90,7 +91,7 @@ class HAService(Service):
         self._config = config
         self._peers = config.ha_peer_list
         self._ends = threading.Event()
-        self._equals = {memory.identity.store_uuid.bytes}  # known masters of the same term: this one, and reported ones
+        self._equals = {memory.store_uuid.bytes}  # known masters of the same term: this one, and reported ones
         self._callers = threading.Thread(target=self._call_peers, name="peers", daemon=True) if self._peers else None
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
@@ -358,7 +359,7 @@ class HAService(Service):
             return
         self._blocked.clear()
         host, port = address[:2]
-        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        name = join_address(host, port)
         may_be_plain = host in self._plain_peers
         if not may_be_plain and not self._secret.is_set:
             self._replication.count("refused")
@@ -384,7 +385,7 @@ class HAService(Service):
         self._epoll.register(connected, _WATCHED)
 
     def _introduce(self) -> Introduction:
-        return Introduction(self._memory.identity.store_uuid.bytes, self._notes.term, is_master=True, is_fenced=self._notes.is_fenced)
+        return Introduction(self._memory.store_uuid.bytes, self._notes.term, is_master=True, is_fenced=self._notes.is_fenced)
 
     def _check_peer(self, connection: HAConnection, peer: Introduction) -> None:
         """Judge a peer that has proven the secret: a slave may follow; a master of a higher term replaces this one."""

@@ -28,25 +28,26 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
 from pyengine.formats.record import Message, decode_record
-from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, Checkpoint, decode_config, read_small_file
 from pyengine.native.scan import classify
 from pyengine.storage import config_table
 from pyengine.storage.check.parts import (
-    CheckWork,
-    LogFacts,
+    RunPieces,
     StoreUnderCheck,
     check_extensions,
     check_index,
     check_log,
     check_queues,
-    queue_rules,
+    index_pieces,
+    queue_pieces,
+    run_here,
 )
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckReport, FileFinding, Severity
 from pyengine.storage.checkpoint import (
-    abort_file_exists,
-    read_checkpoint,
-    read_marker,
+    StopNotes,
+    read_cut,
     read_rebuild_marker,
+    read_stop_notes,
     read_sync_failure,
     read_watermark,
 )
@@ -55,9 +56,9 @@ from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offset
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.derived import QueueState, list_queues
-from pyengine.storage.recovery.log import read_cut
-from pyengine.storage.recovery.recover import copied_note, lost_messages, refuse_no_store, would_refuse
+from pyengine.storage.recovery.look import QueueState, list_index, list_queues
+from pyengine.storage.recovery.plan import lost_messages
+from pyengine.storage.recovery.recover import copied_note, would_refuse
 from pyengine.storage.recovery.report import Progress
 
 
@@ -68,7 +69,7 @@ def check(
     limit: int | None = None,
     options: EngineConfig | None = None,
     progress: Progress | None = None,
-    work: CheckWork | None = None,
+    run: RunPieces = run_here,
     beside: str = "",
 ) -> CheckReport:
     """Check the whole store; the report's exit code is 3 if a finding is an error.
@@ -76,13 +77,13 @@ def check(
     `limit` is for a store that an engine has open: its `reput_from`, beyond which
     nothing is checked. `beside` names a broker that has the store open: then `limit` is the offset that its checkpoint has flushed.
     Missing light queues are findings if `options` enable them, or if the store has any.
-    `work` reads for the check (default: in this process). Raises NotAStoreError, UsageError (for the list of acknowledged
+    `run` runs the pieces of the reading (default: in this process). Raises NotAStoreError, UsageError (for the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
-    refuse_no_store(store)
+    store.require_exists()
     started_s = time.monotonic()
-    report, reading, is_running = CheckReport(), read_watermark(store), limit is not None
-    was_stopped = is_running or not abort_file_exists(store)
+    report, reading, left, is_running = CheckReport(), read_watermark(store), read_stop_notes(store), limit is not None
+    was_stopped = is_running or not left.abort_exists
     try:
         segments, queues = store.list_log(), list_queues(store)
         index_files = list_index_files(store)
@@ -90,7 +91,7 @@ def check(
         _, inside, rest = str(error).partition(f"{store.root}/")  # the root may have spaces; names below it have none
         _add_refusal(store.root, report, rest.split()[0].rstrip(":") if inside else "", error)
         if not is_running:
-            _check_notes(store.root, report, reading.damage, was_stopped)
+            _check_notes(store.root, report, reading.damage, left)
         report.seconds = time.monotonic() - started_s
         return report
     log = Log.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0)).with_kept_mappings()
@@ -104,15 +105,14 @@ def check(
         report.error("copy", "config/watermark", None, copied)
     elif copied:
         report.info("copy", "config/watermark", None, copied)
-    checked = StoreUnderCheck(
-        store, log, work or CheckWork(), report, own_watermark(reading, 0), was_stopped, is_running)
-    facts = _check_files(checked, end, queues, index_files, options or EngineConfig(), progress or (lambda done, total: None))
+    checked = StoreUnderCheck(store, log, run, report, own_watermark(reading, 0), was_stopped, is_running)
+    _check_files(checked, left, end, queues, index_files, options or EngineConfig(), progress or (lambda done, total: None))
     if acked is not None:
         _check_acked(checked, Path(acked))
     _check_config(store.root, report, is_broker_running=bool(beside))
     if not is_running:
-        _check_notes(store.root, report, reading.damage, was_stopped)
-        _check_checkpoint(store.root, facts, report, was_stopped)
+        _check_notes(store.root, report, reading.damage, left)
+        _check_checkpoint(checked, left.checkpoint)
     log.forget()
     if not is_running:
         report.findings = _with_limits(store, report.findings, checked.is_ours)
@@ -122,32 +122,29 @@ def check(
 
 
 def _check_files(
-    checked: StoreUnderCheck, end: LogScan, queues: list[QueueState], index_files: list[Path], options: EngineConfig,
-    progress: Progress,
-) -> LogFacts:
+    checked: StoreUnderCheck, left: StopNotes, end: LogScan, queues: list[QueueState], index_files: list[Path],
+    options: EngineConfig, progress: Progress,
+) -> None:
     """Check the log up to `end`, and compare queues and index with it."""
-    store, log, report, work = checked.store, checked.log, checked.report, checked.work
+    store, log, report = checked.store, checked.log, checked.report
     if not options.message_index_enable:
         index_files = []
     if checked.is_running:
         del index_files[-1:]  # it may have an unfinished put
-    work.begin(log, index_files, store.geometry.index_layout)
-    facts = check_log(checked, end, progress)
-    if not checked.is_ours and not checked.is_running and read_marker(store) is None:
-        was_emptied = checked.was_stopped and not facts.is_cut_short
-        known = lost_messages(store, log, queues, log.end, was_emptied=was_emptied)
+    check_log(checked, end, progress)
+    if not checked.is_ours and not checked.is_running and left.marker is None:
+        was_emptied = checked.was_stopped and not checked.is_cut_short
+        known = lost_messages(log, queues, list_index(store), log.end, was_emptied=was_emptied)
         if known:
             report.error("lost messages", "commitlog", log.end, known)
-    rules = queue_rules(checked, facts)
-    work.log_is_known(log, queues, rules, store.root)
     for one in find_later_features(store.root):
         report.warning("later format", one.path, None, one.what)
-    if not queues_are_elsewhere(store.root):
-        check_queues(checked, facts, rules, queues, expects_light_queues=options.enable_multi_dispatch)
+    are_elsewhere = queues_are_elsewhere(store.root)
+    outcomes = checked.run([*(() if are_elsewhere else queue_pieces(checked, queues)), *index_pieces(checked, index_files)], log)
+    if not are_elsewhere:
+        check_queues(checked, queues, outcomes, expects_light_queues=options.enable_multi_dispatch)
         check_extensions(checked, queues)
-    if options.message_index_enable:
-        check_index(checked, index_files)
-    return facts
+    check_index(checked, outcomes)
 
 
 def _with_limits(store: MessageStore, findings: list[FileFinding], is_ours: bool) -> list[FileFinding]:
@@ -167,10 +164,10 @@ def _add_refusal(root: Path, report: CheckReport, file: str, error: EngineError)
     report.error("refused", file, None, f"{str(error).replace(f'{root}/', '')}; `recover` and `start` refuse the store as it is")
 
 
-def _check_notes(root: Path, report: CheckReport, watermark_damage: str, was_stopped: bool) -> None:
+def _check_notes(root: Path, report: CheckReport, watermark_damage: str, left: StopNotes) -> None:
     if watermark_damage:
         report.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
-    if not was_stopped:
+    if left.abort_exists:
         report.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
     try:
         if read_cut(root) is not None:
@@ -184,20 +181,20 @@ def _check_notes(root: Path, report: CheckReport, watermark_damage: str, was_sto
                          "again yet; run `recover`")
     if read_rebuild_marker(root) is not None:
         report.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
-    elif read_marker(root) is not None:
+    elif left.marker is not None:
         report.warning("marker", "config/recovery", None, "a recovery has begun and not finished; run `recover` again")
 
 
-def _check_checkpoint(root: Path, facts: LogFacts, report: CheckReport, was_stopped: bool) -> None:
-    checkpoint = read_checkpoint(root)
-    last_ms = max(facts.last_store_timestamp_ms, 0)
+def _check_checkpoint(checked: StoreUnderCheck, checkpoint: Checkpoint) -> None:
+    root, report = checked.root, checked.report
+    last_ms = max(checked.last_store_timestamp_ms, 0)
     for name, at, time_ms in (
         ("physicMsgTimestamp", 0, checkpoint.physic_msg_timestamp_ms),
         ("logicsMsgTimestamp", 8, checkpoint.logics_msg_timestamp_ms),
         ("indexMsgTimestamp", 16, checkpoint.index_msg_timestamp_ms),
     ):
-        if time_ms > last_ms and not facts.is_damaged:
-            severity = Severity.WARNING if not was_stopped else Severity.ERROR
+        if time_ms > last_ms and not (checked.is_damaged or checked.is_cut_short):
+            severity = Severity.WARNING if not checked.was_stopped else Severity.ERROR
             report.add(severity, "checkpoint", "checkpoint", at,
                          f"{name} is {time_ms}, later than the newest message ({last_ms})")
     if checkpoint.index_msg_timestamp_ms and not list_index_files(root):

@@ -8,7 +8,7 @@ log's next complete record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -21,8 +21,7 @@ from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.recovery.report import Findings
 
 DIFFERENCES_MAX = 100   # most differences that are listed; all are counted
-PIECE_BYTES = 64 << 20
-_SLICE_BYTES = 256 << 10
+SLICE_BYTES = 256 << 10
 _NAMES = tuple(each.name for each in fields(Message) if each.compare and each.name != "physical_offset")
 
 
@@ -76,16 +75,15 @@ class LogDifferences:
 def compare_logs(logs: Logs, start: int, end: int, progress: Callable[[int, int], None]) -> LogDifferences:
     """Compare the records that begin in [start, end), a range that both logs have."""
     found, here, there = LogDifferences(), _first_record(logs.store, start), _first_record(logs.other, start)
-    for stop in _piece_ends(start, end, logs):
-        while min(here, there) < stop:
-            if here == there and (reached := _equal_to(logs, here, stop, found)) > here:
-                here = there = reached
-                continue
-            boundary = min(stop, min(here, there) + _SLICE_BYTES)
-            ours, here = _records(logs, 0, here, boundary, found)
-            theirs, there = _records(logs, 1, there, boundary, found)
+    while (at := min(here, there)) < end:
+        stop = min(end, at + SLICE_BYTES, *(at - at % log.size_bytes + log.size_bytes for log in logs))
+        if here == there and (reached := _equal_to(logs, here, stop, found)) > here:
+            here = there = reached
+        else:
+            ours, here = _records(logs, 0, here, stop, found)
+            theirs, there = _records(logs, 1, there, stop, found)
             _compare_records(logs, ours, theirs, found)
-        progress(stop - start, end - start)
+        progress(min(here, there, end) - start, end - start)
     return found
 
 
@@ -110,14 +108,6 @@ def end_beyond_damage(log: Log, end: int, *, was_stopped: bool) -> int:
     return end
 
 
-def _piece_ends(start: int, end: int, logs: Logs) -> Iterator[int]:
-    """Divide [start, end) at every segment boundary of either log, into pieces of at most PIECE_BYTES; yield their ends."""
-    while start < end:
-        boundaries = [start - start % log.size_bytes + log.size_bytes for log in logs]
-        start = min(end, start + PIECE_BYTES, *boundaries)
-        yield start
-
-
 def _first_record(log: Log, start: int) -> int:
     """Return the first record at or after `start`, by a walk from the start of its segment if that reaches it."""
     segment = log.view_at(start)
@@ -129,12 +119,12 @@ def _first_record(log: Log, start: int) -> int:
 
 
 def _equal_to(logs: Logs, at: int, stop: int, found: LogDifferences) -> int:
-    """Return the end of the complete records from `at` on, about a slice of them, if both logs have the same bytes there; else `at`."""
+    """Return the end of the complete records that begin in [at, stop) if both logs have the same bytes there; else `at`."""
     ours, theirs = logs.store.view_at(at), logs.other.view_at(at)
     if ours is None or theirs is None:
         return at
     (base, limit, view), (its_base, its_limit, its_view) = ours, theirs
-    walked = walk(view, base, at, min(stop, at + _SLICE_BYTES, limit), limit=limit, check_crc=False, check_offset=False)
+    walked = walk(view, base, at, min(stop, limit), limit=limit, check_crc=False, check_offset=False)
     reached = walked.end_offset
     if reached > its_limit or view[at - base : reached - base] != its_view[at - its_base : reached - its_base]:
         return at
@@ -175,22 +165,18 @@ def _records(logs: Logs, side: int, at: int, boundary: int, found: LogDifference
 
 def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], found: LogDifferences) -> None:
     for offset in sorted(ours.keys() | theirs.keys()):
-        mine, its = _bytes_of(logs.store, ours, offset), _bytes_of(logs.other, theirs, offset)
-        if mine == its:
+        data = {name: _bytes_of(log, records, offset) for name, log, records in zip(logs._fields, logs, (ours, theirs))}
+        if data["store"] == data["other"]:
             found.equal += 1
             continue
-        message = decode_record(mine or its)
-        counts = found.topic(message.topic)
-        kind = "differs" if mine and its else "only_in_store" if mine else "only_in_other"
-        name = "differing" if kind == "differs" else kind
-        setattr(found, name, getattr(found, name) + 1)
-        setattr(counts, name, getattr(counts, name) + 1)
+        both = {name: decode_record(one) for name, one in data.items() if one}
+        message, where = next(iter(both.values())), next(iter(both))
+        kind, name = ("differs", "differing") if len(both) == 2 else (f"only_in_{where}",) * 2
+        for counts in (found, found.topic(message.topic)):
+            setattr(counts, name, getattr(counts, name) + 1)
         if len(found.differences) == DIFFERENCES_MAX:
             continue
-        unlike: tuple[str, ...] = ()
-        both = {where: decode_record(data) for where, data in (("store", mine), ("other", its)) if data}
-        if len(both) == 2:
-            unlike = tuple(each.removeprefix("raw_") for each in _NAMES if getattr(both["store"], each) != getattr(both["other"], each))
+        unlike = tuple(each.removeprefix("raw_") for each in _NAMES if len({getattr(one, each) for one in both.values()}) == 2)
         bad = tuple(where for where, one in both.items() if body_crc(one.body) != one.body_crc)
         found.differences.append(Difference(kind, offset, message.topic, message.queue_id, message.queue_offset, unlike, bad))
 

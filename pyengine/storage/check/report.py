@@ -194,10 +194,10 @@ class CheckReport(Findings):
     @property
     def sentence(self) -> str:
         if not self.findings:
-            entries = _counted(self.queue_entries, "queue entry", "queue entries")
-            return f"Nothing is wrong: {_counted(self.messages, 'message')}, {entries}, {_counted(self.index_keys, 'key')}."
-        counts = [_counted(self.count(severity), severity.value) for severity in Severity if self.count(severity)]
-        return f"{', '.join(counts)} in {_counted(self.messages, 'message')} up to offset {self.end_offset}."
+            entries = counted(self.queue_entries, "queue entry", "queue entries")
+            return f"Nothing is wrong: {counted(self.messages, 'message')}, {entries}, {counted(self.index_keys, 'key')}."
+        counts = [counted(self.count(severity), severity.value) for severity in Severity if self.count(severity)]
+        return f"{', '.join(counts)} in {counted(self.messages, 'message')} up to offset {self.end_offset}."
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
@@ -241,5 +241,6 @@ class CheckReport(Findings):
         self.add(Severity.INFO, kind, file, offset, text)
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return `1 message` or `2 messages`."""
     return f"{number} {one if number == 1 else many or one + 's'}"

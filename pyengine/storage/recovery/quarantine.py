@@ -1,17 +1,18 @@
 """The folder `quarantine/`: the bytes that recovery removes from the log, each with a note of what they are and why.
 
 Bytes that might be a message are in quarantine, durably, before they leave the
-log. Whole files are moved, which needs no space; parts of a file are copied
-without their final zeros. Queue entries and index files are not kept, since
+log. Whole files are synced and moved, which needs space only on another file system; parts of a file
+are copied without their final zeros. Queue entries and index files are not kept, since
 they can be rebuilt from the remaining log.
 
     commitlog-00000000000000049152             a whole segment
     commitlog-00000000000000047869-512         512 bytes from that physical offset on
     commitlog-00000000000000047869-512.json    the note; written last
 
-A name depends only on the content, so a recovery that runs again after a kill finds
-its own copy and does not make a second one. A crash may leave a note without its
-content, or content without its note: the next run replaces it.
+A name depends only on offset and length, so a recovery that runs again after a kill finds
+its own copy, which may be longer by now, and does not make a second one. A crash may leave a note without its
+content, or content without its note: the next run replaces it. Only a segment or folder that moves to another file system may be
+there twice then.
 
 The files that a rebuild replaces are moved to quarantine/rebuild-N/ before it.
 """
@@ -28,14 +29,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from pyengine.errors import disk_error, disk_errors
+from pyengine.errors import DiskError, disk_error, disk_errors
 from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import RebuildMarker
-from pyengine.storage.durable_writes import make_folders, open_new, sync_folder, write_config
+from pyengine.storage.durable_writes import make_folders, open_new, sync_file, sync_folder, write_config
+from pyengine.storage.mapped_file import used_end
 
 _COPY_BYTES = 1 << 20
 
@@ -55,7 +57,7 @@ class Quarantine:
 
     def __init__(self, store: StorePaths, *, dry_run: bool = False) -> None:
         self._folder = store.quarantine
-        self._dry_run = dry_run
+        self.dry_run = dry_run
         self.pieces: list[QuarantinedPiece] = []
 
     def add_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
@@ -66,27 +68,27 @@ class Quarantine:
         """
         with open(segment, "rb") as source:
             at = start - segment_start
-            size_bytes = _length_without_zeros(source, at, end - segment_start)
-            if size_bytes:
+            size_bytes = min(used_end(segment, at), end - segment_start) - at
+            if size_bytes > 0:
                 self._copy("commitlog", segment.name, start, size_bytes, lambda: _chunks(source, at, at + size_bytes), reason)
 
     def add_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
-        """Keep bytes that are in no file: pool bytes that are no complete records. Durable before this returns."""
+        """Keep published bytes that may be in no file: those of the pool after the log's end. Durable before this returns."""
         self._copy("pool", "transient store pool", physical_offset, len(content), lambda: [content], reason)
 
     def _copy(
         self, kind: str, origin: str, physical_offset: int, size_bytes: int, content: Callable[[], Iterable[bytes | memoryview]],
         reason: str,
     ) -> None:
-        """Copy `content` unless a complete copy of it is in quarantine already."""
-        digest = _sha256(content())
-        name = base = f"{kind}-{segment_name(physical_offset)}-{size_bytes}"
+        """Copy `content` unless a piece in quarantine begins with it: a recovery that was killed may have cleared what followed it."""
+        digest, base = _sha256(content()), f"{kind}-{segment_name(physical_offset)}-"
+        kept = next((path for path in sorted(self._folder.glob(f"{base}*[0-9]")) if _begins_with(path, size_bytes, digest)), None)
+        target = kept or self._folder / f"{base}{size_bytes}"
         number = 0
-        while not (is_kept := self._has(name, digest)) and _note_path(self._folder / name).exists():
+        while kept is None and _note_path(target).exists():
             number += 1
-            name = f"{base}.{number}"
-        target = self._folder / name
-        if not self._dry_run and not is_kept:
+            target = self._folder / f"{base}{size_bytes}.{number}"
+        if not self.dry_run and kept is None:
             make_folders(self._folder)
             with self._removed_on_failure(target):
                 with open(open_new(target), "wb") as copy:
@@ -98,7 +100,8 @@ class Quarantine:
         self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
 
     def add_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
-        """Move a file or a folder to quarantine, with its note. Durable before this returns."""
+        """Move a segment, which is synced first, or a folder of queues or index to quarantine, with its note. It has moved durably when
+        this returns. FlushError if the segment cannot be synced; then it stays."""
         name = f"{kind}-{path.name}"
         target = self._folder / name
         number = 0
@@ -107,9 +110,10 @@ class Quarantine:
             target = self._folder / f"{name}.{number}"
         size_bytes = path.stat().st_size if path.is_file() else 0
         self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
-        if self._dry_run:
+        if self.dry_run:
             return
-        make_folders(self._folder)
+        if path.is_file():
+            sync_file(path)
         write_note(target, path.name, reason, physical_offset, size_bytes)
         failpoint("quarantine_noted")
         try:
@@ -122,14 +126,6 @@ class Quarantine:
         failpoint("quarantine_moved")
         sync_folder(self._folder)
         sync_folder(path.parent)
-
-    def _has(self, name: str, digest: str) -> bool:
-        """Whether a complete copy of exactly this content is in quarantine already."""
-        try:
-            note = json.loads(read_small_file(_note_path(self._folder / name)))
-            return bool(note.get("sha256") == digest == _digest_of_file(self._folder / name))
-        except (OSError, *PARSE_ERRORS):
-            return False
 
     @contextlib.contextmanager
     def _removed_on_failure(self, target: Path) -> Iterator[None]:
@@ -256,9 +252,11 @@ def _entry(path: Path) -> QuarantineEntry:
     try:
         note = json.loads(read_small_file(_note_path(path)))
         origin = note["from"] if isinstance(note["from"], str) else ", ".join(map(str, note["from"]))
-        known = QuarantineEntry(
-            path.name, path, kind, origin, _number(note, "physical_offset") or 0, _number(note, "size_bytes") or 0, note.get("sha256"),
-            str(note["reason"]), str(note["at"]))
+        offset, size_bytes = (note.get(name) or 0 for name in ("physical_offset", "size_bytes"))
+        for name, number in (("physical_offset", offset), ("size_bytes", size_bytes)):
+            if type(number) is not int or not 0 <= number <= SEGMENT_START_MAX:
+                raise ValueError(f"{name} is {number!r}")
+        known = QuarantineEntry(path.name, path, kind, origin, offset, size_bytes, note.get("sha256"), str(note["reason"]), str(note["at"]))
     except (OSError, *PARSE_ERRORS) as error:
         return QuarantineEntry(path.name, path, kind, problem=f"its note cannot be read: {error}")
     if not path.exists():
@@ -266,13 +264,6 @@ def _entry(path: Path) -> QuarantineEntry:
     if path.is_file() and path.stat().st_size != known.size_bytes:
         return replace(known, problem=f"it has {path.stat().st_size} bytes, and its note says {known.size_bytes}")
     return known
-
-
-def _number(note: dict[str, Any], name: str) -> int | None:
-    value = note.get(name)
-    if value is not None and (type(value) is not int or not 0 <= value <= SEGMENT_START_MAX):
-        raise ValueError(f"{name} is {value!r}")
-    return value
 
 
 def changed_content(entry: QuarantineEntry) -> bool:
@@ -286,6 +277,15 @@ def write_note(target: Path, origin: str | list[str], reason: str, offset: int |
     place = {} if offset is None else {"physical_offset": offset, "size_bytes": size_bytes, "sha256": sha256}
     note = {"from": origin, **place, "reason": reason, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     write_config(_note_path(target), json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
+
+
+def _begins_with(piece: Path, size_bytes: int, digest: str) -> bool:
+    """Whether the piece has its note, so that it is durable, and its first bytes have this digest."""
+    try:
+        with open(open_regular(piece), "rb") as file:
+            return _note_path(piece).exists() and _sha256(_chunks(file, 0, size_bytes)) == digest
+    except (OSError, DiskError):
+        return False
 
 
 def _note_path(target: Path) -> Path:
@@ -313,17 +313,6 @@ def _sha256(content: Iterable[bytes | memoryview]) -> str:
 def _digest_of_file(path: Path) -> str:
     with open(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _length_without_zeros(source: BinaryIO, start: int, end: int) -> int:
-    """Return the length of the file range [start, end) without its final zeros."""
-    used = position = 0
-    for chunk in _chunks(source, start, end):
-        stripped = len(chunk.rstrip(b"\0"))
-        if stripped:
-            used = position + stripped
-        position += len(chunk)
-    return used
 
 
 def sync_tree(path: Path) -> None:

@@ -4,13 +4,11 @@ RocketMQ can rebuild only all queues at once, after they were deleted; it does n
 queue that is missing or wrong. Here any queue, or the index, is moved to
 `quarantine/rebuild-N/` and rebuilt.
 
-    look       reads the log, and refuses damage below pyengine's watermark; changes nothing
-    markers    config/recovery: the whole log must be dispatched; config/rebuild: the pieces to
-               move, and where to
-    recovery   moves queues and index away by rename, then dispatches as usual: it writes missing
-               entries and keeps correct ones; then it restores the times of files
+It is a recovery whose plan leaves these pieces out and dispatches the whole log: damage below pyengine's watermark is
+refused before anything changes. config/rebuild names the pieces before the first is moved, by rename; the dispatch writes
+missing entries and keeps correct ones, and then the times of files are restored.
 
-After a kill at any point run it again, or just start the store: both continue from the markers.
+After a kill at any point run it again, or just start the store: both continue from the note.
 A queue without messages in the log cannot be rebuilt. It is not moved, because its end has
 the next queue offset.
 """
@@ -25,20 +23,14 @@ from typing import Any
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.storage.checkpoint import (
-    REBUILD,
     RebuildMarker,
-    RecoveryMarker,
-    RecoveryPath,
-    abort_file_exists,
-    read_marker,
     read_rebuild_marker,
     read_watermark,
-    write_marker,
 )
-from pyengine.storage.commit_log import Log, find_end, own_watermark, scan_log
-from pyengine.storage.mapped_file import list_segments, queue_folders, refuse_file
+from pyengine.storage.commit_log import Log, find_end, own_watermark
+from pyengine.storage.mapped_file import queue_folders, refuse_file
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.derived import queues_between
+from pyengine.storage.recovery.plan import queues_between
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import (
     Findings,
@@ -135,11 +127,6 @@ def rebuild(
     if not segments:
         raise NotAStoreError(f"{store} has no commit log: queues and index are rebuilt from it")
     log = Log.of(segments, store.segment_bytes, own_watermark(read_watermark(store), segments[0].start_offset))
-    if log.watermark is not None:
-        whole = scan_log(log, 0, check_crc=options.check_crc_on_recover, limit=log.watermark)
-        if whole.end_offset < log.watermark:
-            return RebuildReport(RecoveryState.DEGRADED, damage_offset=whole.end_offset,
-                                 seconds=time.monotonic() - started_s)
     in_log = _queues_in(log, find_end(store.root, log).end_offset, steps)
     for folder in (store.consume_queue, store.consume_queue_ext, store.index):
         refuse_file(folder)
@@ -151,22 +138,19 @@ def rebuild(
         raise UsageError(f"neither the log nor the store's folders know {where}")
     made = asked & in_log
     pieces = _pieces(on_disk, made, index)
-    unfinished = read_rebuild_marker(store)
-    _refuse_broken_neighbours(store, {*pieces, *(unfinished.pieces if unfinished else ())})
-    marker = _merged(store, unfinished, pieces)
-    write_marker(store, _recovery_marker(store, log))
-    REBUILD.write(store, marker)
-    report = recover(store, options=options, shared=shared, progress=lambda done, total: steps(total + done, 2 * total))
+    marker = _merged(store, read_rebuild_marker(store), pieces)
+    report = recover(store, options=options, shared=shared, rebuilding=marker,
+                     progress=lambda done, total: steps(total + done, 2 * total))
     steps.finish()
-    is_refused = report.state is RecoveryState.DEGRADED
+    if report.state is RecoveryState.DEGRADED:
+        return RebuildReport(report.state, damage_offset=report.damage_offset, seconds=time.monotonic() - started_s)
     there = store.quarantine / marker.folder
     return RebuildReport(
         state=report.state, queues=tuple(sorted(made)), kept=tuple(sorted(asked - made)), index=index,
         replaced=tuple(piece for piece in marker.pieces if (there / piece).exists()),
         quarantine=str(there) if there.exists() else "",
         end_offset=report.end_offset, log_bytes=report.dispatched_bytes,
-        damage_offset=report.damage_offset if is_refused else None, recovery=report,
-        notes=report.notes, seconds=time.monotonic() - started_s,
+        recovery=report, notes=report.notes, seconds=time.monotonic() - started_s,
     )
 
 
@@ -191,13 +175,6 @@ def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) ->
     return pieces + ["index"] * index
 
 
-def _refuse_broken_neighbours(store: MessageStore, pieces: Collection[str]) -> None:
-    """Raise StoreRefusedError, before any change, for a queue that is not rebuilt and that recovery would refuse."""
-    for _, _, folder in queue_folders(store.consume_queue):
-        if not {str(folder.parent.relative_to(store.root)), str(folder.relative_to(store.root))} & set(pieces):
-            list_segments(folder, store.queue_file_bytes)
-
-
 def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[str]) -> RebuildMarker:
     """Return one marker for the pieces of an interrupted rebuild and those of this one."""
     if unfinished is not None:
@@ -207,13 +184,3 @@ def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[
     while (quarantine / f"rebuild-{number}").exists() or (quarantine / f"rebuild-{number}.json").exists():
         number += 1
     return RebuildMarker(f"rebuild-{number}", tuple(pieces))
-
-
-def _recovery_marker(store: MessageStore, log: Log) -> RecoveryMarker:
-    """Return the marker of a recovery that reads the log as it would otherwise, and dispatches all of it."""
-    before = read_marker(store)
-    path = RecoveryPath.ABNORMAL if abort_file_exists(store) else RecoveryPath.NORMAL
-    scan_from = log.segments[-1].start_offset
-    if before is not None:
-        path, scan_from = before.path, min(before.scan_from, scan_from)
-    return RecoveryMarker(path, scan_from, max(log.min_offset, 0))

@@ -134,7 +134,7 @@ class RecoveryReport(Findings):
     queue_entries_removed: int = 0
     removed_files: tuple[str, ...] = ()  # segments of the log
     cut_queues: tuple[CutQueue, ...] = ()
-    deleted_index_files: tuple[tuple[str, str], ...] = ()  # (name, label: a row of docs/recovery.md#index-files)
+    deleted_index_files: tuple[tuple[str, str], ...] = ()  # (name, label: docs/recovery.md, "Index files")
     quarantined: tuple[QuarantinedPiece, ...] = ()
     notes: tuple[str, ...] = ()
     changed: bool = False               # whether recovery has written to the store

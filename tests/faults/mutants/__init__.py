@@ -15,7 +15,7 @@ copy of the checkout (`Tree`), in which the tests of `killed_by` must fail.
 
 Those with BROKEN in `new` (switched.toml, without_polls.toml) are all in one build, whose processes read from the
 environment variable PYENGINE_BROKEN which of them are on. Kills and power cuts search that build for hours (`build`,
-`environment`). It has the failpoints of the C code too (pyengine/native/failpoints.py); without the variable it is sound.
+`environment`). It has the failpoints of the C code too (scripts/crash/steps.py); without the variable it is sound.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Tree:
         shutil.copytree(CHECKOUT, self.root, ignore=NOT_SOURCES, symlinks=True)
         _without_optimizer(self.root)
         _build_c(self.root)
-        self._is_sound = True
+        self.is_sound = True
 
     def run(self, mutant: Mutant | None, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         """Those tests in a pytest of its own, with this mutant or with none."""
@@ -110,9 +110,9 @@ class Tree:
         try:
             if path:
                 path.write_text(mutant.broken(before))
-            if compiled or not self._is_sound:
+            if compiled or not self.is_sound:
                 _build_c(self.root)
-                self._is_sound = not compiled
+                self.is_sound = not compiled
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", *tests]
             return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=KILL_TIMEOUT_S,
                                   env=os.environ | {"PYTHONPATH": str(self.root), "PYENGINE_REQUIRE": "", "PYENGINE_LONG": "0"})

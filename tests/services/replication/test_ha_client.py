@@ -55,12 +55,21 @@ class Rig:
     def until(self, condition, what) -> None:
         eventually(lambda: self.client.work() and condition(), what)
 
+    @property
+    def link(self):
+        """The slave's connection; None without one."""
+        return self.client._link
+
     def listen(self) -> list[int]:
         """Return what the slave reports on this connection from now on."""
         reported: list[int] = []
-        report = self.client._link.report
-        self.client._link.report = lambda offset: reported.append(offset) or report(offset)
+        report = self.link.report
+        self.link.report = lambda offset: reported.append(offset) or report(offset)
         return reported
+
+    def follow(self, what: str, offers: int = 0) -> None:
+        """Work until the slave has the whole log, on the connection of that number."""
+        self.until(lambda: self.master.offers >= offers and self.client._acked == self.writer.end, what)
 
     @property
     def reports(self) -> list[int]:
@@ -86,17 +95,18 @@ def make_rig(make_owner, monkeypatch):
 
 def test_a_master_that_breaks_off_during_an_orderly_stop_is_no_failure(make_rig):
     rig = make_rig()
-    rig.until(lambda: rig.client._acked == rig.writer.end, "it follows")
+    rig.follow("it follows")
 
     def broken(offset):
         raise LinkLostError("the connection broke: on purpose")
 
     rig.writer.put(b"one more")
-    rig.client._stream.drop(rig.writer.end)
-    rig.client._stream.position = rig.writer.end
-    rig.client._link.report = broken
+    stream = rig.client._stream
+    stream.drop(rig.writer.end)
+    stream.position = rig.writer.end
+    rig.link.report = broken
     assert rig.client.drain() is False
-    assert rig.session.closed and rig.client._link is None
+    assert rig.session.closed and rig.link is None
     assert "on purpose" in rig.reported[-1]
 
 
@@ -104,7 +114,7 @@ def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and
     rig = make_rig()
     linked = native.loader(rig.owner.control.replicator, "linked")
     assert not linked()
-    rig.until(lambda: rig.client._acked == rig.writer.end, "it follows")
+    rig.follow("it follows")
     assert linked() and any("follows from" in reported for reported in rig.reported)
     with replication.Replication(rig.owner.folder) as links:
         assert [link.state for link in links.links()] == ["transfer"]
@@ -113,10 +123,10 @@ def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and
 @pytest.mark.parametrize("manner", [OURS, ROCKETMQ])
 def test_each_connection_offers_seals_and_says_that_it_has_none(make_rig, manner):
     rig = make_rig(manner)
-    rig.until(lambda: rig.client._acked == rig.writer.end, "it follows a master that knows of no seals")
+    rig.follow("it follows a master that knows of no seals")
     assert rig.master.offers == 1 and "by RocketMQ's own protocol: what is sent has no checksum" in rig.reported[-1]
     rig.master.drop()
-    rig.until(lambda: rig.master.offers == 2 and rig.client._acked == rig.writer.end, "the next one too")
+    rig.follow("the next one too", 2)
 
 
 @pytest.mark.parametrize("answer", [b"\xffpyseal2", b"\xff" * 8])
@@ -145,8 +155,8 @@ def test_a_slave_does_not_report_again_before_the_master_has_sent_a_byte(make_ri
     (begin,) = rig.reports
     assert begin < rig.writer.end
     waits, reported = [], rig.listen()
-    wait = rig.client._link.wait
-    rig.client._link.wait = lambda timeout_s: waits.append(timeout_s) or wait(timeout_s)
+    wait = rig.link.wait
+    rig.link.wait = lambda timeout_s: waits.append(timeout_s) or wait(timeout_s)
     for _ in range(3):
         rig.now_ns += 5 * 10**9
         rig.client.work()

@@ -47,7 +47,7 @@ class Rig:
         ours, self.slave = socket.socketpair()
         self.slave.setblocking(False)
         self.now_ns = SECOND_NS
-        self.replication = Replication.private()
+        self.replication = Replication(None)
         self.connection = HAConnection(ours, "slave", log, self.replication.open_link("slave"),
                                        EngineConfig(ha_transfer_batch_size_bytes=batch_bytes), self.now_ns)
 

@@ -41,18 +41,18 @@ class Wire:
     def __init__(self, handshake: MasterHandshake, change=lambda number, words: words) -> None:
         self.handshake, self.change = handshake, change
         self.words: list[bytes] = []
-        self._unread = b""
+        self.unread = b""
 
-    def _pass(self, words: bytes) -> bytes:
+    def say(self, words: bytes) -> bytes:
         self.words.append(words)
         return self.change(len(self.words) - 1, words)
 
     def exchange(self, words: bytes, size: int) -> bytes:
         if words:
-            answer, rest = self.handshake.take(self._pass(words))
+            answer, rest = self.handshake.take(self.say(words))
             assert not rest
-            self._unread += self._pass(answer) if answer else b""
-        found, self._unread = self._unread[:size], self._unread[size:]
+            self.unread += self.say(answer) if answer else b""
+        found, self.unread = self.unread[:size], self.unread[size:]
         return found
 
 

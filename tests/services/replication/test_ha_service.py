@@ -57,8 +57,8 @@ class Rig:
         self.service = self.new_service()
 
     def new_service(self) -> HAService:
-        shared = replication.Replication(self.owner.folder, writable=True)
-        return HAService(self.owner.context(self.config, report=self.reported), shared, port=0, clock_ns=lambda: self.now_ns)
+        self.replication = replication.Replication(self.owner.folder, writable=True)
+        return HAService(self.owner.context(self.config, report=self.reported), self.replication, port=0, clock_ns=lambda: self.now_ns)
 
     def slave(self, *reports: int) -> WireSlave:
         self.slaves.append(WireSlave(self.service.port))
@@ -92,6 +92,16 @@ class Rig:
             self.turn()
             return condition()
         eventually(step, what)
+
+    @property
+    def connections(self) -> list:
+        """The service's end of each slave's connection."""
+        return [*self.service._by_descriptor.values()]
+
+    @property
+    def source(self):
+        """The log as the service reads it."""
+        return self.service._source
 
     @property
     def confirm(self) -> int:
@@ -227,7 +237,7 @@ def test_a_slave_that_is_gone_takes_nothing_back_and_counts_no_more(make_rig):
     again = rig.slave(2000)
     rig.until(lambda: again.heartbeats, "positioned again")
     again.report(2500)
-    rig.until(lambda: rig.service._replication.links()[0].acked == 2500, "its report came")
+    rig.until(lambda: rig.replication.links()[0].acked == 2500, "its report came")
     rig.service._move_confirm([2500])  # asked here: the report is shown before the service has weighed it
     assert rig.confirm == 4000
 
@@ -256,7 +266,7 @@ def test_there_are_no_more_slaves_than_allowed(make_rig):
     four = rig.slave(1)
     rig.until(lambda: rig.connected == 2, "there is room again")
     assert four.take() and two.take()
-    assert rig.service._replication.snapshot().refused == 1
+    assert rig.replication.snapshot().refused == 1
 
 
 def test_garbage_on_the_port_disturbs_no_slave(make_rig):
@@ -289,7 +299,7 @@ def test_a_slave_that_reads_nothing_keeps_no_other_waiting(make_rig):
     rig.until(lambda: fast.end == rig.writer.end, "the fast one has everything")
     fast.report(rig.writer.end)
     rig.until(lambda: rig.confirm == rig.writer.end, "and confirms")
-    links = rig.service._replication.links()
+    links = rig.replication.links()
     assert min(link.sent for link in links) < rig.writer.end
     del slow.take
     rig.until(lambda: slow.end == rig.writer.end, "the slow one catches up")
@@ -315,7 +325,7 @@ def test_a_heartbeat_that_the_socket_does_not_take_goes_out_when_it_does(make_ri
     rig.fill(1000)
     slave = rig.slave(1)
     rig.until(lambda: slave.heartbeats, "positioned")
-    (connection,) = rig.service._by_descriptor.values()
+    (connection,) = rig.connections
     real = connection.socket
 
     class FullSocket:
@@ -349,13 +359,13 @@ def test_segments_that_are_deleted_end_the_slave_that_needs_them(make_rig):
 def test_a_segment_that_vanishes_under_a_slave_sends_no_zeros(make_rig):
     rig = make_rig()
     rig.fill(4 * SEGMENT)
-    read = rig.service._source.read
+    read = rig.source.read
 
     def deleted_meanwhile(offset, views):
         native.store_position(rig.owner.control.min_offset, SEGMENT)  # by the cleaner, between the copy and the sending
         return read(offset, views)
 
-    rig.service._source.read = deleted_meanwhile
+    rig.source.read = deleted_meanwhile
     slave = rig.slave(1)
     rig.until(lambda: not slave.take(), "closed")
     assert slave.log == b""
@@ -371,7 +381,7 @@ def followed(rig, **named) -> tuple[WireSlave, HALink]:
     rig.until(lambda: slave.heartbeats and slave.end == rig.writer.end, "it follows")
     rig.writer.put(b"through Python, which opens the segment for C")
     rig.until(lambda: slave.end == rig.writer.end, "one more")
-    ((_, connection),) = rig.service._by_descriptor.items()
+    (connection,) = rig.connections
     assert connection.native.fields.turn == PLAIN
     return slave, connection.native
 
@@ -386,7 +396,7 @@ def test_single_records_need_no_python(make_rig, monkeypatch):
         rig.until(lambda: slave.end == rig.writer.end, "the record")
         slave.report(slave.end)
         rig.until(lambda: rig.confirm == rig.writer.end, "its report")
-    (link,) = rig.service._replication.links()
+    (link,) = rig.replication.links()
     assert (link.sent, link.acked) == (rig.writer.end, rig.writer.end) and link.bytes == rig.writer.end - 1
     assert bytes(slave.log) == bytes(rig.writer.log[1:])
 
@@ -405,7 +415,7 @@ def test_bytes_deleted_before_c_sends_them_are_not_sent(make_rig):
 def test_a_full_socket_in_the_middle_of_a_frame_loses_nothing(make_rig, rng):
     rig = make_rig(segments=160)
     slave, link = followed(rig, receive_buffer_bytes=4096)
-    rig.service._by_descriptor[link.fields.fd].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    rig.connections[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     slave.take = lambda: True
     while link.fields.turn == PLAIN:
         rig.writer.put(rng.randbytes(rng.randrange(30_000)))
@@ -502,7 +512,7 @@ def test_an_orderly_stop_waits_for_a_slave_so_long_and_no_longer(make_rig):
 def test_a_replicator_whose_port_is_taken_does_not_start(make_rig):
     rig = make_rig()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves.*set ha_listen_host and ha_listen_port"):
-        HAService(rig.owner.context(rig.config, report=rig.reported), replication.Replication.private(), port=rig.service.port)
+        HAService(rig.owner.context(rig.config, report=rig.reported), replication.Replication(None), port=rig.service.port)
 
 
 def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
@@ -510,7 +520,7 @@ def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
     rig.fill(1000)
     holder, rig.service = rig.service, None
     service = rig.service = HAService(
-        rig.owner.context(rig.config, report=rig.reported), replication.Replication.private(), port=holder.port,
+        rig.owner.context(rig.config, report=rig.reported), replication.Replication(None), port=holder.port,
         must_listen=False, clock_ns=lambda: rig.now_ns)
     assert "cannot listen for slaves" in service.blocked_reason and "in use" in service.blocked_reason
     for _ in range(3):
@@ -538,7 +548,7 @@ def test_an_unusable_listen_address_is_refused_at_start_and_reported_later(make_
     if host == "a-name":
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
     config = dataclasses.replace(rig.config, ha_listen_host=host)
-    arguments = rig.owner.context(config, report=rig.reported), replication.Replication.private()
+    arguments = rig.owner.context(config, report=rig.reported), replication.Replication(None)
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves"):
         HAService(*arguments, port=0)
     service = HAService(*arguments, port=0, must_listen=False, clock_ns=lambda: rig.now_ns)
@@ -581,7 +591,7 @@ def test_peers_that_only_try_the_port_are_not_reported(make_rig):
     for _ in range(20):
         slave = rig.slave()
         slave.close()
-    rig.until(lambda: rig.service._replication.snapshot().closed == 20, "they came and went")
+    rig.until(lambda: rig.replication.snapshot().closed == 20, "they came and went")
     assert rig.reported == []
 
 
@@ -592,7 +602,7 @@ def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
         slave = rig.slave(1)
         rig.until(lambda: rig.connected == 1, "positioned")
         slave.close()
-        rig.until(lambda number=number: rig.service._replication.snapshot().closed == number, "gone")
+        rig.until(lambda number=number: rig.replication.snapshot().closed == number, "gone")
     assert len(rig.reported) == 12, "six of each kind"
     rig.now_ns += 60 * 10**9
     rig.turn()
@@ -612,7 +622,7 @@ def test_deleted_segments_are_released_on_a_busy_link(make_rig):
     slave.report(rig.writer.end)
     before = rig.confirm
     rig.until(lambda: rig.confirm > before, "a turn with an event")
-    assert min(rig.service._source._open) == 2 * SEGMENT
+    assert min(rig.source._open) == 2 * SEGMENT
 
 
 def test_a_failure_of_the_slaves_thread_ends_the_worker(make_rig):
@@ -726,7 +736,7 @@ def test_a_slave_with_the_secret_gets_the_log_and_confirms_it(make_rig, secret, 
     rig.fill(3 * SEGMENT)
     rig.until(lambda: slave.end == rig.writer.end, "a catch-up too")
     assert bytes(slave.log) == bytes(rig.writer.log[1:])
-    assert slave.link.peer is not None and slave.link.peer.store_uuid == rig.owner.memory.identity.store_uuid.bytes
+    assert slave.link.peer is not None and slave.link.peer.store_uuid == rig.owner.memory.store_uuid.bytes
 
 
 @pytest.mark.parametrize("batch_bytes", [700, 32768])
@@ -757,7 +767,7 @@ def test_a_report_that_was_changed_on_the_way_confirms_nothing_without_a_secret_
     rig.until(lambda: slave.take() or slave.end == rig.writer.end, "it has everything")
     words = bytearray(slave.link.seals.out.sealed(ha_wire.pack_report(slave.end - 64)))
     words[7] ^= 32
-    slave.link._socket.send(words)
+    os.write(slave.link.descriptor, words)
     rig.until(lambda: any("its seal does not fit" in line for line in rig.reported), "it is seen")
     assert rig.confirm == 0
     slave.close()
@@ -828,7 +838,7 @@ def test_a_flipped_bit_in_a_report_ends_the_link_and_confirms_nothing(make_rig, 
     report = bytearray(slave.link.seals.out.sealed(struct.pack(">q", slave.end)))
     bit = rng.randrange(len(report) * 8)
     report[bit // 8] ^= 1 << bit % 8
-    slave.link._socket.sendall(report)
+    os.write(slave.link.descriptor, report)
     slave_was, rig.slaves = slave, []
     rig.until(lambda: any("a report did not come as it was sent" in line for line in rig.reported), "it is seen")
     assert rig.confirm == 0 and rig.connected == 0
@@ -868,8 +878,7 @@ def test_links_of_one_store_count_once_whatever_address_they_come_from(make_rig,
     assert rig.connected == 2
     for slave, confirmed in zip(links, (0, 0, rig.writer.end), strict=True):
         slave.report(slave.end)
-        reported = rig.service._by_descriptor.values
-        rig.until(lambda: sum(one.acked == rig.writer.end for one in reported()) == links.index(slave) + 1, "its report came")
+        rig.until(lambda: sum(one.acked == rig.writer.end for one in rig.connections) == links.index(slave) + 1, "its report came")
         assert rig.confirm == confirmed
 
 
@@ -995,7 +1004,7 @@ def test_a_link_tells_since_when_its_slave_lacks_something(make_rig):
         """After that time, and a turn in it."""
         rig.now_ns += int(step_s * 10**9)
         rig.turn()
-        (link,) = rig.service._replication.links()
+        (link,) = rig.replication.links()
         return link.caught_up_ns / 1e9
 
     rig.fill(5000)

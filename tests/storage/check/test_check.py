@@ -20,7 +20,6 @@ from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.check import parts as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
-from pyengine.storage.check.parts import CheckWork
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity
 from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, write_checkpoint
 from pyengine.storage.index_file import read_index_header
@@ -229,7 +228,7 @@ def test_after_a_failed_sync_a_check_leaves_cached_pages_in_memory(stopped, monk
     flip_body(stopped)
     sync_not_made_good(stopped)
     dropped = []
-    monkeypatch.setattr("pyengine.storage.recovery.recover.drop_page_cache", lambda *of: dropped.append(of))
+    monkeypatch.setattr("pyengine.storage.recovery.look.drop_page_cache", lambda *of: dropped.append(of))
     assert check(MessageStore(stopped.root, stopped.geometry)).exit_code is ExitCode.CORRUPTION and not dropped
     preview(MessageStore(stopped.root, stopped.geometry))
     assert dropped
@@ -333,6 +332,15 @@ def test_of_many_findings_of_one_kind_some_are_shown_and_the_rest_counted(stoppe
     assert report.left_out > 0
 
 
+@pytest.mark.parametrize(("count", "messages"), [(1, "1 message"), (2, "2 messages")])
+def test_a_finding_counts_in_words_that_fit(builder, count, messages):
+    for _ in range(count):
+        builder.put("T", queue_id=2)
+    shutil.rmtree(builder.root / "consumequeue" / "T")
+    texts = [finding.text for finding in check(MessageStore(builder.root, builder.geometry)).findings]
+    assert f"the log holds {messages} of this queue, which has no files" in texts
+
+
 @pytest.mark.parametrize("gone", ["a", "ab"])
 def test_lost_light_queues_are_missed(builder, gone):
     for number in range(3):
@@ -347,7 +355,7 @@ def test_lost_light_queues_are_missed(builder, gone):
     report = check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", f"consumequeue/%LMQ%{name}/0",
-         "only 0 of the 3 messages that name this queue as a further one have an entry in it") for name in gone]
+         "only 0 of the 3 messages with this queue as a further one have an entry in it") for name in gone]
 
 
 def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
@@ -365,7 +373,7 @@ def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
     report = check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", "consumequeue/%LMQ%a/0",
-         "only 4 of the 5 messages that name this queue as a further one have an entry in it")]
+         "only 4 of the 5 messages with this queue as a further one have an entry in it")]
 
 
 def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, monkeypatch):
@@ -373,9 +381,8 @@ def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, m
         builder.put("T", dispatch=False,
                     properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
     recover(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True))
-    walks = []
-    ranges = CheckWork.ranges
-    monkeypatch.setattr(CheckWork, "ranges", lambda work, start: walks.append(start) or ranges(work, start))
+    walks, touched = [], check_log.touched_queues
+    monkeypatch.setattr(check_log, "touched_queues", lambda *of, **how: walks.append(of) or touched(*of, **how))
     assert check(MessageStore(builder.root, builder.geometry), options=EngineConfig(enable_multi_dispatch=True)).findings == []
     with_light_queues = len(walks)
     shutil.rmtree(builder.root / "consumequeue" / "%LMQ%a")

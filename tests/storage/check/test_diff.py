@@ -86,7 +86,7 @@ def test_a_golden_store_equals_its_copy(golden, recipe):
 
 @pytest.mark.parametrize("slice_bytes", [1, 700, 256 << 10])
 def test_differing_records_are_reported_with_their_differences(pair, monkeypatch, slice_bytes):
-    monkeypatch.setattr(diff_module, "_SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(diff_module, "SLICE_BYTES", slice_bytes)
     store, other, messages = pair
     longest = max(messages[10:60], key=lambda one: len(one.body))
     path, at = log_file(other, longest.physical_offset)
@@ -116,7 +116,7 @@ def test_a_last_record_that_is_none_any_more_is_a_difference(pair, at):
 
 @pytest.mark.parametrize("slice_bytes", [1, 256 << 10])
 def test_logs_that_went_apart_have_records_that_the_other_has_not(tmp_path, rng, monkeypatch, slice_bytes):
-    monkeypatch.setattr(diff_module, "_SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(diff_module, "SLICE_BYTES", slice_bytes)
     ours, theirs = LogBuilder(SEGMENT_BYTES), LogBuilder(SEGMENT_BYTES)
     for log in (ours, theirs):
         for number in range(30):

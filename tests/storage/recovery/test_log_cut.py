@@ -8,12 +8,12 @@ import pytest
 
 from dying import run_and_die_at
 from pyengine.errors import CorruptionError, ExitCode
+from pyengine.storage import durable_file
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
-from pyengine.storage.checkpoint import read_watermark
+from pyengine.storage.checkpoint import CUT, Cut, intend_cut, read_cut, read_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import log
-from pyengine.storage.recovery.log import CUT, Cut, intend_cut, read_cut
+from pyengine.storage.recovery import apply
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
@@ -80,15 +80,16 @@ def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_st
     store = whole_store(build_store, "cut")
     intend_cut(store.root, Cut(store.records[3].start, store.end, WHY))
     done = []
-    add_file, sync_folder = Quarantine.add_file, log.sync_folder
+    add_file, sync_folder = Quarantine.add_file, durable_file.sync_folder
     monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more: (done.append(path.name), add_file(self, path, *more)))
-    monkeypatch.setattr(log, "sync_folder", lambda path: (done.append((path, CUT.path(store.root).exists())), sync_folder(path)))
-    clear = log.clear_file_from
-    monkeypatch.setattr(log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
+    monkeypatch.setattr(durable_file, "sync_folder", lambda path: (done.append((path, CUT.path(store.root).exists())), sync_folder(path)))
+    clear = apply.clear_file_from
+    monkeypatch.setattr(apply, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
     recovered(store)
     names = [name for name in done if isinstance(name, str)]
     assert len(names) > 1 and names == sorted(names, reverse=True)
-    assert done[-2:] == [True, (CUT.path(store.root).parent, False)]  # half cleared it is never copied again
+    config = CUT.path(store.root).parent
+    assert done[-3:] == [True, (config, False), (config, False)]  # half cleared it is never copied again; this note goes, then the marker
 
 
 def pieces(store, at):

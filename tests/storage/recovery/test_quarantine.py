@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyengine.errors import DiskError, DiskFullError
+from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.recovery import quarantine as module
 from pyengine.storage.recovery.quarantine import Quarantine
@@ -77,6 +77,21 @@ def test_a_file_is_moved_and_a_second_one_of_its_name_is_kept_too(tmp_path):
         assert quarantine.pieces[0].path.read_bytes() == content
     assert sorted(os.listdir(tmp_path / "quarantine")) == [
         f"commitlog-{SEGMENT}", f"commitlog-{SEGMENT}.1", f"commitlog-{SEGMENT}.1.json", f"commitlog-{SEGMENT}.json"]
+
+
+def test_a_segment_is_synced_before_it_is_moved_and_stays_if_that_fails(tmp_path, monkeypatch):
+    segment, synced, fsync = make_segment(tmp_path), [], os.fsync
+
+    def refuse(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(FlushError, match=SEGMENT):
+        Quarantine(StorePaths(tmp_path)).add_file(segment, 16384, "a test")
+    assert segment.exists() and not list(tmp_path.rglob("*.json"))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.readlink(f"/proc/self/fd/{descriptor}")), fsync(descriptor)))
+    Quarantine(StorePaths(tmp_path)).add_file(segment, 16384, "a test")
+    assert str(segment) in synced and not segment.exists()
 
 
 def test_a_folder_can_be_moved_too(tmp_path):

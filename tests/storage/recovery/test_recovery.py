@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -36,9 +37,7 @@ from pyengine.storage.checkpoint import (
 )
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import derived
-from pyengine.storage.recovery import log as recovery_log
-from pyengine.storage.recovery import recover as recovery
+from pyengine.storage.recovery import apply as repair
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
@@ -107,9 +106,51 @@ def test_a_segment_is_not_mapped_while_it_is_written_over_itself(build_store, mo
         seen.append(mapped_segments(store))
         durable_writes.rewrite(path, start, end)
 
-    monkeypatch.setattr(recovery_log, "rewrite", rewrite)
+    monkeypatch.setattr(repair, "rewrite", rewrite)
     recovered(store)
     assert seen and not any(seen)
+
+
+def test_a_segment_whose_sync_may_have_failed_is_rewritten_before_it_goes_to_quarantine(build_store, monkeypatch):
+    store = build_store(60, flushed=0)
+    hole, rewritten = store.records[6], []
+    store.poke(hole.start, bytes(len(hole.data)))
+    create_abort_file(store.root)
+    monkeypatch.setattr(repair, "rewrite", lambda path, *piece: (rewritten.append(path.name), durable_writes.rewrite(path, *piece)))
+    moved = {piece.path.name.removeprefix("commitlog-") for piece in recovered(store).quarantined if not piece.physical_offset % 4096}
+    assert len(moved) > 1 and moved <= set(rewritten)
+
+
+def test_durable_bytes_of_segments_that_go_to_quarantine_are_not_rewritten(build_store, monkeypatch):
+    """After an accepted loss at old damage they may be nearly all of a large log."""
+    store, rewritten = build_store(60), []
+    durable = store.records[45].end
+    store.mark(durable)
+    store.flip(store.records[6].start + 90)
+    create_abort_file(store.root)
+    monkeypatch.setattr(repair, "rewrite", lambda path, start, end: (
+        rewritten.append((int(path.name) + start, int(path.name) + end)), durable_writes.rewrite(path, start, end)))
+    assert len(recovered(store, accept_loss=True).quarantined) > 3
+    assert min(start for start, end in rewritten if start < end) == durable and max(end for _, end in rewritten) >= store.end
+
+
+@pytest.mark.parametrize("is_all_flushed", [False, True], ids=["behind what is in doubt", "behind what is durable"])
+def test_zeros_that_find_no_room_for_new_pages_are_freed(build_store, monkeypatch, is_all_flushed):
+    """The writer's last sync may have failed on zeros alone."""
+    store = build_store(40, flushed=0)
+    if is_all_flushed:
+        store.mark(store.end)
+    create_abort_file(store.root)
+    freed = []
+
+    def find_no_room(path, start):
+        raise DiskFullError("full", errno=errno.ENOSPC)
+
+    monkeypatch.setattr(repair, "renew_zeros", find_no_room)
+    monkeypatch.setattr(repair, "free_end", lambda path, start: freed.append(int(path.name) + start))
+    report = recovered(store)
+    assert_ends_at(store, report, store.end)
+    assert freed == [store.end]
 
 
 def test_a_second_recovery_writes_nothing(build_store):
@@ -244,6 +285,19 @@ def test_accepted_loss_cuts_there_keeps_the_rest_in_quarantine_and_lowers_the_wa
     assert recovered(store).changed is False
 
 
+def test_after_an_orderly_stop_no_more_is_read_than_from_the_segment_of_the_watermark(build_store):
+    """Another program may have put much since: what is before that segment is not read, so damage there refuses nothing."""
+    store = build_store(120, flushed=0)
+    assert store.end > 6 * store.size_bytes
+    recovered(store)
+    durable = next(record.start for record in store.records if record.start > 3 * store.size_bytes)
+    watermark = read_watermark(store.root).watermark
+    write_watermark(store.root, watermark.moved_to(durable))
+    store.flip(store.records[0].start + 90)
+    report = recovered(store)
+    assert (report.state, report.scan_from, report.end_offset) == (RecoveryState.RECOVERED, 3 * store.size_bytes, store.end)
+
+
 def test_whole_records_after_a_hole_go_to_quarantine(build_store):
     store = build_store(12, flushed=0)
     hole, behind = store.records[6], store.records[7]
@@ -263,11 +317,11 @@ def test_segments_beyond_a_hole_go_newest_first_and_the_abort_file_last(build_st
     store.poke(hole.start, bytes(len(hole.data)))
     create_abort_file(store.root)
     done, log = [], StorePaths(store.root).commit_log
-    add_file, sync_folder, write = Quarantine.add_file, recovery_log.sync_folder, recovery.write_checkpoint
+    add_file, sync_folder, write = Quarantine.add_file, repair.sync_folder, repair.write_checkpoint
     monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more, **named: (done.append(path.name), add_file(
         self, path, *more, **named)))
-    monkeypatch.setattr(recovery_log, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
-    monkeypatch.setattr(recovery, "write_checkpoint", lambda root, *more: (
+    monkeypatch.setattr(repair, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
+    monkeypatch.setattr(repair, "write_checkpoint", lambda root, *more: (
         done.append(abort_file_exists(root)), write(root, *more)))
     before = len(os.listdir(log))
     recovered(store)
@@ -428,16 +482,21 @@ def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_st
     entries = path.read_bytes()
     path.write_bytes(entries[:40] + entries[60:] + bytes(20))
     rounds = []
-    until_gap = derived.dispatch_until_gap
 
-    def counted(*of):
-        rounds.append(of[-1])
-        assert len(rounds) < 5, f"no end of it: {rounds}"
-        return until_gap(*of)
+    class Counted(repair.Dispatcher):
+        def __init__(self, *of, **named):
+            rounds.append(None)
+            assert len(rounds) < 5, f"no end of it: {rounds}"
+            super().__init__(*of, **named)
 
-    monkeypatch.setattr(derived, "dispatch_until_gap", counted)
+        def dispatch(self, view, base_offset, start, end):
+            rounds[-1] = start if rounds[-1] is None else rounds[-1]
+            return super().dispatch(view, base_offset, start, end)
+
+    monkeypatch.setattr(repair, "Dispatcher", Counted)
     report = recovered(store)
-    assert (report.end_offset, report.exit_code, len(report.quarantined)) == (store.end, ExitCode.REPAIRED, 1)
+    assert (report.end_offset, report.exit_code) == (store.end, ExitCode.REPAIRED)
+    assert [piece.reason for piece in report.quarantined] == ["queue 0 of topic-1 lacked entries in the middle, and was rebuilt"]
     assert rounds == [rounds[0], 0] and path.read_bytes() == entries
     assert [finding for finding in check(MessageStore(store.root, store.geometry)).findings if finding.severity != "info"] == []
 
@@ -593,6 +652,41 @@ def test_interrupted_at_any_step_it_comes_to_the_same_store(build_store, damage,
     pytest.fail(f"recovery never ended: {names}")
 
 
+def test_interrupted_before_its_marker_a_recovery_reads_no_earlier_the_next_time(build_store):
+    """RocketMQ reads the last three segments, and one of zeros counts: without it old damage before them would end the log."""
+    store = build_store(80, ours=False)
+    fourth_last = sorted((store.root / "commitlog").iterdir())[-4].name
+    store.flip(next(record.start for record in store.records if record.start > int(fourth_last)) + 90)
+    with patch.object(repair, "write_marker", side_effect=Interrupted), pytest.raises(Interrupted):
+        recovered(store)
+    report = recovered(store)
+    assert (report.end_offset, report.quarantined) == (store.end, ())
+    assert recovered(store).changed is False
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_spare_segment_goes_before_any_copy_and_before_a_marker_that_has_no_room(build_store, monkeypatch, is_full):
+    """The disk may have room that a quota does not give, or holes that its file system cannot punch."""
+    store, write_marker = build_store(60, flushed=0), repair.write_marker
+    store.flip(store.records[-3].start + 90)
+    create_abort_file(store.root)
+    log = StorePaths(store.root).commit_log
+    *others, spare = sorted(os.listdir(log))
+    seen: dict[str, bool] = {}
+
+    def write(root, marker):
+        if is_full and (log / spare).exists():
+            raise DiskFullError("full", errno=errno.EDQUOT)
+        write_marker(root, marker)
+
+    monkeypatch.setattr(repair, "write_marker", write)
+    with at_failpoints(lambda name: seen.setdefault(name, (log / spare).exists())):
+        report = recovered(store)
+    assert (report.end_offset, len(report.quarantined)) == (store.records[-3].start, 1)
+    assert (seen["recovery_marked"], seen["quarantine_copied"]) == (not is_full, False)
+    assert sorted(os.listdir(log)) == others
+
+
 SYSTEM_CALLS = ("open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "rename", "link",
                 "unlink", "mkdir", "rmdir", "utime")
 
@@ -620,6 +714,90 @@ def test_killed_at_any_system_call_it_comes_to_the_same_store(build_store, reque
         assert kept_in_quarantine(store) == kept_in_quarantine(straight), f"killed at system call {step}"
         step += 1 if request.config.run_long else rng.randrange(1, 10)
     assert step > 30
+
+
+def is_interrupted(store, name, time=1):
+    """Interrupt a recovery when it comes to the step `name` for this time, if it does."""
+    def stop(reached):
+        seen.append(reached)
+        if seen.count(name) == time:
+            raise Interrupted(name)
+
+    seen = []
+    try:
+        with at_failpoints(stop):
+            recovered(store)
+    except Interrupted:
+        return True
+    return False
+
+
+def test_pages_of_a_remade_queue_that_a_power_cut_loses_before_their_sync_come_back(build_store):
+    """They are in files that are older than those that every recovery reads."""
+    store = build_store(400)
+    recovered(store)
+    whole = store.tree()
+    create_abort_file(store.root)
+    queue = StorePaths(store.root).queue_folder("topic-0", 0)
+    shutil.rmtree(queue)
+    assert is_interrupted(store, "recovery_dispatched")
+    files = sorted(queue.iterdir())
+    assert len(files) >= 6
+    files[1].write_bytes(bytes(files[1].stat().st_size))
+    assert_ends_at(store, recovered(store), store.end)
+    assert store.tree() == whole
+
+
+@pytest.mark.parametrize("kind", ["torn", "unknown"])
+def test_a_tail_of_several_pages_that_is_cleared_in_part_is_kept_as_if_it_were_whole(build_store, kind):
+    def damaged(name):
+        store = build_store(10, flushed=0, geometry=replace(SMALL, mapped_file_size_commit_log_bytes=1 << 18), body_bytes=40_000, name=name)
+        create_abort_file(store.root)
+        if kind == "torn":
+            store.poke(store.end - 100, bytes(100))
+        else:
+            store.flip(store.records[-3].start + 90)
+        return store
+
+    straight = damaged("straight")
+    expected, number = recovered(straight), 1
+    while is_interrupted(store := damaged(f"interrupted-{number}"), "zeros_page_written", number):
+        assert recovered(store).end_offset == expected.end_offset, number
+        assert kept_in_quarantine(store) == kept_in_quarantine(straight), number
+        assert store.tree("quarantine") == straight.tree("quarantine"), number
+        number += 1
+    assert number > 3
+
+
+@pytest.mark.parametrize("kind", ["beyond", "senseless", "newest removed", "all removed"])
+def test_pages_of_a_remade_index_file_that_a_power_cut_loses_before_their_sync_come_back(build_store, kind):
+    """The page with its header is on the disk. Its time is that of a file which the checkpoint knew to be synced."""
+    def damaged(name):
+        store = build_store(95, name=name)
+        recovered(store)
+        store.mark(0)
+        files = sorted((store.root / "index").iterdir())
+        assert len(files) == 3
+        if kind == "beyond":  # after an orderly stop
+            store.poke(store.records[70].start, bytes(len(store.records[70].data)))
+            return store
+        create_abort_file(store.root)
+        if kind == "senseless":
+            with open(files[1], "r+b") as file:
+                file.seek(36)
+                file.write(b"\x7f")
+        else:
+            for path in files[kind == "newest removed":]:
+                path.unlink()
+        return store
+
+    straight, store = damaged("straight"), damaged("interrupted")
+    expected = recovered(straight)
+    assert is_interrupted(store, "recovery_dispatched")
+    remade = sorted((store.root / "index").iterdir())[1]
+    remade.write_bytes(remade.read_bytes()[:40].ljust(remade.stat().st_size, b"\0"))
+    assert_ends_at(store, recovered(store), expected.end_offset)
+    assert store.tree("quarantine") == straight.tree("quarantine")
 
 
 def test_dispatch_goes_around_a_record_that_names_another_place(build_store):
@@ -722,6 +900,28 @@ def test_a_sync_that_failed_is_noted_and_the_next_recovery_writes_what_it_was_to
     assert read_sync_failure(store.root) is None and "a sync had failed" in report.notes[0]
 
 
+def test_after_a_failed_sync_queue_entries_are_written_again_although_they_are_right_in_memory(build_store):
+    """A reader's mapping keeps pages in memory that never reached the disk."""
+    store, options = build_store(400, flushed=0), EngineConfig(enable_consume_queue_ext=True)
+    recovered(store, options=options)
+    write_checkpoint(store.root, Checkpoint())
+    note_sync_failure(store.root, 0, "a queue", "Input/output error")
+    whole, written = store.tree(), {}
+
+    def noted(descriptor, content, position, path):
+        written.setdefault(str(Path(path).relative_to(store.root)), set()).update(range(position, position + len(content)))
+        real(descriptor, content, position, path)
+
+    real = durable_writes.pwrite_all
+    with patch.object(durable_writes, "pwrite_all", noted):
+        recovered(store, options=options)
+    queues = {name: len(content.rstrip(b"\0")) for name, content in whole.items() if name.startswith("consumequeue")}
+    assert len(queues) > 12 and any(name.startswith("consumequeue_ext/") for name in queues)
+    assert [name for name, end in queues.items() if not set(range(end)) <= written.get(name, set())] == []
+    tree = store.tree()
+    assert {name: tree[name] for name in queues} == {name: whole[name] for name in queues}
+
+
 def test_a_stopped_store_in_which_a_sync_failed_is_written_again(build_store):
     """Its watermark is not proof of what follows, nor is a checkpoint of the queues."""
     store = build_store(40)
@@ -740,7 +940,7 @@ def test_a_log_that_changes_while_it_is_written_again_is_no_recovered_one(build_
         if int(path.name) + end == store.end:
             store.flip(store.records[-1].start + 4)
 
-    with patch("pyengine.storage.recovery.log.rewrite", lose), pytest.raises(DiskError, match="recover again"):
+    with patch("pyengine.storage.recovery.apply.rewrite", lose), pytest.raises(DiskError, match="recover again"):
         recovered(store)
     assert abort_file_exists(store.root)
 
@@ -798,6 +998,24 @@ def test_the_check_says_whose_damage_it_is(build_store):
     assert "below watermark" in {one.kind for one in check(MessageStore(store.root, store.geometry)).findings}
 
 
+def recovered_with_syncs(store, monkeypatch) -> tuple[set[Path], set[Path]]:
+    """Recover it, and return what was synced one by one, and what with its file system."""
+    synced, synced_whole, fsync, sync_file_system = set(), set(), os.fsync, repair.sync_file_system
+
+    def noted(descriptor):
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def noted_whole(folder):
+        synced_whole.update(folder.rglob("*"))
+        return sync_file_system(folder)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(repair, "sync_file_system", noted_whole)
+    recovered(store)
+    return synced, synced_whole
+
+
 @pytest.mark.parametrize("aborted", [True, False])
 def test_names_that_another_program_made_are_synced_before_they_are_vouched_for(build_store, monkeypatch, aborted):
     """RocketMQ syncs no folder: a power cut soon after it was taken over could take a whole queue with its folder."""
@@ -806,17 +1024,29 @@ def test_names_that_another_program_made_are_synced_before_they_are_vouched_for(
     (store.root / "config" / "watermark").unlink()
     if aborted:
         create_abort_file(store.root)
-    synced = set()
-    fsync = os.fsync
-
-    def noted(descriptor):
-        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    recovered(store)
+    synced, _ = recovered_with_syncs(store, monkeypatch)
     made = [store.root, *(Path(folder) for name in ("commitlog", "consumequeue", "index") for folder, _, _ in os.walk(store.root / name))]
     assert set(made) <= synced and len(made) > 5
+
+
+def test_everything_in_a_copied_store_is_synced_once(build_store, monkeypatch):
+    """`cp` syncs nothing; the copy of a store that was stopped in order needs no dispatch, so that nothing else writes to its index.
+
+    A sync of the file system tells of no error, so that only config/ is left to it.
+    """
+    store = build_store(60)
+    recovered(store)
+    write_watermark(store.root, DurableWatermark(str(ensure_engine_id(store.root).uuid), 1, store.end))
+    (store.root / "config" / "topics.json").write_text("{}")
+    copy = replace(store, root=shutil.copytree(store.root, store.root.with_name("copy")))
+    renew_copied_id(copy.root)
+    synced, synced_whole = recovered_with_syncs(copy, monkeypatch)
+    assert read_checkpoint(copy.root).index_msg_timestamp_ms
+    assert not [path for path in (copy.root, *copy.root.rglob("*")) if path not in synced and path.parent.name != "config"
+                and path.name not in ("checkpoint", "config")]
+    assert set((copy.root / "config").iterdir()) <= synced | synced_whole
+    again, whole_again = recovered_with_syncs(copy, monkeypatch)
+    assert not again & set((copy.root / "index").rglob("*")) and not whole_again
 
 
 def test_a_copied_segment_that_ends_anywhere_in_a_record_is_no_damage(build_store, tmp_path):
@@ -845,12 +1075,12 @@ class Unreadable(io.FileIO):
         raise OSError(5, "Input/output error")
 
 
-@pytest.mark.parametrize("module", ["recovery.derived", "index_file", "recovery.quarantine"])
+@pytest.mark.parametrize("module", ["recovery.look", "index_file", "recovery.quarantine"])
 def test_a_file_that_the_disk_cannot_read_is_named(build_store, monkeypatch, module):
     store = build_store(40)
     recovered(store)
     create_abort_file(store.root)
-    place = {"recovery.derived": "consumequeue", "index_file": "index", "recovery.quarantine": "commitlog"}[module]
+    place = {"recovery.look": "consumequeue", "index_file": "index", "recovery.quarantine": "commitlog"}[module]
     if module == "recovery.quarantine":
         with open(store.segment(store.end), "r+b") as log:
             log.seek(store.end % 4096)

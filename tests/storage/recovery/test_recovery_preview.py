@@ -11,9 +11,8 @@ from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import changes, picture
 from fix_golden import RECIPES as GOLDEN
 from pyengine.errors import EngineError, ExitCode
-from pyengine.storage.checkpoint import REBUILD, DurableWatermark, RebuildMarker, write_watermark
+from pyengine.storage.checkpoint import REBUILD, Cut, DurableWatermark, RebuildMarker, intend_cut, write_watermark
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import preview, recover
 
 # Known only when queues are made again, or a matter of the run itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +13,7 @@ from pyengine.formats.index_file import IndexEntry, IndexLayout, unpack_entry, u
 from pyengine.native.dispatch import progress_at
 from pyengine.storage.checkpoint import RecoveryPath, create_abort_file, note_sync_failure, read_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import derived
+from pyengine.storage.recovery import apply
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import SharedState
 
@@ -183,15 +184,36 @@ def test_damaged_pool_bytes_end_the_log_there_and_go_to_quarantine(build_store):
     assert {piece.physical_offset for piece in report.quarantined} == {damaged.start, *[b for b, _ in pool.buffers[1:]]}
 
 
-def test_files_that_end_before_committed_discard_the_pool_wholly(build_store):
+def pool_pieces(store) -> dict[int, bytes]:
+    return {int(path.name.split("-")[1]): path.read_bytes() for path in (store.root / "quarantine").glob("pool-*[0-9]")}
+
+
+def test_files_that_end_before_committed_discard_the_slot_and_the_pool_goes_to_quarantine(build_store):
+    """Its buffers still have the bytes that the files have lost."""
     store = build_store(40)
     pool = Pool(store, 12, 39)
     lost = store.records[10]
     store.poke(lost.start, bytes(pool.committed - lost.start))
-    report = recovered(store, pool.state())
-    assert report.end_offset == lost.start
-    assert "before its position" in report.shared_state
-    assert report.drained_bytes == 0
+    for _ in "once", "after a kill before the memory was discarded":
+        report = recovered(store, pool.state())
+        assert report.end_offset == lost.start
+        assert "before its position" in report.shared_state
+        assert report.drained_bytes == 0 and report.exit_code is ExitCode.REPAIRED
+        assert pool_pieces(store) == {max(lost.start, base): bytes(buffer[max(lost.start - base, 0):pool.slot_end - base])
+                                      for base, buffer in pool.buffers}
+
+
+def test_a_pool_beyond_a_loss_that_is_accepted_goes_to_quarantine(build_store):
+    store = build_store(40)
+    recovered(store, None)
+    pool = Pool(store, 38, 39)
+    shutil.rmtree(store.root / "consumequeue")  # so that the log is read from its start, and the damage is found
+    store.flip(store.records[1].start + 90)
+    assert recovered(store, pool.state()).exit_code is ExitCode.CORRUPTION
+    report = recovered(store, pool.state(), accept_loss=True)
+    assert (report.end_offset, report.exit_code) == (store.records[1].start, ExitCode.REPAIRED)
+    ((base, buffer),) = pool.buffers
+    assert pool_pieces(store) == {base: bytes(buffer[:pool.slot_end - base])}
 
 
 def test_a_drain_that_is_interrupted_anywhere_comes_to_the_same_store(build_store):
@@ -235,8 +257,8 @@ def test_queue_entries_that_a_dead_reputter_wrote_are_synced(build_store, monkey
     recovered(store, None)
     create_abort_file(store.root)
     synced = []
-    sync = derived.sync_queue
-    monkeypatch.setattr(derived, "sync_queue", lambda queue, start, **named: (
+    sync = apply.sync_queue
+    monkeypatch.setattr(apply, "sync_queue", lambda queue, start, **named: (
         synced.append((queue.topic, queue.queue_id, start)), sync(queue, start, **named)))
     report = recovered(store, SharedState(store.end, store.end, reput_from=store.end, index_progress=bytes(256)))
     assert report.dispatched_bytes == 0

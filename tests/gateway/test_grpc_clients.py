@@ -1,0 +1,118 @@
+"""The gRPC worker's connections to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from fix_grpc import FakeGateway
+from grpc_caller import V2
+from pyengine.gateway import codes
+from pyengine.gateway.connections import Answer, Limits
+from pyengine.gateway.grpc_clients import GatewayLostError, GrpcClient, GrpcClients
+from waiting import scaled_timeout_s
+
+
+def client_of(folder) -> GrpcClient:
+    return GrpcClients(folder, Limits(), 4096).find("c", "ipv4:10.0.0.7:1", "", "", is_secure=False)
+
+
+def later() -> float:
+    return time.monotonic() + scaled_timeout_s(30)
+
+
+def test_a_send_without_time_left_is_not_sent(tmp_path):
+    async def run() -> None:
+        async with FakeGateway(tmp_path) as gateway:
+            client = client_of(tmp_path)
+            await client.ask(codes.HEART_BEAT, {}, until_s=later())
+            with pytest.raises(GatewayLostError):
+                await client.ask(codes.SEND_MESSAGE_V2, {}, until_s=time.monotonic(), again=False)
+            await client.ask(codes.HEART_BEAT, {}, until_s=later())
+            assert gateway.asked == [codes.HEART_BEAT] * 2
+            await client.leave()
+
+    asyncio.run(run())
+
+
+def test_calls_that_wait_for_the_same_connection_go_on_once_it_is_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.grpc_clients.CONNECT_INTERVAL_S", 3600.0)
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path) as gateway:
+            client = client_of(tmp_path)
+            await asyncio.gather(*(client.ask(codes.HEART_BEAT, {}, until_s=time.monotonic() + 7200) for _ in range(3)))
+            assert gateway.asked == [codes.HEART_BEAT] * 3
+            await client.leave()
+
+    asyncio.run(asyncio.wait_for(run(), scaled_timeout_s(30)))
+
+
+def test_a_client_is_the_same_at_its_next_connection(tmp_path):
+    clients = GrpcClients(tmp_path, Limits(), 4096)
+
+    def find(*, client_id="c", host="10.0.0.7", port=1, key="", is_secure=False) -> GrpcClient:
+        return clients.find(client_id, f"ipv4:{host}:{port}", key, "", is_secure=is_secure)
+
+    first = find()
+    assert find(port=2) is first and clients.addresses() == {"10.0.0.7:2"}
+    others = [find(client_id="d"), find(host="10.0.0.8"), find(key="shop"), find(is_secure=True)]
+    assert len({first, *others}) == 5
+
+
+@pytest.mark.parametrize("silent_s, expected", [(12, [codes.HEART_BEAT]), (20, [codes.HEART_BEAT, codes.UNREGISTER_CLIENT])])
+def test_a_client_leaves_when_it_is_silent_for_longer_than_from_one_heartbeat_to_the_next(tmp_path, silent_s, expected):
+    """What a push consumer holds comes to others then, while it may still handle it."""
+    async def run() -> None:
+        async with FakeGateway(tmp_path) as gateway:
+            clients = GrpcClients(tmp_path, Limits(), 4096)
+            client = clients.find("c", "ipv4:10.0.0.7:1", "", "", is_secure=False)
+            client.settings, client.groups = V2.Settings(), {"g"}
+            await client.ask(codes.HEART_BEAT, {}, client.heartbeat(), until_s=later())
+            gateway.asked.remove(codes.HEART_BEAT)  # that of the new connection
+            client.seen_s -= silent_s
+            await clients.expire()
+            assert gateway.asked == expected
+            await clients.close()
+
+    asyncio.run(run())
+
+
+def test_a_producer_without_a_stream_is_asked_for_no_transaction(tmp_path):
+    client = client_of(tmp_path)
+    client.add(client.producer_groups, ["T"])
+    assert json.loads(client.heartbeat())["producerDataSet"] == []
+    client.streams += 1
+    assert json.loads(client.heartbeat())["producerDataSet"] == [{"groupName": "T"}]
+
+
+def test_a_pop_that_waits_until_the_gateway_reads_is_not_sent_once_it_is_cancelled(tmp_path):
+    """Its cancellation would overtake it, and it would be held for nobody."""
+    peers = []
+
+    def stop_reading(request):
+        peers.append(request.connection)
+        asyncio.get_running_loop().call_soon(request.connection.pause)
+        return Answer()
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path, HEART_BEAT=stop_reading, POP_MESSAGE=lambda request: None,
+                               CANCEL_POP=lambda request: Answer()) as gateway:
+            client = client_of(tmp_path)
+            await client.ask(codes.HEART_BEAT, {}, until_s=later())
+            sending = asyncio.create_task(client.ask(codes.SEND_MESSAGE_V2, {}, bytes(8 << 20), until_s=later()))
+            popping = asyncio.create_task(client.pop({}, lambda popped: None, until_s=later()))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            popping.cancel()
+            await asyncio.wait([popping])
+            peers[0].unpause()
+            await sending
+            await client.ask(codes.UNREGISTER_CLIENT, {}, until_s=later())
+            assert gateway.asked == [codes.HEART_BEAT, codes.SEND_MESSAGE_V2, codes.UNREGISTER_CLIENT]
+            await client.leave()
+
+    asyncio.run(run())
