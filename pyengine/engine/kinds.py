@@ -30,7 +30,7 @@ class WorkerExit(enum.IntEnum):
     USAGE = 2        # wrong arguments, or a setting that is refused
     ALREADY_RUNNING = 5         # another worker of its kind is alive
     BOOT_FAILED = 70  # it could not come up; the supervisor halts the engine instead of restarting it forever
-    TEMPFAIL = 75      # it could not come up for lack of disk space, descriptors or memory, which may become free
+    TEMPFAIL = 75      # it could not come up for lack of disk space (or a read-only disk), descriptors or memory: it may later
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ POLL_INTERVAL_S = 0.02
 NAMES_CHECK_INTERVAL_S = 1.0  # interval of the check that the store's folder and the names in shared memory are in their places
 PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and record a heartbeat
 # Errors whose cause may be gone at the next try.
-TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 # A worker attaches while the engine stops, too: the supervisor starts a worker that died once more, so that it finishes.
 SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_STOPPING)
 
@@ -380,7 +380,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the cause of an error may be gone at the next try: no disk space, descriptor or memory."""
+    """Whether the cause of an error may be gone at the next try: no disk space, descriptor or memory, a read-only disk."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, (OSError, DiskError)) and cause.errno in TRANSIENT_ERRNOS:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -265,6 +268,22 @@ def test_a_full_disk_refuses_with_a_reason_and_takes_puts_again_by_itself(small_
     assert findings(engine) == []
 
 
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    def is_mounted() -> bool:
+        subprocess.run(["mount", "--bind", folder, folder], check=True)
+        done = subprocess.run(["mount", "-o", "remount,ro,bind", folder], capture_output=True, text=True)
+        if done.returncode:  # the allocator has created a segment since the bind: it is busy
+            subprocess.run(["umount", "--lazy", folder], check=True)
+        return not done.returncode
+
+    eventually(is_mounted, "the folder is read-only")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 @pytest.mark.root
 def test_a_folder_that_becomes_read_only_refuses_and_comes_back(small_engine):
     engine = small_engine("64m")
@@ -272,20 +291,26 @@ def test_a_folder_that_becomes_read_only_refuses_and_comes_back(small_engine):
     with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("T", b"before").ok
 
-        def refuses_writes():
-            subprocess.run(["mount", "--bind", folder, folder], check=True)
-            done = subprocess.run(["mount", "-o", "remount,ro,bind", folder], capture_output=True, text=True)
-            if done.returncode:  # the allocator has created a segment since the bind: it is busy
-                subprocess.run(["umount", "--lazy", folder], check=True)
-            return not done.returncode
-
-        eventually(refuses_writes, "the folder is read-only")
-        try:
+        with read_only(folder):
             result, = eventually(lambda: (lambda put: [] if put.ok else [put])(producer.put("T", b"meanwhile")), "it is noticed")
             assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "cannot be written" in result.reason
             assert "mounted read-only" in run("status", engine.root, "--json").document["reason"]
-        finally:
-            subprocess.run(["umount", "--lazy", folder], check=True)
+        eventually(lambda: producer.put("T", b"after").ok, "it is writable again")
+    assert engine.stop()
+    assert findings(engine) == []
+
+
+@pytest.mark.root
+def test_a_worker_that_cannot_open_its_segment_on_a_read_only_disk_comes_up_when_it_can(small_engine):
+    """Of a flusher that must open the segment just then: it ended five times, and with it the engine."""
+    engine = small_engine("64m")
+    with pyengine.connect(engine.root, refusals="return") as producer:
+        assert producer.put("T", b"before").ok
+        with read_only(engine.root / "commitlog"):
+            flusher = engine.incarnation("flusher")
+            engine.kill("flusher")
+            eventually(lambda: engine.log().count("flusher (pid ") > 6, "it has been tried more often than it may fail to start")
+        engine.wait_back("flusher", flusher)
         eventually(lambda: producer.put("T", b"after").ok, "it is writable again")
     assert engine.stop()
     assert findings(engine) == []
