@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import re
 import socket
@@ -226,6 +227,7 @@ class GrpcClients:
         self.own = GrpcClient(folder, self._links, "", "127.0.0.1:0")  # the worker itself
         self._clients: dict[tuple[str, str, str, bool], GrpcClient] = {}
         self._hosts: dict[str, Host] = {}  # those with calls
+        self._unknown_s: dict[str, float] = {}  # since when a connection of no known client is seen, by its address
         self._turns: Turns[GrpcClient, asyncio.Future[None]] = Turns()  # calls that have not begun
         self._rounds = 0            # of the event loop, until the next one may begin
         self.held_bytes = 0
@@ -326,7 +328,8 @@ class GrpcClients:
                 await self.remove(client)
 
     def surplus(self, ports: Collection[int], known: Collection[str]) -> dict[str, int]:
-        """End connections of a host beyond its share, those of no known address first; return how many by host. Called in a thread.
+        """End connections of a host beyond its share, those of no known address first and of these the oldest, since the newest ones may
+        be about to call; return how many by host. Called in a thread.
 
         gRPC counts those of all hosts together, and has no other way to end one than that its client does so, or seems to.
         """
@@ -335,9 +338,13 @@ class GrpcClients:
         if len(os.listdir("/proc/self/fd")) <= share:
             return ended
         with contextlib.ExitStack() as stack:
-            hosts: dict[str, list[tuple[bool, socket.socket]]] = {}
+            now_s, unknown_s = time.monotonic(), dict[str, float]()
+            hosts: dict[str, list[tuple[float, socket.socket]]] = {}
             for each, address in _connections(ports, stack):
-                hosts.setdefault(host_of(address), []).append((address in known, each))
+                if address not in known:
+                    unknown_s[address] = self._unknown_s.get(address, now_s)
+                hosts.setdefault(host_of(address), []).append((unknown_s.get(address, math.inf), each))
+            self._unknown_s = unknown_s
             for host, found in hosts.items():
                 for _, each in sorted(found, key=lambda pair: pair[0])[:max(0, len(found) - share)]:
                     with contextlib.suppress(OSError):  # ended meanwhile

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import socket
 import time
 
 import pytest
@@ -79,6 +82,36 @@ def test_a_client_leaves_when_it_is_silent_for_longer_than_from_one_heartbeat_to
             await clients.close()
 
     asyncio.run(run())
+
+
+def test_of_connections_beyond_a_share_the_one_that_has_just_come_is_kept(tmp_path):
+    """Its client is about to call, and its descriptor may be the lowest."""
+    clients = GrpcClients(tmp_path, Limits(address_connections_max=2), 4096)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        low = os.open(os.devnull, os.O_RDONLY)
+
+        def connected() -> tuple[socket.socket, socket.socket]:
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            return client, stack.enter_context(listener.accept()[0])
+
+        ports = [listener.getsockname()[1]]
+        old = [connected() for _ in range(2)]
+        assert clients.surplus(ports, ()) == {}
+        client = stack.enter_context(socket.create_connection(listener.getsockname()))
+        os.close(low)
+        served = stack.enter_context(listener.accept()[0])
+        assert served.fileno() == low < min(each.fileno() for _, each in old)
+        assert clients.surplus(ports, ()) == {"127.0.0.1": 1}
+        assert is_open(client) and [is_open(each) for each, _ in old].count(True) == 1
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.settimeout(0.0)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
 
 
 def test_a_producer_without_a_stream_is_asked_for_no_transaction(tmp_path):
