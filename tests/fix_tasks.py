@@ -67,7 +67,7 @@ class Rig:
 
     def notes(self) -> list[Note]:
         """Return what the tasks have noted, in its order."""
-        lines = (self.folder / "notes").read_text().splitlines() if (self.folder / "notes").exists() else []
+        lines = (self.folder / "notes").read_text().rpartition("\n")[0].splitlines() if (self.folder / "notes").exists() else []
         return [Note(what, int(pid), float(time_s)) for what, pid, time_s in map(str.split, lines)]
 
     def noted(self, *wanted: object) -> list[Note]:

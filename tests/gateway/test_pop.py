@@ -743,7 +743,7 @@ def test_a_pop_of_large_messages_ends_at_its_size(served, topic, group):
 def test_large_retries_that_were_set_aside_come_as_many_as_fit(served, topic, group):
     client, other = served.broker(), f"{topic}_2"
     put(client, other, *(bytes(700_000) for _ in range(10)))
-    pop_all(client, other, group, 10, invisibleTime=2000)
+    pop_all(client, other, group, 10, invisibleTime=int(scaled_timeout_s(2) * 1000))
     eventually(lambda: served_end(served, f"%RETRY%{group}") == 10, "all are retries")
     assert [each.body for each in pop_all(client, topic, group, 1)] == [b"first"]
     eventually(lambda: not pop(client, topic, group), "the other's retries are set aside")

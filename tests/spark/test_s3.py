@@ -170,7 +170,7 @@ def test_spark_reads_streams_and_counts_a_store_in_a_bucket(spark, bucket, build
 @pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
-def test_the_commands_read_and_write_buckets(bucket, builder):
+def test_the_commands_read_and_write_buckets(spark, bucket, builder):
     done = run("export", builder.root, bucket.uri("all"), "--columns", COLUMNS, "--json")
     assert (done.code, done.document["messages"], done.document["dest"]) == (0, 60, f"s3://{bucket.name}/all"), done.stderr
     assert exported(bucket, "all") == wanted(builder.root)
