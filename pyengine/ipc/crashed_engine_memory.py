@@ -24,10 +24,11 @@ from pyengine.ipc.store_lock import living_kinds, owning, read_holder
 from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.failpoints import failpoint
+from pyengine.storage.checkpoint import SharedState
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.report import Progress, RecoveryReport, RecoveryState, SharedState
+from pyengine.storage.recovery.report import Progress, RecoveryReport, RecoveryState
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control

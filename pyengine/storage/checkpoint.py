@@ -41,6 +41,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -345,3 +346,63 @@ class StopNotes(NamedTuple):
 def read_stop_notes(root: Root) -> StopNotes:
     """Read them. DiskError if one cannot be read."""
     return StopNotes(abort_file_exists(root), read_marker(root), read_checkpoint(root), read_recovered_from(root))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """The state of the log in the shared memory of an engine whose processes are all dead.
+
+    `slot_end` is the commit slot's position: every record below it was published, none
+    above. `committed` is the offset up to which pool bytes were written to the files, and
+    `pool_buffers` has (physical offset of the buffer's first byte, its bytes) for each
+    buffer in use; without buffers the writer wrote to the files directly.
+    `flushed` is the offset up to which that engine had synced the files; `sync_failed`: a sync had failed,
+    so that it is unknown which later pages reached the disk. `mismatch` names what differs
+    from the store (UUID, epoch, boot, `lock`); then only `sync_failed` counts.
+
+    With `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) recovery need not repeat
+    the dead reputter's dispatch, whose writes the kernel has; without both of them
+    dispatch begins where the files alone are known to be complete.
+    """
+
+    slot_end: int
+    committed: int
+    pool_buffers: Sequence[tuple[int, memoryview]] = ()
+    mismatch: str = ""
+    reput_from: int | None = None
+    index_progress: bytes | None = None
+    flushed: int = 0
+    sync_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What notes and shared memory say, before the files are read. The log is durable below `durable_end` in any case.
+
+    `has_failed_sync`: a sync has failed since the last boot, so clean pages may not be on the disk.
+    """
+
+    left: StopNotes
+    reading: WatermarkReading
+    durable_end: int
+    failure: SyncFailure | None
+    has_failed_sync: bool
+    cut: Cut | None
+    rebuilding: RebuildMarker | None  # pieces to be moved away and made again
+    shared: SharedState | None     # what the last engine left in memory
+
+    @property
+    def pieces(self) -> frozenset[str]:
+        """The pieces that are made again: what they hold does not count."""
+        return frozenset(self.rebuilding.pieces if self.rebuilding is not None else ())
+
+
+def read_notes(root: Root, shared: SharedState | None = None, rebuilding: RebuildMarker | None = None) -> Notes:
+    """Read all notes. CorruptionError for a damaged note of a cut."""
+    reading, left = read_watermark(root), shared or SharedState(0, 0)
+    watermark, failure, cut = reading.watermark, read_sync_failure(root), read_cut(root)
+    durable_end = max(0 if watermark is None else watermark.flushed, 0 if left.mismatch else left.flushed)
+    if watermark is not None and cut is not None and cut.at < watermark.flushed:
+        reading = replace(reading, watermark=watermark.moved_to(cut.at))
+    return Notes(read_stop_notes(root), reading, durable_end, failure, left.sync_failed or failure is not None and failure.is_of_this_boot,
+                 cut, rebuilding or read_rebuild_marker(root), shared)

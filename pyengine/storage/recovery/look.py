@@ -1,6 +1,6 @@
-"""What recovery finds: the notes and the files of a stopped store, looked at once, before anything is decided. Reads only.
+"""What recovery finds: the files of a stopped store, looked at once, before anything is decided. Reads only.
 
-`read_notes` says what is durable and how the store was left; `look` lists the files of log, queues and index.
+`look` lists the files of log, queues and index.
 
 A queue's own end is found as in RocketMQ (ConsumeQueue.recover): from its
 third-last file on, the data ends before the first invalid entry. After a crash earlier
@@ -24,18 +24,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.index_file import IndexHeader
 from pyengine.native import dispatch
-from pyengine.storage.checkpoint import (
-    Cut,
-    RebuildMarker,
-    StopNotes,
-    SyncFailure,
-    WatermarkReading,
-    read_cut,
-    read_rebuild_marker,
-    read_stop_notes,
-    read_sync_failure,
-    read_watermark,
-)
+from pyengine.storage.checkpoint import Notes
 from pyengine.storage.index_file import list_index_files, read_index_header
 from pyengine.storage.mapped_file import (
     MappedFile,
@@ -47,45 +36,10 @@ from pyengine.storage.mapped_file import (
     refuse_file,
 )
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.report import SharedState
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover reads this many files
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
 _CHUNK_BYTES_MAX = _FIRST_CHUNK_BYTES << 4  # a larger buffer would be new memory each time, and its page faults cost more than the read
-
-
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """What notes and shared memory say, before the files are read. The log is durable below `durable_end` in any case.
-
-    `has_failed_sync`: a sync has failed since the last boot, so clean pages may not be on the disk.
-    """
-
-    left: StopNotes
-    reading: WatermarkReading
-    durable_end: int
-    failure: SyncFailure | None
-    has_failed_sync: bool
-    cut: Cut | None
-    rebuilding: RebuildMarker | None  # pieces to be moved away and made again
-    shared: SharedState | None     # what the last engine left in memory
-
-    @property
-    def pieces(self) -> frozenset[str]:
-        """The pieces that are made again: what they hold does not count."""
-        return frozenset(self.rebuilding.pieces if self.rebuilding is not None else ())
-
-
-def read_notes(store: MessageStore, shared: SharedState | None = None, rebuilding: RebuildMarker | None = None) -> Notes:
-    """Read all notes. NotAStoreError for a folder that holds no store, CorruptionError for a damaged note of a cut."""
-    store.require_exists()
-    reading, left = read_watermark(store), shared or SharedState(0, 0)
-    watermark, failure, cut = reading.watermark, read_sync_failure(store), read_cut(store)
-    durable_end = max(0 if watermark is None else watermark.flushed, 0 if left.mismatch else left.flushed)
-    if watermark is not None and cut is not None and cut.at < watermark.flushed:
-        reading = replace(reading, watermark=watermark.moved_to(cut.at))
-    return Notes(read_stop_notes(store), reading, durable_end, failure, left.sync_failed or failure is not None and failure.is_of_this_boot,
-                 cut, rebuilding or read_rebuild_marker(store), shared)
 
 
 @dataclass(frozen=True, slots=True)

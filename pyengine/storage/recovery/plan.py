@@ -33,7 +33,7 @@ from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT, CaseLabel
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import walk
-from pyengine.storage.checkpoint import Cut, DurableWatermark, RecoveryPath
+from pyengine.storage.checkpoint import Cut, DurableWatermark, RecoveryPath, SharedState
 from pyengine.storage.commit_log import (
     MISSING_SEGMENT,
     Log,
@@ -56,7 +56,7 @@ from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.recovery.look import Found, IndexState, QueueState, count_entries_beyond_log, measured_from, truncated
 from pyengine.storage.recovery.quarantine import QuarantinedPiece
-from pyengine.storage.recovery.report import CutQueue, Progress, RecoveryReport, RecoveryState, SharedState
+from pyengine.storage.recovery.report import CutQueue, Progress, RecoveryReport, RecoveryState
 
 # -- the log -------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.storage.checkpoint import (
     RebuildMarker,
+    SharedState,
     read_rebuild_marker,
     read_watermark,
 )
@@ -32,14 +33,7 @@ from pyengine.storage.mapped_file import queue_folders, refuse_file
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.plan import queues_between
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import (
-    Findings,
-    GrowingProgress,
-    Progress,
-    RecoveryReport,
-    RecoveryState,
-    SharedState,
-)
+from pyengine.storage.recovery.report import Findings, GrowingProgress, Progress, RecoveryReport, RecoveryState
 
 Queue = tuple[str, int]
 

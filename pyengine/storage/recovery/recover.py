@@ -19,13 +19,13 @@ from dataclasses import replace
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, EngineError, FlushError
-from pyengine.storage.checkpoint import SYNC_FAILURE, RebuildMarker, WatermarkReading, note_sync_failure
+from pyengine.storage.checkpoint import SYNC_FAILURE, RebuildMarker, SharedState, WatermarkReading, note_sync_failure, read_notes
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.apply import Repair, quarantine_orphans, remove_from_log
-from pyengine.storage.recovery.look import look, read_notes
+from pyengine.storage.recovery.look import look
 from pyengine.storage.recovery.plan import RecoveryPlan, decide
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryReport, RecoveryState, SharedState
+from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryReport, RecoveryState
 
 
 def recover(
@@ -49,6 +49,7 @@ def recover(
     """
     started_s = time.monotonic()
     steps, options = GrowingProgress(progress), options or EngineConfig()
+    store.require_exists()
     notes = read_notes(store, shared, rebuilding)
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
@@ -77,6 +78,7 @@ def preview(
     Without `reread` it drops no cached page after a failed sync.
     """
     started_s, steps, options = time.monotonic(), GrowingProgress(progress), options or EngineConfig()
+    store.require_exists()
     notes = read_notes(store, shared)
     found = look(store, notes, options, accept_loss=accept_loss, reread=reread)
     if (cut := notes.cut) is not None or notes.rebuilding is not None:

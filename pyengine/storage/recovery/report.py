@@ -1,9 +1,9 @@
-"""The shared state that a recovery uses, and its report."""
+"""The report of a recovery, and what it shares with those of other commands."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -67,33 +67,6 @@ class RecoveryState(enum.StrEnum):
 
     RECOVERED = "recovered"
     DEGRADED = "degraded"  # damage below pyengine's watermark: nothing was changed
-
-
-@dataclass(frozen=True, slots=True)
-class SharedState:
-    """The state of the log in the shared memory of an engine whose processes are all dead.
-
-    `slot_end` is the commit slot's position: every record below it was published, none
-    above. `committed` is the offset up to which pool bytes were written to the files, and
-    `pool_buffers` has (physical offset of the buffer's first byte, its bytes) for each
-    buffer in use; without buffers the writer wrote to the files directly.
-    `flushed` is the offset up to which that engine had synced the files; `sync_failed`: a sync had failed,
-    so that it is unknown which later pages reached the disk. `mismatch` names what differs
-    from the store (UUID, epoch, boot, `lock`); then only `sync_failed` counts.
-
-    With `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) recovery need not repeat
-    the dead reputter's dispatch, whose writes the kernel has; without both of them
-    dispatch begins where the files alone are known to be complete.
-    """
-
-    slot_end: int
-    committed: int
-    pool_buffers: Sequence[tuple[int, memoryview]] = ()
-    mismatch: str = ""
-    reput_from: int | None = None
-    index_progress: bytes | None = None
-    flushed: int = 0
-    sync_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from fix_failpoints import Interrupted, at_failpoints, interrupted_at
 from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexEntry, IndexLayout, unpack_entry, unpack_header
 from pyengine.native.dispatch import progress_at
-from pyengine.storage.checkpoint import RecoveryPath, create_abort_file, note_sync_failure, read_watermark
+from pyengine.storage.checkpoint import RecoveryPath, SharedState, create_abort_file, note_sync_failure, read_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import apply
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import SharedState
 
 
 class Pool:
