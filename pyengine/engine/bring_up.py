@@ -65,7 +65,7 @@ from pyengine.storage.durable_writes import create_file, make_folders
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.message_store import MessageStore, require_space
-from pyengine.storage.recovery.plan import queues_between
+from pyengine.storage.recovery.derived import queues_between
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Progress, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile

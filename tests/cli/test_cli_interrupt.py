@@ -43,10 +43,10 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("function", [
-    "pyengine.storage.commit_log:walk_pieces", "pyengine.storage.recovery.apply:write_marker",
-    "pyengine.storage.recovery.apply:sync_file", "pyengine.storage.recovery.apply:sync_folder",
-    "pyengine.storage.recovery.apply:Dispatcher", "pyengine.storage.recovery.apply:write_checkpoint",
-    "pyengine.storage.recovery.apply:remove_abort_file", "pyengine.storage.durable_file:sync_folder",
+    "pyengine.storage.commit_log:walk_pieces", "pyengine.storage.recovery.derived:write_marker",
+    "pyengine.storage.recovery.log:sync_file", "pyengine.storage.recovery.log:sync_folder",
+    "pyengine.storage.recovery.derived:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
+    "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.durable_file:sync_folder",
 ])
 def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
     whole, cut = golden("abnormal-indexloss"), golden("abnormal-indexloss")

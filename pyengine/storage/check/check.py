@@ -56,8 +56,7 @@ from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offset
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.look import QueueState, list_index, list_queues
-from pyengine.storage.recovery.plan import lost_messages
+from pyengine.storage.recovery.derived import QueueState, list_index, list_queues, lost_messages
 from pyengine.storage.recovery.recover import copied_note, would_refuse
 from pyengine.storage.recovery.report import Progress
 

@@ -62,8 +62,8 @@ from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.index_file import is_plausible, read_index_header
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, mapped, used_end
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.look import QueueState, live_entries, read_entry
-from pyengine.storage.recovery.plan import Tail, judge_tail
+from pyengine.storage.recovery.derived import QueueState, live_entries, read_entry
+from pyengine.storage.recovery.log import Tail, judge_tail
 from pyengine.storage.recovery.report import Progress
 
 _FILE_COST = 64 << 10   # opening a file, as bytes

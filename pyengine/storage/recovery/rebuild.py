@@ -31,7 +31,7 @@ from pyengine.storage.checkpoint import (
 from pyengine.storage.commit_log import Log, find_end, own_watermark
 from pyengine.storage.mapped_file import queue_folders, refuse_file
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.plan import queues_between
+from pyengine.storage.recovery.derived import queues_between
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Findings, GrowingProgress, Progress, RecoveryReport, RecoveryState
 

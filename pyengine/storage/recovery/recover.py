@@ -1,10 +1,19 @@
 """Recover a stopped store: `look` at it, `decide` what to do, which reads only, and carry that out; `preview` tells the plan.
 
     look      after a failed sync drop cached pages, so that reads come from the disk; refuse a store that RocketMQ would
-              refuse (recovery/look.py)
+              refuse (find_log, find_derived)
     decide    the end of the log, or the cut that was noted before; queues to truncate, index files to delete, where to
-              dispatch from; damage below pyengine's watermark is reported, and nothing is changed (recovery/plan.py)
-    apply     quarantine, log, queues and index, checkpoint, markers, offsets (recovery/apply.py)
+              dispatch from; damage below pyengine's watermark is reported, and nothing is changed (plan_log, plan_derived)
+
+Then everything changes in this order:
+
+    room      on a full disk, free the blocks of zeros after the end; if the marker still has no room, remove segments of zeros
+    marker    of a rebuild write config/rebuild; write config/recovery; lower the watermark for an accepted loss or a cut; move the
+              pieces that a rebuild replaces
+    log       LogPlan.change (recovery/log.py)
+    derived   DerivedPlan.change (recovery/derived.py)
+    finish    checkpoint, watermark, config/recovered; remove the notes of a failed sync and a cut, abort, config/rebuild, marker
+    offsets   lower those of consumer groups and delay levels that are beyond the end of a queue now
 
 (DefaultMessageStore.recover; docs/recovery.md.) The caller owns the store (its lock), and no worker runs. A crash may
 interrupt every step; the next run repeats it, with the same result. A store that was stopped in order and is
@@ -15,17 +24,55 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import CorruptionError, EngineError, FlushError
-from pyengine.storage.checkpoint import SYNC_FAILURE, RebuildMarker, SharedState, WatermarkReading, note_sync_failure, read_notes
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, FlushError, StoreRefusedError
+from pyengine.formats.small_file import Checkpoint
+from pyengine.native.failpoints import failpoint
+from pyengine.storage.checkpoint import (
+    CUT,
+    REBUILD,
+    RECOVERY,
+    SYNC_FAILURE,
+    Notes,
+    RebuildMarker,
+    SharedState,
+    WatermarkReading,
+    note_sync_failure,
+    read_notes,
+    remove_abort_file,
+    write_checkpoint,
+    write_recovered_from,
+    write_watermark,
+)
+from pyengine.storage.commit_log import Owner, find_end, scan_before, shown
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
+from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
+from pyengine.storage.later_format import refuse_later_record
+from pyengine.storage.mapped_file import mapped
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.apply import Repair, quarantine_orphans, remove_from_log
-from pyengine.storage.recovery.look import look
-from pyengine.storage.recovery.plan import RecoveryPlan, decide
-from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryReport, RecoveryState
+from pyengine.storage.recovery.derived import (
+    DerivedPlan,
+    Found,
+    QueueState,
+    find_derived,
+    list_index,
+    lost_messages,
+    plan_derived,
+    queues_between,
+    restore_queue_times,
+)
+from pyengine.storage.recovery.log import (
+    Extra,
+    LogPlan,
+    Tail,
+    find_log,
+    plan_log,
+)
+from pyengine.storage.recovery.quarantine import Quarantine, QuarantinedPiece, move_to_quarantine
+from pyengine.storage.recovery.report import CutQueue, GrowingProgress, Progress, RecoveryReport, RecoveryState
 
 
 def recover(
@@ -54,10 +101,10 @@ def recover(
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
     try:
-        found = look(store, notes, options, accept_loss=accept_loss)
-        plan = decide(found, options, accept_loss=accept_loss, progress=steps, is_run=True)
+        found = look(store, notes, options, accept_loss=accept_loss, is_run=True)
+        plan = decide(found, steps)
         plan.raise_refusals()
-        report = _foretold(plan) if plan.is_degraded else Repair(plan, steps).run()
+        report = _foretold(plan) if plan.log.is_degraded else plan.carry_out(steps)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
             raise
@@ -85,19 +132,19 @@ def preview(
         begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
         raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
                           "preview cannot; run `recover`, or restore the store")
-    plan = decide(found, options, accept_loss=accept_loss, progress=steps)
+    plan = decide(found, steps)
     plan.raise_refusals()
-    if not plan.is_degraded:
+    if not plan.log.is_degraded:
         steps.finish()
     return replace(_foretold(plan), seconds=time.monotonic() - started_s)
 
 
 def _foretold(plan: RecoveryPlan) -> RecoveryReport:
     """Return the plan's report, with the pieces that it puts into quarantine."""
-    quarantine = Quarantine(plan.found.store, dry_run=True)
-    remove_from_log(plan, quarantine)
-    if not plan.is_degraded:
-        quarantine_orphans(plan, quarantine)
+    quarantine = Quarantine(plan.log.found.store, dry_run=True)
+    plan.log.remove(quarantine)
+    if not plan.log.is_degraded:
+        plan.derived.quarantine_orphans(quarantine)
     return plan.report(quarantine.pieces)
 
 
@@ -118,3 +165,234 @@ def copied_note(store: MessageStore, reading: WatermarkReading, options: EngineC
     except EngineError as error:
         return f"This is a copy, and its recovery would fail: {error}", True
     return found.copy_note, found.state is RecoveryState.DEGRADED
+
+
+# -- look and decide -----------------------------------------------------------------
+
+
+def look(
+    store: MessageStore, notes: Notes, options: EngineConfig, *, accept_loss: bool = False, reread: bool = True, is_run: bool = False,
+) -> Found:
+    """Return what there is; see find_log() and find_derived()."""
+    return find_derived(find_log(store, notes, options, accept_loss=accept_loss, reread=reread, is_run=is_run))
+
+
+def decide(found: Found, progress: Progress | None = None) -> RecoveryPlan:
+    """Compare queues and index with the log, and both with what must be durable. Reads only."""
+    notes, log, marker, options = found.log.notes, found.log.log, found.log.notes.left.marker, found.log.options
+    first, is_rebuild, is_ours = found.log.start.first, notes.rebuilding is not None, log.owner is Owner.PYENGINE
+    if is_rebuild and not is_ours and marker is None:  # no more is read than must be, or damage there would end the log
+        first = max(0, len(log.segments) - 1)
+    with start_writeback(log.unsynced_paths):
+        plan = plan_derived(plan_log(found.log, first, progress), found)
+        # Read what is dispatched now, and what the next start would read: damage there is damage below the watermark.
+        read_from = min(plan.dispatch_from, plan.log.next_read_from, *[0] * is_rebuild)
+        if is_ours and read_from < plan.log.scan.scan_from:
+            first = log.index_of(max(read_from, log.min_offset)) or 0
+            extended = scan_before(log, plan.log.scan, first, check_crc=options.check_crc_on_recover)
+            plan = plan_derived(plan_log(found.log, first, progress), found) if extended is None else replace(
+                plan, log=replace(plan.log, scan=extended))
+    if is_rebuild or marker is not None:
+        noted = 0 if is_rebuild or marker is None else marker.dispatch_from
+        plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, noted)))
+    return RecoveryPlan(plan)
+
+
+# -- the plan ----------------------------------------------------------------------------
+
+_REREAD = "a sync had failed: what may not have reached the disk was read from it and written again"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """What a recovery does, decided before its first change: to the log, and by that to queues and index."""
+
+    derived: DerivedPlan
+
+    @property
+    def log(self) -> LogPlan:
+        return self.derived.log
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there are changes in addition to syncs."""
+        found, notes, end, watermark = self.log.found, self.log.found.notes, self.log.end_offset, self.log.found.watermark
+        return (
+            found.is_abnormal
+            or notes.cut is not None
+            or notes.rebuilding is not None
+            or self.log.changes_something
+            or bool(self.derived.deleted_index or self.derived.found.orphans)
+            or any(cut.changes_something for cut in self.derived.cuts)
+            or self.derived.dispatch_from < end
+            or notes.left.marker is not None
+            or notes.failure is not None
+            or found.copied is not None
+            or (watermark is not None and watermark.flushed != end)
+            or self._checkpoint_is_ahead()
+        )
+
+    def _checkpoint_is_ahead(self) -> bool:
+        """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
+        checkpoint = self.log.found.notes.left.checkpoint
+        if checkpoint.index_msg_timestamp_ms and not self.derived.found.index_files:
+            return True
+        newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
+        return newest_ms > max(0, self.log.scan.last_store_timestamp_ms) and newest_ms > max(0, self.log.last_stored_ms)
+
+    def raise_refusals(self) -> None:
+        """Raise what `recover` raises before any change; not for a plan that `is_degraded`, whose report says it."""
+        if (holder := self.log.holder) is not None:
+            with mapped(holder.path) as view:
+                refuse_later_record(view, self.log.end_offset - holder.start_offset, self.log.end_offset)
+        if not self.log.is_degraded:
+            self._refuse_loss()
+            self._refuse_misplaced()
+
+    def _refuse_loss(self) -> None:
+        """Raise CorruptionError if queues or index have messages whose bytes are in no segment, unless that is accepted.
+
+        It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
+        """
+        found, notes, log = self.log.found, self.log.found.notes, self.log
+        if found.accept_loss or log.log.owner is Owner.PYENGINE or notes.left.marker is not None or notes.rebuilding is not None:
+            return
+        was_emptied = not found.is_abnormal and log.tail in (Tail.NOTHING, Tail.ROLL) and all(kind is Extra.SPARE for _, kind in log.extra)
+        lost = lost_messages(log.log, self.derived.found.queues, self.derived.found.index_files, log.end_offset, was_emptied=was_emptied)
+        if lost:
+            raise CorruptionError(
+                f"{found.store} has lost a part of its commit log: {lost}. Nothing was changed; restore what is missing from a "
+                "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
+                "`pyengine recover STORE --accept-loss`")
+
+    def _refuse_misplaced(self) -> None:
+        """Raise StoreRefusedError if dispatch needs a folder and a file has its name."""
+        found, end, misplaced = self.log.found, self.log.end_offset, self.derived.found.misplaced
+        for queue in queues_between(
+                found.log, self.derived.dispatch_from, end, found.options.enable_multi_dispatch) if misplaced else ():
+            folder = found.store.queue_folder(queue.topic, queue.queue_id)
+            for path in misplaced & {folder.parent, folder}:
+                raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
+
+    def report(self, pieces: Sequence[QuarantinedPiece] = ()) -> RecoveryReport:
+        """Return what a recovery would do; `pieces`: what it puts into quarantine, if that is known."""
+        found, log, end, damage_offset, is_degraded = self.log.found, self.log, self.log.end_offset, None, self.log.is_degraded
+        cuts, deleted, notes = self.derived.cuts, self.derived.deleted_index, found.notes
+        stranded_bytes = sum(piece.size_bytes for piece in pieces)
+        if is_degraded:  # the log continues after the damage, and nothing of the plan is done
+            damage_offset, end = end, find_end(found.store, found.log).end_offset
+            log, cuts, deleted, pieces = replace(log, drains=(), extra=(), cut_bytes=0), (), (), ()
+        scan, gone = log.scan, sum(cut.entries for cut in cuts)
+        said = [_REREAD] * notes.has_failed_sync + [notes.reading.damage] * bool(notes.reading.damage)
+        if gone:
+            said.append(f"{gone} queue entries named messages after the end of the log at {end}: they are not in it")
+        return RecoveryReport(
+            path=found.start.path,
+            state=RecoveryState.DEGRADED if is_degraded else RecoveryState.RECOVERED,
+            min_offset=found.log.min_offset,
+            end_offset=end,
+            scan_from=scan.scan_from,
+            stop_reason=str(scan.reason),
+            records=scan.records,
+            messages=scan.messages,
+            kept_bytes=max(0, end - max(found.log.min_offset, 0)),
+            cut_bytes=log.cut_bytes,
+            drained_bytes=log.drained_bytes,
+            dispatched_bytes=0 if is_degraded else max(0, end - self.derived.dispatch_from),
+            last_store_timestamp_ms=scan.last_store_timestamp_ms,
+            damage_offset=damage_offset,
+            watermark=found.log.watermark if found.copied is None else found.copied.flushed,
+            is_copy=found.copied is not None,
+            stranded_bytes=stranded_bytes,
+            shared_state=log.shared_state,
+            queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in self.derived.found.queues} if is_degraded else {},
+            index_files_removed=len(deleted),
+            queue_entries_removed=gone,
+            removed_files=tuple(
+                shown(segment.path, found.store.root) for segment, kind in log.extra if kind is not Extra.STRANDED),
+            cut_queues=tuple(
+                CutQueue(cut.after.topic, cut.after.queue_id, cut.entries, len(cut.deleted), cut.cleared is not None)
+                for cut in cuts if cut.changes_something
+            ),
+            deleted_index_files=tuple((path.name, label) for path, label in deleted),
+            quarantined=tuple(pieces),
+            notes=tuple(said),
+            changed=not is_degraded and self.has_work,
+            is_dry_run=True,
+        )
+
+    def carry_out(self, progress: GrowingProgress) -> RecoveryReport:
+        """Change the store as planned, then lower the offsets that are beyond the end of a queue now."""
+        store, end, quarantine, said = self.log.found.store, self.log.end_offset, Quarantine(self.log.found.store), list[str]()
+        report, queues, dispatched_from = self.report(), self.derived.found.queues, end
+        if report.changed:
+            dispatched_from, queues = self._change_store(quarantine, said, progress)
+        else:
+            self.log.sync()
+            sweep_unfinished(store)
+        progress.finish()
+        further = self.derived.next_offsets(queues, said)
+        ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
+        said.extend(ConsumerOffsets(store).lower(ends))
+        said.extend(DelayOffsets(store).lower(ends))
+        said.extend(DelayCancels(store).lower(ends))
+        failpoint("recovery_done")
+        pieces = tuple(quarantine.pieces)
+        return replace(report, queue_ends={**ends, **further}, notes=(*report.notes, *said), quarantined=pieces,
+                       stranded_bytes=sum(piece.size_bytes for piece in pieces), dispatched_bytes=max(0, end - dispatched_from))
+
+    def _change_store(self, quarantine: Quarantine, said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
+        """Return where dispatch began, and the queues afterwards."""
+        found, end = self.log.found, self.log.end_offset
+        store, notes, watermark = found.store, found.notes, found.watermark
+        failpoint("recovery_planned")
+        sweep_unfinished(store)
+        self.log.make_room()
+        try:
+            self._begin()
+        except DiskFullError:  # the user's quota is full, or the file system cannot punch holes
+            self.log.remove_last_spares()
+            self._begin()
+        failpoint("recovery_marked")
+        if watermark is not None and (end < watermark.flushed or notes.cut is not None):
+            write_watermark(store, watermark.moved_to(min(watermark.flushed, end)))
+            failpoint("recovery_loss_accepted")
+        if notes.rebuilding is not None:
+            move_to_quarantine(store, notes.rebuilding)
+        self.log.change(quarantine)
+        dispatched_from, queues = self.derived.change(quarantine, said, progress)
+        self._finish(said)
+        return dispatched_from, queues
+
+    def _begin(self) -> None:
+        if (rebuilding := self.log.found.notes.rebuilding) is not None:
+            REBUILD.write(self.log.found.store, rebuilding)
+        self.derived.note_begun(self.derived.dispatch_from)
+
+    def _finish(self, said: list[str]) -> None:
+        """Note that all is done, the abort file and the markers last."""
+        found, log, end = self.log.found, self.log, self.log.end_offset
+        store, notes, watermark = found.store, found.notes, found.watermark
+        if notes.rebuilding is not None:
+            restore_queue_times(store, notes.rebuilding)
+        layout, last_ms = store.geometry.index_layout, max(0, log.last_stored_ms)
+        full = [file.header for file in list_index(store) if file.header is not None and layout.is_full(file.header.index_count)]
+        write_checkpoint(store, Checkpoint(last_ms, last_ms, full[-1].end_timestamp_ms if full else 0))
+        failpoint("recovery_checkpoint_written")
+        if watermark is not None and (found.copied is not None or watermark.flushed != end):
+            write_watermark(store, watermark.moved_to(end))
+            failpoint("recovery_watermark_written")
+        if found.log.owner is Owner.ROCKETMQ and log.next_read_from < log.scan.scan_from:
+            write_recovered_from(store, log.scan.scan_from)
+        failpoint("recovery_kept_noted")
+        if notes.failure is not None or notes.has_failed_sync:
+            SYNC_FAILURE.remove(store)
+        if (cut := notes.cut) is not None:
+            CUT.remove(store)
+            failpoint("cut_done")
+            said.append(f"the log was cut at {cut.at}, {cut.end - cut.at:,} bytes of it are in quarantine: {cut.reason}")
+        remove_abort_file(store)
+        failpoint("recovery_abort_removed")
+        REBUILD.remove(store)
+        RECOVERY.remove(store)
+        failpoint("recovery_marker_removed")

@@ -228,7 +228,7 @@ def test_after_a_failed_sync_a_check_leaves_cached_pages_in_memory(stopped, monk
     flip_body(stopped)
     sync_not_made_good(stopped)
     dropped = []
-    monkeypatch.setattr("pyengine.storage.recovery.look.drop_page_cache", lambda *of: dropped.append(of))
+    monkeypatch.setattr("pyengine.storage.recovery.log.drop_page_cache", lambda *of: dropped.append(of))
     assert check(MessageStore(stopped.root, stopped.geometry)).exit_code is ExitCode.CORRUPTION and not dropped
     preview(MessageStore(stopped.root, stopped.geometry))
     assert dropped

@@ -10,7 +10,7 @@ import pytest
 from pyengine.arguments import INT64_MAX
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_live
-from pyengine.storage.recovery.look import live_entries
+from pyengine.storage.recovery.derived import live_entries
 
 SEED = time.time_ns() & 0xFFFFFFFF
 DEAD = ((0, 0, 0), (-1, 91, 7), (5, 0, 7), (5, -3, 7), (-(1 << 63), -(1 << 31), 0))

@@ -13,7 +13,7 @@ from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import CUT, Cut, intend_cut, read_cut, read_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import apply
+from pyengine.storage.recovery import log as repaired_log
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
@@ -83,8 +83,8 @@ def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_st
     add_file, sync_folder = Quarantine.add_file, durable_file.sync_folder
     monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more: (done.append(path.name), add_file(self, path, *more)))
     monkeypatch.setattr(durable_file, "sync_folder", lambda path: (done.append((path, CUT.path(store.root).exists())), sync_folder(path)))
-    clear = apply.clear_file_from
-    monkeypatch.setattr(apply, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
+    clear = repaired_log.clear_file_from
+    monkeypatch.setattr(repaired_log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
     recovered(store)
     names = [name for name in done if isinstance(name, str)]
     assert len(names) > 1 and names == sorted(names, reverse=True)

@@ -37,7 +37,8 @@ from pyengine.storage.checkpoint import (
 )
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import apply as repair
+from pyengine.storage.recovery import derived
+from pyengine.storage.recovery import log as repaired_log
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
@@ -106,7 +107,7 @@ def test_a_segment_is_not_mapped_while_it_is_written_over_itself(build_store, mo
         seen.append(mapped_segments(store))
         durable_writes.rewrite(path, start, end)
 
-    monkeypatch.setattr(repair, "rewrite", rewrite)
+    monkeypatch.setattr(repaired_log, "rewrite", rewrite)
     recovered(store)
     assert seen and not any(seen)
 
@@ -116,7 +117,7 @@ def test_a_segment_whose_sync_may_have_failed_is_rewritten_before_it_goes_to_qua
     hole, rewritten = store.records[6], []
     store.poke(hole.start, bytes(len(hole.data)))
     create_abort_file(store.root)
-    monkeypatch.setattr(repair, "rewrite", lambda path, *piece: (rewritten.append(path.name), durable_writes.rewrite(path, *piece)))
+    monkeypatch.setattr(repaired_log, "rewrite", lambda path, *piece: (rewritten.append(path.name), durable_writes.rewrite(path, *piece)))
     moved = {piece.path.name.removeprefix("commitlog-") for piece in recovered(store).quarantined if not piece.physical_offset % 4096}
     assert len(moved) > 1 and moved <= set(rewritten)
 
@@ -128,7 +129,7 @@ def test_durable_bytes_of_segments_that_go_to_quarantine_are_not_rewritten(build
     store.mark(durable)
     store.flip(store.records[6].start + 90)
     create_abort_file(store.root)
-    monkeypatch.setattr(repair, "rewrite", lambda path, start, end: (
+    monkeypatch.setattr(repaired_log, "rewrite", lambda path, start, end: (
         rewritten.append((int(path.name) + start, int(path.name) + end)), durable_writes.rewrite(path, start, end)))
     assert len(recovered(store, accept_loss=True).quarantined) > 3
     assert min(start for start, end in rewritten if start < end) == durable and max(end for _, end in rewritten) >= store.end
@@ -146,8 +147,8 @@ def test_zeros_that_find_no_room_for_new_pages_are_freed(build_store, monkeypatc
     def find_no_room(path, start):
         raise DiskFullError("full", errno=errno.ENOSPC)
 
-    monkeypatch.setattr(repair, "renew_zeros", find_no_room)
-    monkeypatch.setattr(repair, "free_end", lambda path, start: freed.append(int(path.name) + start))
+    monkeypatch.setattr(repaired_log, "renew_zeros", find_no_room)
+    monkeypatch.setattr(repaired_log, "free_end", lambda path, start: freed.append(int(path.name) + start))
     report = recovered(store)
     assert_ends_at(store, report, store.end)
     assert freed == [store.end]
@@ -317,12 +318,12 @@ def test_segments_beyond_a_hole_go_newest_first_and_the_abort_file_last(build_st
     store.poke(hole.start, bytes(len(hole.data)))
     create_abort_file(store.root)
     done, log = [], StorePaths(store.root).commit_log
-    add_file, sync_folder, write = Quarantine.add_file, repair.sync_folder, repair.write_checkpoint
+    add_file, sync_folder = Quarantine.add_file, repaired_log.sync_folder
     monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more, **named: (done.append(path.name), add_file(
         self, path, *more, **named)))
-    monkeypatch.setattr(repair, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
-    monkeypatch.setattr(repair, "write_checkpoint", lambda root, *more: (
-        done.append(abort_file_exists(root)), write(root, *more)))
+    monkeypatch.setattr(repaired_log, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
+    monkeypatch.setattr("pyengine.storage.recovery.recover.write_checkpoint", lambda root, *more: (
+        done.append(abort_file_exists(root)), write_checkpoint(root, *more)))
     before = len(os.listdir(log))
     recovered(store)
     names = [name for name in done if isinstance(name, str)]
@@ -483,7 +484,7 @@ def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_st
     path.write_bytes(entries[:40] + entries[60:] + bytes(20))
     rounds = []
 
-    class Counted(repair.Dispatcher):
+    class Counted(derived.Dispatcher):
         def __init__(self, *of, **named):
             rounds.append(None)
             assert len(rounds) < 5, f"no end of it: {rounds}"
@@ -493,7 +494,7 @@ def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_st
             rounds[-1] = start if rounds[-1] is None else rounds[-1]
             return super().dispatch(view, base_offset, start, end)
 
-    monkeypatch.setattr(repair, "Dispatcher", Counted)
+    monkeypatch.setattr(derived, "Dispatcher", Counted)
     report = recovered(store)
     assert (report.end_offset, report.exit_code) == (store.end, ExitCode.REPAIRED)
     assert [piece.reason for piece in report.quarantined] == ["queue 0 of topic-1 lacked entries in the middle, and was rebuilt"]
@@ -657,7 +658,7 @@ def test_interrupted_before_its_marker_a_recovery_reads_no_earlier_the_next_time
     store = build_store(80, ours=False)
     fourth_last = sorted((store.root / "commitlog").iterdir())[-4].name
     store.flip(next(record.start for record in store.records if record.start > int(fourth_last)) + 90)
-    with patch.object(repair, "write_marker", side_effect=Interrupted), pytest.raises(Interrupted):
+    with patch.object(derived, "write_marker", side_effect=Interrupted), pytest.raises(Interrupted):
         recovered(store)
     report = recovered(store)
     assert (report.end_offset, report.quarantined) == (store.end, ())
@@ -667,7 +668,7 @@ def test_interrupted_before_its_marker_a_recovery_reads_no_earlier_the_next_time
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_spare_segment_goes_before_any_copy_and_before_a_marker_that_has_no_room(build_store, monkeypatch, is_full):
     """The disk may have room that a quota does not give, or holes that its file system cannot punch."""
-    store, write_marker = build_store(60, flushed=0), repair.write_marker
+    store, write_marker = build_store(60, flushed=0), derived.write_marker
     store.flip(store.records[-3].start + 90)
     create_abort_file(store.root)
     log = StorePaths(store.root).commit_log
@@ -679,7 +680,7 @@ def test_a_spare_segment_goes_before_any_copy_and_before_a_marker_that_has_no_ro
             raise DiskFullError("full", errno=errno.EDQUOT)
         write_marker(root, marker)
 
-    monkeypatch.setattr(repair, "write_marker", write)
+    monkeypatch.setattr(derived, "write_marker", write)
     with at_failpoints(lambda name: seen.setdefault(name, (log / spare).exists())):
         report = recovered(store)
     assert (report.end_offset, len(report.quarantined)) == (store.records[-3].start, 1)
@@ -940,7 +941,7 @@ def test_a_log_that_changes_while_it_is_written_again_is_no_recovered_one(build_
         if int(path.name) + end == store.end:
             store.flip(store.records[-1].start + 4)
 
-    with patch("pyengine.storage.recovery.apply.rewrite", lose), pytest.raises(DiskError, match="recover again"):
+    with patch("pyengine.storage.recovery.log.rewrite", lose), pytest.raises(DiskError, match="recover again"):
         recovered(store)
     assert abort_file_exists(store.root)
 
@@ -1000,7 +1001,7 @@ def test_the_check_says_whose_damage_it_is(build_store):
 
 def recovered_with_syncs(store, monkeypatch) -> tuple[set[Path], set[Path]]:
     """Recover it, and return what was synced one by one, and what with its file system."""
-    synced, synced_whole, fsync, sync_file_system = set(), set(), os.fsync, repair.sync_file_system
+    synced, synced_whole, fsync, sync_file_system = set(), set(), os.fsync, repaired_log.sync_file_system
 
     def noted(descriptor):
         synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -1011,7 +1012,8 @@ def recovered_with_syncs(store, monkeypatch) -> tuple[set[Path], set[Path]]:
         return sync_file_system(folder)
 
     monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(repair, "sync_file_system", noted_whole)
+    monkeypatch.setattr(repaired_log, "sync_file_system", noted_whole)
+    monkeypatch.setattr(derived, "sync_file_system", noted_whole)
     recovered(store)
     return synced, synced_whole
 
@@ -1075,12 +1077,12 @@ class Unreadable(io.FileIO):
         raise OSError(5, "Input/output error")
 
 
-@pytest.mark.parametrize("module", ["recovery.look", "index_file", "recovery.quarantine"])
+@pytest.mark.parametrize("module", ["recovery.derived", "index_file", "recovery.quarantine"])
 def test_a_file_that_the_disk_cannot_read_is_named(build_store, monkeypatch, module):
     store = build_store(40)
     recovered(store)
     create_abort_file(store.root)
-    place = {"recovery.look": "consumequeue", "index_file": "index", "recovery.quarantine": "commitlog"}[module]
+    place = {"recovery.derived": "consumequeue", "index_file": "index", "recovery.quarantine": "commitlog"}[module]
     if module == "recovery.quarantine":
         with open(store.segment(store.end), "r+b") as log:
             log.seek(store.end % 4096)

@@ -12,7 +12,8 @@ import pytest
 from pyengine.formats.record import encode_blank
 from pyengine.storage.commit_log import Owner
 from pyengine.storage.mapped_file import MappedFile
-from pyengine.storage.recovery.plan import Extra, Tail, judge_tail, plan_index
+from pyengine.storage.recovery.derived import plan_index
+from pyengine.storage.recovery.log import Extra, Tail, judge_tail
 from record_bytes import encode_record
 
 SEGMENT, END = 8192, 1000

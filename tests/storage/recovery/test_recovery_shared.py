@@ -13,7 +13,7 @@ from pyengine.formats.index_file import IndexEntry, IndexLayout, unpack_entry, u
 from pyengine.native.dispatch import progress_at
 from pyengine.storage.checkpoint import RecoveryPath, SharedState, create_abort_file, note_sync_failure, read_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import apply
+from pyengine.storage.recovery import derived
 from pyengine.storage.recovery.recover import recover
 
 
@@ -256,8 +256,8 @@ def test_queue_entries_that_a_dead_reputter_wrote_are_synced(build_store, monkey
     recovered(store, None)
     create_abort_file(store.root)
     synced = []
-    sync = apply.sync_queue
-    monkeypatch.setattr(apply, "sync_queue", lambda queue, start, **named: (
+    sync = derived.sync_queue
+    monkeypatch.setattr(derived, "sync_queue", lambda queue, start, **named: (
         synced.append((queue.topic, queue.queue_id, start)), sync(queue, start, **named)))
     report = recovered(store, SharedState(store.end, store.end, reput_from=store.end, index_progress=bytes(256)))
     assert report.dispatched_bytes == 0
