@@ -14,7 +14,8 @@ from fix_cli import changes, picture, run
 from fix_engine import SMALL
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config import load_config
-from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.mapped_file import MappedFile
+from pyengine.storage.recovery.quarantine import copy_of_bytes
 
 
 @pytest.fixture
@@ -102,7 +103,8 @@ def test_salvage_takes_what_ended_a_transaction_with_its_half_message(builder, t
     cut = builder.end
     for topic, body in ((half, b"first"), (op, b"0"), (op, b"7")):
         builder.put(topic, body, tags="d" if topic == op else None, dispatch=False)
-    Quarantine(StorePaths(builder.root)).add_bytes(builder.segment(0), 0, cut, builder.end, "a test")
+    (piece,) = copy_of_bytes(StorePaths(builder.root), MappedFile(builder.segment(0), 0), cut, builder.end, "a test")
+    piece.keep()
     builder.write_log(bytes(builder.end - cut), at=cut)
     builder.end, builder.queue_offsets[half, 0] = cut, 0
     builder.put(half, b"since")
@@ -139,7 +141,8 @@ def test_salvage_takes_a_piece_once_that_is_still_in_the_log(builder, tmp_path):
     """A recovery was killed after the copy and before the cut."""
     builder.put("T", b"first")
     second = builder.put("T", b"second")
-    Quarantine(StorePaths(builder.root)).add_bytes(builder.segment(0), 0, second.physical_offset, builder.end, "a test")
+    (piece,) = copy_of_bytes(StorePaths(builder.root), MappedFile(builder.segment(0), 0), second.physical_offset, builder.end, "a test")
+    piece.keep()
     sizes = [word for name in ("mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
                                "max_index_num") for word in ("--set", f"{name}={getattr(builder.geometry, name)}")]
     took = run("salvage", builder.root, tmp_path / "new", "--json", *sizes).document

@@ -23,8 +23,9 @@ from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, write_recovered_from, write_watermark
 from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels
 from pyengine.storage.inspect import inspect
+from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
+from pyengine.storage.recovery.quarantine import copy_of_bytes, list_quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
 
@@ -256,7 +257,8 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
 @pytest.mark.parametrize("damage", [{"physical_offset": "x"}, {"physical_offset": [1]}, {"physical_offset": -5},
                                     {"physical_offset": 1 << 70}, {"physical_offset": (1 << 63) - 2}, {"size_bytes": -1}])
 def test_a_damaged_note_in_quarantine_costs_its_piece_at_most(stopped, tmp_path, damage):
-    Quarantine(StorePaths(stopped.root)).add_bytes(stopped.segment(0), 0, 0, stopped.records[1].start, "a test")
+    (piece,) = copy_of_bytes(StorePaths(stopped.root), MappedFile(stopped.segment(0), 0), 0, stopped.records[1].start, "a test")
+    piece.keep()
     (path,) = (stopped.root / "quarantine").glob("*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     (name,) = damage

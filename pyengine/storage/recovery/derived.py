@@ -65,7 +65,7 @@ from pyengine.storage.mapped_file import (
 )
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import FoundLog, LogPlan
-from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.recovery.quarantine import PlannedPiece, QuarantinedPiece, move_of
 from pyengine.storage.recovery.report import GrowingProgress
 
 DISPATCH_SLICE_BYTES = 16 << 20
@@ -117,7 +117,7 @@ class Found:
     queues: list[QueueState]
     index_files: list[IndexState]    # oldest first
     misplaced: frozenset[Path]      # files with the name of a topic's or queue's folder; RocketMQ ignores them
-    orphans: tuple[Path, ...]       # the folders of queues and index that have files, if there is no log
+    orphans: tuple[PlannedPiece, ...]      # the folders of queues and index that have files, if there is no log
 
 
 def find_derived(log: FoundLog) -> Found:
@@ -129,7 +129,8 @@ def find_derived(log: FoundLog) -> Found:
         for _, _, folder in _others(store.consume_queue_ext, pieces):
             list_segments(folder, store.queue_ext_file_bytes)
     orphans = () if log.log.segments or log.beyond else tuple(
-        folder for folder in (store.consume_queue, store.index)
+        move_of(store, folder, 0, "the commit log that these belong to does not exist", kind="derived")
+        for folder in (store.consume_queue, store.index)
         if folder.is_dir() and any(path.is_file() for path in folder.rglob("*")))
     index_files = [] if "index" in pieces else list_index(store)
     misplaced = _misplaced_files(store.consume_queue) - {store.root / piece for piece in pieces}
@@ -415,10 +416,11 @@ class DerivedPlan:
         """Note from where this recovery reads and dispatches, for the next one if this does not finish."""
         write_marker(self.log.found.store, RecoveryMarker(self.log.found.start.path, self.log.scan.scan_from, dispatch_from))
 
-    def change(self, quarantine: Quarantine, said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
+    def change(self, pieces: list[QuarantinedPiece], said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
         """Truncate queues and index and dispatch to them, durably; return where dispatch began, and the queues afterwards."""
         store, end = self.log.found.store, self.log.end_offset
-        self.quarantine_orphans(quarantine)
+        for orphan in self.found.orphans:
+            orphan.keep()
         cuts = [] if self.found.orphans else [cut for cut in self.cuts if cut.changes_something]
         for cut in cuts:
             _apply_cut(cut)
@@ -429,7 +431,7 @@ class DerivedPlan:
                 path.unlink(missing_ok=True)
             sync_folder(store.index)
             failpoint("recovery_index_deleted")
-        start = self._dispatch(quarantine, said, progress)
+        start = self._dispatch(pieces, said, progress)
         is_unchanged = not cuts and not self.found.orphans and start >= end
         queues = self.found.queues if is_unchanged else list_queues(store)
         self._sync(queues, start)
@@ -444,7 +446,7 @@ class DerivedPlan:
         if checkpoint.index_msg_timestamp_ms > kept_ms:
             write_checkpoint(self.log.found.store, replace(checkpoint, index_msg_timestamp_ms=kept_ms))
 
-    def _dispatch(self, quarantine: Quarantine, said: list[str], progress: GrowingProgress) -> int:
+    def _dispatch(self, pieces: list[QuarantinedPiece], said: list[str], progress: GrowingProgress) -> int:
         """Dispatch the log to queues and index, from where the plan says; return where that began, earlier if a queue has a gap."""
         log, end, start, log_min = self.log.log, self.log.end_offset, self.dispatch_from, max(self.log.log.min_offset, 0)
         if start < end or self.reputter is not None:
@@ -453,8 +455,10 @@ class DerivedPlan:
                     earlier = record_start(log, max(log_min, gap.max_physical))
                     if earlier >= start:  # the queue lacks an entry and has later ones: only the log's first record is early enough
                         folder = self.log.found.store.queue_folder(gap.topic, gap.queue_id)
-                        quarantine.add_file(folder, 0, f"queue {gap.queue_id} of {gap.topic} lacked entries in the middle, and was rebuilt",
-                                            kind="queue")
+                        piece = move_of(self.log.found.store, folder, 0, f"queue {gap.queue_id} of {gap.topic} lacked entries in the "
+                                        "middle, and was rebuilt", kind="queue")
+                        piece.keep()
+                        pieces.append(piece.noted)
                         earlier = log_min
                     start = earlier
                     self.note_begun(start)  # what is written from there on is not synced before all is dispatched
@@ -536,11 +540,6 @@ class DerivedPlan:
             said.append(f"queue {queue_id} of {topic} lacks entries, since its last message has a higher queue offset than "
                         f"its entry: run {command('rebuild', 'STORE', '--topic', topic, '--queue-id', queue_id)}")
         return found
-
-    def quarantine_orphans(self, quarantine: Quarantine) -> None:
-        """Move the folders that have no log to quarantine."""
-        for folder in self.found.orphans:
-            quarantine.add_file(folder, 0, "the commit log that these belong to does not exist", kind="derived")
 
 
 def plan_derived(log: LogPlan, found: Found) -> DerivedPlan:

@@ -42,7 +42,7 @@ from pyengine.storage.durable_writes import create_file, free_end, rewrite, sync
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, drop_page_cache, mapped, renew_zeros, used_end
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.recovery.quarantine import PlannedPiece, copy_of_bytes, copy_of_memory, move_of
 from pyengine.storage.recovery.report import Progress
 
 # -- what is found -------------------------------------------------------------------
@@ -141,6 +141,7 @@ class LogPlan:
     drains: tuple[tuple[int, memoryview], ...] = ()
     stranded_pool: tuple[tuple[int, memoryview], ...] = ()
     extra: tuple[tuple[MappedFile, Extra], ...] = ()
+    pieces: tuple[PlannedPiece, ...] = ()  # that go to quarantine, in this order; once all else is decided
 
     @property
     def log(self) -> Log:
@@ -203,6 +204,18 @@ class LogPlan:
         kept = [segment for segment in self.log.segments if segment.start_offset <= self.end_offset]
         return kept[first_after_orderly_stop(self.log, len(kept))].start_offset if kept else self.scan.scan_from
 
+    def with_pieces(self) -> LogPlan:
+        """Name what goes to quarantine."""
+        store, end, cut, holder = self.found.store, self.end_offset, self.found.notes.cut, self.holder
+        pieces = [copy_of_memory(store, start, content, f"pool bytes after the end of the log at {end}")
+                  for start, content in self.stranded_pool]
+        if self.tail.may_be_message and holder is not None and not (cut and cut.kept):  # half cleared it is never copied again
+            pieces += copy_of_bytes(store, holder, end, holder.start_offset + self.log.size_bytes,
+                                    cut.reason if cut else f"after the end of the log at {end} ({self.scan.reason})")
+        pieces += [move_of(store, segment.path, segment.start_offset, cut.reason if cut else f"{Extra.STRANDED}: the log ends at {end}")
+                   for segment, kind in reversed(self.extra) if kind is Extra.STRANDED]
+        return replace(self, pieces=tuple(pieces))
+
     # -- the change
 
     def make_room(self) -> None:
@@ -217,10 +230,10 @@ class LogPlan:
             if free_bytes(path.parent) < self.log.size_bytes:
                 free_end(path, start)
 
-    def change(self, quarantine: Quarantine) -> None:
+    def change(self) -> None:
         """Quarantine, truncate, drain, clear and sync, in an order in which a crash loses no message."""
         holder = self.holder
-        self.remove(quarantine)
+        self._remove()
         for start, content in self.drains:
             base = start - start % self.log.size_bytes
             write_at(self._segment_path(base), content, start - base)
@@ -231,28 +244,24 @@ class LogPlan:
         self.sync()
         failpoint("recovery_log_done")
 
-    def remove(self, quarantine: Quarantine) -> None:
-        """Quarantine what leaves the log, and remove the segments after its end, newest first; a dry run of `quarantine` only lists it."""
-        found, log, end, holder = self.found, self.log, self.end_offset, self.holder
-        cut = found.notes.cut
-        if not quarantine.dry_run:
-            self.remove_last_spares()  # the copies need room
-        for start, content in self.stranded_pool:
-            quarantine.add_memory(start, content, f"pool bytes after the end of the log at {end}")
-        if self.tail.may_be_message and holder is not None and not (cut and cut.kept):  # half cleared it is never copied again
-            quarantine.add_bytes(holder.path, holder.start_offset, end, holder.start_offset + log.size_bytes,
-                                 cut.reason if cut else f"after the end of the log at {end} ({self.scan.reason})")
-        if cut and not cut.kept and not quarantine.dry_run:
+    def _remove(self) -> None:
+        """Quarantine what leaves the log, and remove the segments after its end, newest first."""
+        found, cut, moved = self.found, self.found.notes.cut, {piece.source: piece for piece in self.pieces if piece.digest is None}
+        self.remove_last_spares()  # the copies need room
+        for piece in self.pieces:
+            if piece.digest is not None:
+                piece.keep()
+        if cut and not cut.kept:
             intend_cut(found.store, replace(cut, kept=True))
             failpoint("cut_kept")
         for segment, kind in reversed(self.extra):
-            log.forget(segment.path)
+            self.log.forget(segment.path)
             if kind is Extra.STRANDED:
-                if found.may_have_failed_sync and not quarantine.dry_run:  # a sync alone would skip pages that the last one could not write
+                if found.may_have_failed_sync:  # a sync alone would skip pages that the last one could not write
                     start = max(0, self.unsure_from - segment.start_offset)
                     rewrite(segment.path, start, used_end(segment.path, start))
-                quarantine.add_file(segment.path, segment.start_offset, cut.reason if cut else f"{Extra.STRANDED}: the log ends at {end}")
-            elif not quarantine.dry_run:
+                moved[segment.path].keep()
+            else:
                 _remove_segment(segment.path)
             failpoint("recovery_segment_gone")
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from pyengine.errors import DiskError, disk_error, disk_errors
 from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_name
@@ -37,7 +38,7 @@ from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_f
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import RebuildMarker
 from pyengine.storage.durable_writes import make_folders, open_new, sync_file, sync_folder, write_config
-from pyengine.storage.mapped_file import used_end
+from pyengine.storage.mapped_file import MappedFile, used_end
 
 _COPY_BYTES = 1 << 20
 
@@ -52,85 +53,36 @@ class QuarantinedPiece:
     reason: str
 
 
-class Quarantine:
-    """Keeps the pieces of one recovery in quarantine; `pieces` lists them in order. With `dry_run` it only lists them."""
+class PlannedPiece(NamedTuple):
+    """What goes to quarantine, and as which piece: nothing is written before `keep`."""
 
-    def __init__(self, store: StorePaths, *, dry_run: bool = False) -> None:
-        self._folder = store.quarantine
-        self.dry_run = dry_run
-        self.pieces: list[QuarantinedPiece] = []
+    noted: QuarantinedPiece
+    origin: str
+    source: Path | memoryview | None  # None: quarantine has the copy already
+    digest: str | None = None         # of bytes that are copied; None: the file or folder is moved
+    at: int = 0                       # of these bytes in the source
 
-    def add_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
-        """Copy the physical range [start, end) of a segment without its final zeros.
+    def keep(self) -> None:
+        """Copy the bytes, or move the segment, which is synced first, or the folder, with its note. Durable when this returns.
 
-        Durable before this returns. Raises DiskFullError (then no copy is left
-        and the log is unchanged) or DiskError.
+        DiskFullError or DiskError if they cannot be copied: then no copy is left and the log is unchanged. FlushError if the
+        segment cannot be synced: then it stays.
         """
-        with open(segment, "rb") as source:
-            at = start - segment_start
-            size_bytes = min(used_end(segment, at), end - segment_start) - at
-            if size_bytes > 0:
-                self._copy("commitlog", segment.name, start, size_bytes, lambda: _chunks(source, at, at + size_bytes), reason)
+        if self.digest is None and isinstance(self.source, Path):
+            self._move(self.source)
+        elif self.source is not None:
+            self._copy(self.source)
 
-    def add_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
-        """Keep published bytes that may be in no file: those of the pool after the log's end. Durable before this returns."""
-        self._copy("pool", "transient store pool", physical_offset, len(content), lambda: [content], reason)
-
-    def _copy(
-        self, kind: str, origin: str, physical_offset: int, size_bytes: int, content: Callable[[], Iterable[bytes | memoryview]],
-        reason: str,
-    ) -> None:
-        """Copy `content` unless a piece in quarantine begins with it: a recovery that was killed may have cleared what followed it."""
-        digest, base = _sha256(content()), f"{kind}-{segment_name(physical_offset)}-"
-        kept = next((path for path in sorted(self._folder.glob(f"{base}*[0-9]")) if _begins_with(path, size_bytes, digest)), None)
-        target = kept or self._folder / f"{base}{size_bytes}"
-        number = 0
-        while kept is None and _note_path(target).exists():
-            number += 1
-            target = self._folder / f"{base}{size_bytes}.{number}"
-        if not self.dry_run and kept is None:
-            make_folders(self._folder)
-            with self._removed_on_failure(target):
-                with open(open_new(target), "wb") as copy:
-                    copy.writelines(content())
-                    copy.flush()
-                    os.fsync(copy.fileno())
-                failpoint("quarantine_copied")
-                write_note(target, origin, reason, physical_offset, size_bytes, digest)
-        self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
-
-    def add_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
-        """Move a segment, which is synced first, or a folder of queues or index to quarantine, with its note. It has moved durably when
-        this returns. FlushError if the segment cannot be synced; then it stays."""
-        name = f"{kind}-{path.name}"
-        target = self._folder / name
-        number = 0
-        while target.exists():
-            number += 1
-            target = self._folder / f"{name}.{number}"
-        size_bytes = path.stat().st_size if path.is_file() else 0
-        self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
-        if self.dry_run:
-            return
-        if path.is_file():
-            sync_file(path)
-        write_note(target, path.name, reason, physical_offset, size_bytes)
-        failpoint("quarantine_noted")
+    def _copy(self, source: Path | memoryview) -> None:
+        target = self.noted.path
+        make_folders(target.parent)
         try:
-            _move(path, target)
-        except BaseException:
-            if not target.exists():
-                with contextlib.suppress(OSError):
-                    _note_path(target).unlink()
-            raise
-        failpoint("quarantine_moved")
-        sync_folder(self._folder)
-        sync_folder(path.parent)
-
-    @contextlib.contextmanager
-    def _removed_on_failure(self, target: Path) -> Iterator[None]:
-        try:
-            yield
+            with open(open_new(target), "wb") as copy:
+                copy.writelines(_content(source, self.at, self.noted.size_bytes))
+                copy.flush()
+                os.fsync(copy.fileno())
+            failpoint("quarantine_copied")
+            self._write_note()
         except BaseException as error:
             for leftover in (target, _note_path(target)):
                 with contextlib.suppress(OSError):
@@ -138,6 +90,68 @@ class Quarantine:
             if isinstance(error, OSError):
                 raise disk_error(error, "write", target) from error
             raise
+
+    def _move(self, source: Path) -> None:
+        target = self.noted.path
+        if source.is_file():
+            sync_file(source)
+        self._write_note()
+        failpoint("quarantine_noted")
+        try:
+            _move(source, target)
+        except BaseException:
+            if not target.exists():
+                with contextlib.suppress(OSError):
+                    _note_path(target).unlink()
+            raise
+        failpoint("quarantine_moved")
+        sync_folder(target.parent)
+        sync_folder(source.parent)
+
+    def _write_note(self) -> None:
+        write_note(self.noted.path, self.origin, self.noted.reason, self.noted.physical_offset, self.noted.size_bytes, self.digest)
+
+
+def copy_of_bytes(store: StorePaths, segment: MappedFile, start: int, end: int, reason: str) -> list[PlannedPiece]:
+    """Return the piece for the physical range [start, end) of a segment without its final zeros; none for zeros alone."""
+    at = start - segment.start_offset
+    size_bytes = min(used_end(segment.path, at), end - segment.start_offset) - at
+    return [_copy_of(store, "commitlog", segment.path.name, segment.path, at, size_bytes, start, reason)] if size_bytes > 0 else []
+
+
+def copy_of_memory(store: StorePaths, physical_offset: int, content: memoryview, reason: str) -> PlannedPiece:
+    """Return the piece for published bytes that may be in no file: those of the pool after the log's end."""
+    return _copy_of(store, "pool", "transient store pool", content, 0, len(content), physical_offset, reason)
+
+
+def _copy_of(
+    store: StorePaths, kind: str, origin: str, source: Path | memoryview, at: int, size_bytes: int, physical_offset: int, reason: str,
+) -> PlannedPiece:
+    """Name a copy, unless a piece in quarantine begins with it: a recovery that was killed may have cleared what followed it."""
+    digest, base = _sha256(_content(source, at, size_bytes)), f"{kind}-{segment_name(physical_offset)}-"
+    kept = next((path for path in sorted(store.quarantine.glob(f"{base}*[0-9]")) if _begins_with(path, size_bytes, digest)), None)
+    target = kept or _unused(store.quarantine / f"{base}{size_bytes}", lambda path: _note_path(path).exists())
+    return PlannedPiece(QuarantinedPiece(target, physical_offset, size_bytes, reason), origin, source if kept is None else None, digest, at)
+
+
+def move_of(store: StorePaths, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> PlannedPiece:
+    """Return the piece for a segment, or for a folder of queues or index, that is moved to quarantine."""
+    target = _unused(store.quarantine / f"{kind}-{path.name}", Path.exists)
+    size_bytes = path.stat().st_size if path.is_file() else 0
+    return PlannedPiece(QuarantinedPiece(target, physical_offset, size_bytes, reason), path.name, path)
+
+
+def _unused(target: Path, is_used: Callable[[Path], bool]) -> Path:
+    numbered = (target.with_name(f"{target.name}.{number}") for number in itertools.count(1))
+    return next(path for path in itertools.chain([target], numbered) if not is_used(path))
+
+
+def _content(source: Path | memoryview, at: int, size_bytes: int) -> Iterator[bytes | memoryview]:
+    if isinstance(source, memoryview):
+        yield source
+    else:
+        with open(source, "rb") as file:
+            yield from _chunks(file, at, at + size_bytes)
 
 
 def move_to_quarantine(store: StorePaths, marker: RebuildMarker) -> None:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyengine.engine_config import EngineConfig
@@ -71,7 +70,7 @@ from pyengine.storage.recovery.log import (
     find_log,
     plan_log,
 )
-from pyengine.storage.recovery.quarantine import Quarantine, QuarantinedPiece, move_to_quarantine
+from pyengine.storage.recovery.quarantine import QuarantinedPiece, move_to_quarantine
 from pyengine.storage.recovery.report import CutQueue, GrowingProgress, Progress, RecoveryReport, RecoveryState
 
 
@@ -104,7 +103,7 @@ def recover(
         found = look(store, notes, options, accept_loss=accept_loss, is_run=True)
         plan = decide(found, steps)
         plan.raise_refusals()
-        report = _foretold(plan) if plan.log.is_degraded else plan.carry_out(steps)
+        report = plan.report() if plan.log.is_degraded else plan.carry_out(steps)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
             raise
@@ -136,16 +135,7 @@ def preview(
     plan.raise_refusals()
     if not plan.log.is_degraded:
         steps.finish()
-    return replace(_foretold(plan), seconds=time.monotonic() - started_s)
-
-
-def _foretold(plan: RecoveryPlan) -> RecoveryReport:
-    """Return the plan's report, with the pieces that it puts into quarantine."""
-    quarantine = Quarantine(plan.log.found.store, dry_run=True)
-    plan.log.remove(quarantine)
-    if not plan.log.is_degraded:
-        plan.derived.quarantine_orphans(quarantine)
-    return plan.report(quarantine.pieces)
+    return replace(plan.report(), seconds=time.monotonic() - started_s)
 
 
 def would_refuse(store: MessageStore) -> bool:
@@ -195,7 +185,7 @@ def decide(found: Found, progress: Progress | None = None) -> RecoveryPlan:
     if is_rebuild or marker is not None:
         noted = 0 if is_rebuild or marker is None else marker.dispatch_from
         plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, noted)))
-    return RecoveryPlan(plan)
+    return RecoveryPlan(replace(plan, log=plan.log.with_pieces()))
 
 
 # -- the plan ----------------------------------------------------------------------------
@@ -274,10 +264,11 @@ class RecoveryPlan:
             for path in misplaced & {folder.parent, folder}:
                 raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
-    def report(self, pieces: Sequence[QuarantinedPiece] = ()) -> RecoveryReport:
-        """Return what a recovery would do; `pieces`: what it puts into quarantine, if that is known."""
+    def report(self) -> RecoveryReport:
+        """Return what a recovery would do."""
         found, log, end, damage_offset, is_degraded = self.log.found, self.log, self.log.end_offset, None, self.log.is_degraded
         cuts, deleted, notes = self.derived.cuts, self.derived.deleted_index, found.notes
+        pieces = tuple(piece.noted for piece in (*log.pieces, *self.derived.found.orphans))
         stranded_bytes = sum(piece.size_bytes for piece in pieces)
         if is_degraded:  # the log continues after the damage, and nothing of the plan is done
             damage_offset, end = end, find_end(found.store, found.log).end_offset
@@ -315,7 +306,7 @@ class RecoveryPlan:
                 for cut in cuts if cut.changes_something
             ),
             deleted_index_files=tuple((path.name, label) for path, label in deleted),
-            quarantined=tuple(pieces),
+            quarantined=pieces,
             notes=tuple(said),
             changed=not is_degraded and self.has_work,
             is_dry_run=True,
@@ -323,10 +314,10 @@ class RecoveryPlan:
 
     def carry_out(self, progress: GrowingProgress) -> RecoveryReport:
         """Change the store as planned, then lower the offsets that are beyond the end of a queue now."""
-        store, end, quarantine, said = self.log.found.store, self.log.end_offset, Quarantine(self.log.found.store), list[str]()
-        report, queues, dispatched_from = self.report(), self.derived.found.queues, end
+        store, end, report, said = self.log.found.store, self.log.end_offset, self.report(), list[str]()
+        pieces, queues, dispatched_from = list(report.quarantined), self.derived.found.queues, end
         if report.changed:
-            dispatched_from, queues = self._change_store(quarantine, said, progress)
+            dispatched_from, queues = self._change_store(pieces, said, progress)
         else:
             self.log.sync()
             sweep_unfinished(store)
@@ -337,11 +328,10 @@ class RecoveryPlan:
         said.extend(DelayOffsets(store).lower(ends))
         said.extend(DelayCancels(store).lower(ends))
         failpoint("recovery_done")
-        pieces = tuple(quarantine.pieces)
-        return replace(report, queue_ends={**ends, **further}, notes=(*report.notes, *said), quarantined=pieces,
+        return replace(report, queue_ends={**ends, **further}, notes=(*report.notes, *said), quarantined=tuple(pieces),
                        stranded_bytes=sum(piece.size_bytes for piece in pieces), dispatched_bytes=max(0, end - dispatched_from))
 
-    def _change_store(self, quarantine: Quarantine, said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
+    def _change_store(self, pieces: list[QuarantinedPiece], said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
         """Return where dispatch began, and the queues afterwards."""
         found, end = self.log.found, self.log.end_offset
         store, notes, watermark = found.store, found.notes, found.watermark
@@ -359,8 +349,8 @@ class RecoveryPlan:
             failpoint("recovery_loss_accepted")
         if notes.rebuilding is not None:
             move_to_quarantine(store, notes.rebuilding)
-        self.log.change(quarantine)
-        dispatched_from, queues = self.derived.change(quarantine, said, progress)
+        self.log.change()
+        dispatched_from, queues = self.derived.change(pieces, said, progress)
         self._finish(said)
         return dispatched_from, queues
 

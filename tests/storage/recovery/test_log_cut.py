@@ -14,7 +14,7 @@ from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import CUT, Cut, intend_cut, read_cut, read_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import log as repaired_log
-from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.recovery.quarantine import PlannedPiece
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 
@@ -80,8 +80,8 @@ def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_st
     store = whole_store(build_store, "cut")
     intend_cut(store.root, Cut(store.records[3].start, store.end, WHY))
     done = []
-    add_file, sync_folder = Quarantine.add_file, durable_file.sync_folder
-    monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more: (done.append(path.name), add_file(self, path, *more)))
+    keep, sync_folder = PlannedPiece.keep, durable_file.sync_folder
+    monkeypatch.setattr(PlannedPiece, "keep", lambda one: (done.append(one.source.name), keep(one)) if one.digest is None else keep(one))
     monkeypatch.setattr(durable_file, "sync_folder", lambda path: (done.append((path, CUT.path(store.root).exists())), sync_folder(path)))
     clear = repaired_log.clear_file_from
     monkeypatch.setattr(repaired_log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))

@@ -11,8 +11,9 @@ import pytest
 
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
+from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.recovery import quarantine as module
-from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.recovery.quarantine import copy_of_bytes, move_of
 
 SEGMENT = "00000000000000016384"
 
@@ -24,46 +25,57 @@ def make_segment(root: Path) -> Path:
     return path
 
 
+def copied(root: Path, segment: Path, start: int, end: int) -> list[Path]:
+    """Copy the bytes from `start` to `end` of the segment, and return the paths of the copies."""
+    pieces = copy_of_bytes(StorePaths(root), MappedFile(segment, 16384), start, end, "a test")
+    for piece in pieces:
+        piece.keep()
+    return [piece.noted.path for piece in pieces]
+
+
+def moved(root: Path, path: Path, physical_offset: int = 16384, **kind: str) -> Path:
+    piece = move_of(StorePaths(root), path, physical_offset, "a test", **kind)
+    piece.keep()
+    return piece.noted.path
+
+
 def test_bytes_are_copied_without_the_zeros_after_them(tmp_path):
     segment = make_segment(tmp_path)
     before = segment.read_bytes()
-    quarantine = Quarantine(StorePaths(tmp_path))
-    quarantine.add_bytes(segment, 16384, 16484, 16384 + len(before), "a test")
-    (piece,) = quarantine.pieces
-    assert piece.path.read_bytes() == b"removed-\0-bytes"
-    assert (piece.physical_offset, piece.size_bytes, piece.reason) == (16484, 15, "a test")
-    note = json.loads(piece.path.with_name(piece.path.name + ".json").read_text())
+    (piece,) = copy_of_bytes(StorePaths(tmp_path), MappedFile(segment, 16384), 16484, 16384 + len(before), "a test")
+    path, others = piece.noted.path, [piece.noted.physical_offset, piece.noted.size_bytes, piece.noted.reason]
+    assert not path.parent.exists(), "a name writes nothing"
+    piece.keep()
+    assert path.read_bytes() == b"removed-\0-bytes"
+    assert others == [16484, 15, "a test"]
+    note = json.loads(path.with_name(path.name + ".json").read_text())
     assert (note["from"], note["physical_offset"], note["size_bytes"], note["reason"]) == (SEGMENT, 16484, 15, "a test")
     assert segment.read_bytes() == before
 
 
 def test_zeros_alone_are_not_copied(tmp_path):
     segment = make_segment(tmp_path)
-    quarantine = Quarantine(StorePaths(tmp_path))
-    quarantine.add_bytes(segment, 16384, 16384 + 115, 16384 + 4211, "a test")
-    assert quarantine.pieces == []
+    assert copied(tmp_path, segment, 16384 + 115, 16384 + 4211) == []
     assert not (tmp_path / "quarantine").exists()
 
 
 def test_the_same_bytes_are_kept_once_and_other_bytes_beside_them(tmp_path):
     segment = make_segment(tmp_path)
     for _ in range(2):
-        Quarantine(StorePaths(tmp_path)).add_bytes(segment, 16384, 16484, 16499, "a test")
+        copied(tmp_path, segment, 16484, 16499)
     assert len(os.listdir(tmp_path / "quarantine")) == 2
     segment.write_bytes(b"kept" * 25 + b"another-\0-piece" + bytes(4096))
-    quarantine = Quarantine(StorePaths(tmp_path))
-    quarantine.add_bytes(segment, 16384, 16484, 16499, "a test")
+    (path,) = copied(tmp_path, segment, 16484, 16499)
     assert len(os.listdir(tmp_path / "quarantine")) == 4
-    assert quarantine.pieces[0].path.read_bytes() == b"another-\0-piece"
+    assert path.read_bytes() == b"another-\0-piece"
 
 
 def test_a_copy_that_a_crash_left_without_its_note_is_made_again(tmp_path):
     segment = make_segment(tmp_path)
     (tmp_path / "quarantine").mkdir()
     (tmp_path / "quarantine" / f"commitlog-{16484:020d}-15").write_bytes(b"half")
-    quarantine = Quarantine(StorePaths(tmp_path))
-    quarantine.add_bytes(segment, 16384, 16484, 16499, "a test")
-    assert quarantine.pieces[0].path.read_bytes() == b"removed-\0-bytes"
+    (path,) = copied(tmp_path, segment, 16484, 16499)
+    assert path.read_bytes() == b"removed-\0-bytes"
     assert len(os.listdir(tmp_path / "quarantine")) == 2
 
 
@@ -71,10 +83,9 @@ def test_a_file_is_moved_and_a_second_one_of_its_name_is_kept_too(tmp_path):
     for turn in range(2):
         segment = make_segment(tmp_path / str(turn))
         content = segment.read_bytes()
-        quarantine = Quarantine(StorePaths(tmp_path))
-        quarantine.add_file(segment, 16384, "a test")
+        path = moved(tmp_path, segment)
         assert not segment.exists()
-        assert quarantine.pieces[0].path.read_bytes() == content
+        assert path.read_bytes() == content
     assert sorted(os.listdir(tmp_path / "quarantine")) == [
         f"commitlog-{SEGMENT}", f"commitlog-{SEGMENT}.1", f"commitlog-{SEGMENT}.1.json", f"commitlog-{SEGMENT}.json"]
 
@@ -87,10 +98,10 @@ def test_a_segment_is_synced_before_it_is_moved_and_stays_if_that_fails(tmp_path
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(FlushError, match=SEGMENT):
-        Quarantine(StorePaths(tmp_path)).add_file(segment, 16384, "a test")
+        moved(tmp_path, segment)
     assert segment.exists() and not list(tmp_path.rglob("*.json"))
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.readlink(f"/proc/self/fd/{descriptor}")), fsync(descriptor)))
-    Quarantine(StorePaths(tmp_path)).add_file(segment, 16384, "a test")
+    moved(tmp_path, segment)
     assert str(segment) in synced and not segment.exists()
 
 
@@ -98,10 +109,9 @@ def test_a_folder_can_be_moved_too(tmp_path):
     folder = tmp_path / "consumequeue"
     (folder / "T" / "0").mkdir(parents=True)
     (folder / "T" / "0" / SEGMENT).write_bytes(b"x" * 20)
-    quarantine = Quarantine(StorePaths(tmp_path))
-    quarantine.add_file(folder, 0, "the log is gone", kind="derived")
+    path = moved(tmp_path, folder, 0, kind="derived")
     assert not folder.exists()
-    assert (quarantine.pieces[0].path / "T" / "0" / SEGMENT).read_bytes() == b"x" * 20
+    assert (path / "T" / "0" / SEGMENT).read_bytes() == b"x" * 20
 
 
 def across(monkeypatch, path):
@@ -122,10 +132,9 @@ def test_across_file_systems_a_file_is_copied_before_it_is_removed(tmp_path, mon
     across(monkeypatch, segment)
     synced, sync = [], module.sync_folder
     monkeypatch.setattr(module, "sync_folder", lambda folder: (synced.append((folder, segment.exists())), sync(folder)))
-    quarantine = Quarantine(StorePaths(tmp_path))
-    quarantine.add_file(segment, 16384, "a test")
+    path = moved(tmp_path, segment)
     assert not segment.exists()
-    assert quarantine.pieces[0].path.read_bytes() == content
+    assert path.read_bytes() == content
     assert (tmp_path / "quarantine", True) in synced, "a power cut leaves one of the two"
 
 
@@ -139,7 +148,7 @@ def test_a_failed_move_across_file_systems_leaves_no_note_and_an_unchanged_log(t
 
     monkeypatch.setattr(module, "sync_tree", fail)
     with pytest.raises(DiskFullError):
-        Quarantine(StorePaths(tmp_path)).add_file(segment, 16384, "a test")
+        moved(tmp_path, segment)
     assert not list((tmp_path / "quarantine").glob("*"))
     assert segment.read_bytes() == before
 
@@ -153,9 +162,7 @@ def test_a_failed_copy_leaves_no_file_and_an_unchanged_log(tmp_path, monkeypatch
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(module.os, "fsync", fail)
-    quarantine = Quarantine(StorePaths(tmp_path))
     with pytest.raises(DiskFullError if code == errno.ENOSPC else DiskError):
-        quarantine.add_bytes(segment, 16384, 16484, 16499, "a test")
-    assert quarantine.pieces == []
+        copied(tmp_path, segment, 16484, 16499)
     assert not list((tmp_path / "quarantine").glob("*"))
     assert segment.read_bytes() == before

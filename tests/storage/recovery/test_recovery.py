@@ -39,7 +39,7 @@ from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import derived
 from pyengine.storage.recovery import log as repaired_log
-from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.recovery.quarantine import PlannedPiece
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 
@@ -318,9 +318,8 @@ def test_segments_beyond_a_hole_go_newest_first_and_the_abort_file_last(build_st
     store.poke(hole.start, bytes(len(hole.data)))
     create_abort_file(store.root)
     done, log = [], StorePaths(store.root).commit_log
-    add_file, sync_folder = Quarantine.add_file, repaired_log.sync_folder
-    monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more, **named: (done.append(path.name), add_file(
-        self, path, *more, **named)))
+    keep, sync_folder = PlannedPiece.keep, repaired_log.sync_folder
+    monkeypatch.setattr(PlannedPiece, "keep", lambda one: (done.append(one.source.name), keep(one)) if one.digest is None else keep(one))
     monkeypatch.setattr(repaired_log, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
     monkeypatch.setattr("pyengine.storage.recovery.recover.write_checkpoint", lambda root, *more: (
         done.append(abort_file_exists(root)), write_checkpoint(root, *more)))
@@ -573,19 +572,23 @@ def kept_in_quarantine(store):
     return sorted(path.read_bytes() for path in (store.root / "quarantine").glob("*") if path.suffix != ".json")
 
 
-@pytest.mark.parametrize("place", ["add_bytes", "add_file"])
-def test_without_room_for_quarantine_the_log_stays_as_it_was(build_store, monkeypatch, place):
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copy", "move"])
+def test_without_room_for_quarantine_the_log_stays_as_it_was(build_store, monkeypatch, is_copied):
     store = build_store(40, flushed=0, spare=False)
     hole = store.records[6]
     store.poke(hole.start, bytes(len(hole.data)))
     create_abort_file(store.root)
     before = store.tree()
 
-    def full(*_args, **_named):
-        raise DiskFullError("injected", errno=28)
+    keep = PlannedPiece.keep
+
+    def full(piece):
+        if (piece.digest is not None) == is_copied:
+            raise DiskFullError("injected", errno=28)
+        keep(piece)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Quarantine, place, full)
+        patch.setattr(PlannedPiece, "keep", full)
         with pytest.raises(DiskFullError):
             recovered(store)
     after = store.tree("quarantine")
