@@ -45,7 +45,7 @@ from pyengine.spark.options import read_options  # noqa: E402
 from pyengine.spark.plan import plan  # noqa: E402
 from pyengine.spark.schema import chosen_columns  # noqa: E402
 from pyengine.spark.task_reader import arrow_schema, read_partition  # noqa: E402
-from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, write_watermark  # noqa: E402
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark  # noqa: E402
 from pyengine.storage.config import load_config  # noqa: E402
 from pyengine.storage.config_table import TopicConfig, TopicConfigs  # noqa: E402
 from spark_data import QUEUES, T0_MS, TOPICS, write_log  # noqa: E402
@@ -134,7 +134,7 @@ def write_store(store: Path, asked: argparse.Namespace, topics: int = TOPICS, **
     with open_store(store, **settings) as reader:
         end = reader.max_physical_offset()
     WATERMARK.path(store).parent.mkdir(exist_ok=True)
-    write_watermark(store, DurableWatermark(uuid.uuid4().hex, 1, end))
+    WATERMARK.write(store, DurableWatermark(uuid.uuid4().hex, 1, end))
     return messages
 
 

@@ -19,7 +19,7 @@ from pyengine.spark.file_access import open_tree
 from pyengine.spark.options import ARROW
 from pyengine.spark.remote_store import RemoteStore
 from pyengine.storage.check.check import check
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.recover import recover
@@ -60,7 +60,7 @@ def damaged_stores(name: str, owner: str, seeds: Iterable[int], folder: Path) ->
         if owner == OURS:
             records = load_verify(name)["records"]
             flushed = rng.choice([records[-1], rng.choice(records)])
-            write_watermark(copy, DurableWatermark("00000000-0000-0000-0000-000000000000", 1, flushed["phy"] + flushed.get("size", 0)))
+            WATERMARK.write(copy, DurableWatermark("00000000-0000-0000-0000-000000000000", 1, flushed["phy"] + flushed.get("size", 0)))
         store = DamagedStore(name, copy, seed, geometry, manifest)
         for _ in range(rng.choice((1, 1, 2))):
             store.damages.append(_damage(store, rng))

@@ -18,7 +18,7 @@ import pytest
 from pyengine.engine_config import Geometry
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import encode_blank
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from record_bytes import encode_record
 
 UUID = "5b1f4a52-6f0e-4a1c-9b57-0d6a3f1f8e11"
@@ -98,7 +98,7 @@ class BuiltStore:
 
     def mark(self, flushed: int) -> None:
         """Write the watermark of our own engine."""
-        write_watermark(self.root, DurableWatermark(UUID, 1, flushed))
+        WATERMARK.write(self.root, DurableWatermark(UUID, 1, flushed))
 
     def tree(self, *ignored: str) -> dict[str, bytes]:
         """Every file but those below the folders in `ignored`; index files by their rank, since their names are times."""

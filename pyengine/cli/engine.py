@@ -198,14 +198,14 @@ def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show:
     """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
     from pyengine.services.clean_resource import clean_stopped
-    from pyengine.storage.checkpoint import abort_file_exists, read_marker, read_rebuild_marker
+    from pyengine.storage.checkpoint import REBUILD, abort_file_exists, read_marker
     from pyengine.storage.message_store import MessageStore
     from pyengine.storage.store_reader import open_store
 
     with owning(root):
         if abort_file_exists(root):
             raise EngineError(f"{root} was not stopped in order: run {command('recover', root)} first")
-        if read_marker(root) is not None or read_rebuild_marker(root) is not None:
+        if read_marker(root) is not None or REBUILD.read(root).record is not None:
             raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: "
                               f"{command('recover', root)} finishes it")
         with open_store(root, watermark=None, **keywords(config.overrides())) as store:

@@ -64,7 +64,7 @@ from pyengine.storage.backup_files import (
     read_progress,
     store_identity,
 )
-from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, read_watermark
 from pyengine.storage.config import LOG_PATHS, check_keywords, existing_store, load_config, record_sizes
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
@@ -628,7 +628,7 @@ def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Pro
         failpoint("restore_segment_made")
     identity = ensure_engine_id(root)
     if manifest.verified_from is not None:
-        write_watermark(root, DurableWatermark(str(identity.uuid), raise_epoch(root), manifest.end, manifest.verified_from))
+        WATERMARK.write(root, DurableWatermark(str(identity.uuid), raise_epoch(root), manifest.end, manifest.verified_from))
 
 
 def _complete(root: Path, settings: EngineSettings, progress: Progress) -> tuple[RebuildReport | None, CheckReport | None, str]:

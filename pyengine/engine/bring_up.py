@@ -57,7 +57,7 @@ from pyengine.native.writer import format_queue_table, queue_table_bytes, set_qu
 from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
-from pyengine.storage.checkpoint import Cut, RecoveryPath, create_abort_file, intend_cut, read_checkpoint
+from pyengine.storage.checkpoint import CUT, Cut, RecoveryPath, create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import CommitLog, Log, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
@@ -261,7 +261,7 @@ def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryRepo
         noted = file.read().state
         if noted is not None and noted.role != SLAVE:  # as a master it would lack the records that are about to be truncated
             file.write(replace(noted, role=SLAVE))
-        intend_cut(store.root, Cut(found.cut_at, report.end_offset, found.notes[0]))
+        CUT.write(store.root, Cut(found.cut_at, report.end_offset, found.notes[0]))
         failpoint("cut_intended")
         again = recover(store, progress=progress, options=config)
         report = replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)

@@ -39,7 +39,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.native.scan import walk
 from pyengine.services.service import BlockedReason, Service, ServiceContext
-from pyengine.storage.checkpoint import DurableWatermark, read_checkpoint, read_watermark, write_checkpoint, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, read_checkpoint, read_watermark, write_checkpoint
 from pyengine.storage.commit_log import LogDamage
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import TopicConfigs
@@ -257,7 +257,7 @@ class FlushConsumeQueueService(Service):
         if (flushed, verified_from) == self._watermark or now_ns < self._watermark_due_ns and not final:
             return
         memory = self._memory
-        write_watermark(self._store.root, DurableWatermark(str(memory.store_uuid), memory.identity.epoch, flushed, verified_from))
+        WATERMARK.write(self._store.root, DurableWatermark(str(memory.store_uuid), memory.identity.epoch, flushed, verified_from))
         self._watermark = flushed, verified_from
         self._watermark_due_ns = now_ns + WATERMARK_INTERVAL_NS
 

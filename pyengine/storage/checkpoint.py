@@ -167,12 +167,8 @@ def _fields(watermark: DurableWatermark) -> dict[str, Any]:
     return {name: value for name, value in asdict(watermark).items() if name != "verified_from" or value}
 
 
+# Before it is written the log below `flushed` must be durable.
 WATERMARK: DurableRecord[DurableWatermark] = DurableRecord("watermark", _fields, _watermark)
-
-
-def write_watermark(root: Root, watermark: DurableWatermark) -> None:
-    """Replace the file atomically, durable before this returns. The log below `flushed` must be durable already."""
-    WATERMARK.write(root, watermark)
 
 
 def read_watermark(root: Root) -> WatermarkReading:
@@ -277,12 +273,14 @@ class Cut:
 RECOVERY: DurableRecord[RecoveryMarker] = DurableRecord(
     "recovery", asdict, lambda of: RecoveryMarker(RecoveryPath(of["path"]), int(of["scan_from"]), int(of["dispatch_from"])),
     is_sealed=False)
-_RECOVERED: DurableRecord[int] = DurableRecord(
+RECOVERED: DurableRecord[int] = DurableRecord(
     "recovered", lambda offset: {"kept_from": offset}, lambda of: int(of["kept_from"]), is_sealed=False)
+# A damaged one counts as none: then only `config/recovery` counts.
 REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
     "rebuild", asdict, lambda of: RebuildMarker(str(of["folder"]), () if of.get("is_made") is True else tuple(map(str, of["pieces"]))),
     is_sealed=False, indent=1)  # version 0.2 noted with `is_made` that the pieces are rebuilt: none is moved any more
 
+# Written by the store's owner; `at` is a record boundary above the log's start.
 CUT: DurableRecord[Cut] = DurableRecord(
     "cut", asdict, lambda fields: Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"])), indent=1)
 
@@ -304,25 +302,9 @@ def write_marker(root: Root, marker: RecoveryMarker) -> None:
 def read_recovered_from(root: Root) -> int | None:
     """Return the physical offset in config/recovered; None if the file does not exist or is damaged."""
     try:
-        return _RECOVERED.read(root).record
+        return RECOVERED.read(root).record
     except DiskError:
         return None
-
-
-def write_recovered_from(root: Root, offset: int) -> None:
-    """Write config/recovered, durable before this returns."""
-    if read_recovered_from(root) != offset:
-        _RECOVERED.write(root, offset)
-
-
-def read_rebuild_marker(root: Root) -> RebuildMarker | None:
-    """Return the marker; None if there is none or it is damaged: then only `config/recovery` counts."""
-    return REBUILD.read(root).record
-
-
-def intend_cut(root: Root, cut: Cut) -> None:
-    """Note a cut, durable before this returns. The caller owns the store; `cut.at` is a record boundary above the log's start."""
-    CUT.write(root, cut)
 
 
 def read_cut(root: Root) -> Cut | None:
@@ -405,4 +387,4 @@ def read_notes(root: Root, shared: SharedState | None = None, rebuilding: Rebuil
     if watermark is not None and cut is not None and cut.at < watermark.flushed:
         reading = replace(reading, watermark=watermark.moved_to(cut.at))
     return Notes(read_stop_notes(root), reading, durable_end, failure, left.sync_failed or failure is not None and failure.is_of_this_boot,
-                 cut, rebuilding or read_rebuild_marker(root), shared)
+                 cut, rebuilding or REBUILD.read(root).record, shared)

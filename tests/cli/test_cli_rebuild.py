@@ -10,7 +10,7 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run
 from fix_golden import compare_inspect
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 
 
 def settings_of(store) -> list[str]:
@@ -43,7 +43,7 @@ def test_all_for_people_and_the_sizes_are_kept(golden):
 
 def test_rebuild_refuses_damage_below_the_durable_end(golden):
     store = golden("basic")
-    write_watermark(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1, store.verify["facts"]["maxPhy"]))
+    WATERMARK.write(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1, store.verify["facts"]["maxPhy"]))
     flip(store.root / "commitlog" / ("0" * 20), store.verify["records"][50]["phy"] + 4)
     run("config", "explain", store.root)
     before = picture(store.root)

@@ -14,7 +14,7 @@ from fix_golden import compare_inspect
 from fix_owner import eventually
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.engine_id import read_epoch
 
 
@@ -54,7 +54,7 @@ def test_a_whole_store_is_left_as_it_is(golden):
 def test_damage_below_our_watermark_is_refused_until_the_loss_is_accepted(golden):
     store = golden("basic")
     end = store.verify["facts"]["maxPhy"]
-    write_watermark(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1, end))
+    WATERMARK.write(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1, end))
     damaged = store.verify["records"][50]
     segment = store.root / "commitlog" / ("0" * 20)
     flip(segment, damaged["phy"] + 4)

@@ -25,7 +25,7 @@ import json, os, sys
 from pyengine.ipc.crashed_engine_memory import recover_offline
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.checkpoint import Cut, intend_cut
+from pyengine.storage.checkpoint import Cut, CUT
 from pyengine.storage.recovery.recover import recover
 root, acks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
 config = load_config(root)
@@ -33,7 +33,7 @@ end = recover_offline(root, config).end_offset
 os.write(acks, json.dumps({"flushed": end}).encode() + b"\\n")
 at = next(offset for offset in json.loads(sys.argv[3]) if offset >= end * 2 // 3)
 os.write(acks, json.dumps({"cutting": at}).encode() + b"\\n")
-intend_cut(root, Cut(at, end, "another end"))
+CUT.write(root, Cut(at, end, "another end"))
 recover(MessageStore(root, config.geometry), options=config)
 os.write(acks, json.dumps({"cut": at}).encode() + b"\\n")
 """

@@ -17,7 +17,7 @@ from fix_store_builder import StoreBuilder
 from pyengine.engine_config import Geometry
 from pyengine.formats.record import decode_record
 from pyengine.native import scan
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.config import load_config, record_sizes
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
@@ -62,7 +62,7 @@ def make_judge(folder: Path, *, is_ours: bool) -> Judge:
         record_sizes(root, load_config(root, SIZES, environ={}))
         identity = ensure_engine_id(root)
         ConsumerOffsets(root).commit("T", "billing", {0: 2, 1: 1})
-        write_watermark(root, DurableWatermark(str(identity.uuid), raise_epoch(root), builder.end))
+        WATERMARK.write(root, DurableWatermark(str(identity.uuid), raise_epoch(root), builder.end))
     recover(MessageStore(root, TINY))
     judge = Judge(root, folder)
     assert len(judge.truth) == MESSAGES

@@ -40,9 +40,9 @@ from fix_log import SMALL, UUID
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.storage import durable_writes
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.checkpoint import Cut, intend_cut
+from pyengine.storage.checkpoint import Cut, CUT
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, WATERMARK
 root, acks, pattern, case = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), Path(sys.argv[3]), json.loads(sys.argv[4])
 size = SMALL.mapped_file_size_commit_log_bytes
 
@@ -65,7 +65,7 @@ whole = b"".join(path.read_bytes() for path in sorted((pattern / "commitlog").it
 durable, end, further = case["durable"], case["end"], case["further"]
 log(0, len(whole), whole[:durable] + bytes(len(whole) - durable), True)
 durable_writes.sync_folder(root / "commitlog")
-write_watermark(root, DurableWatermark(UUID, 1, durable))
+WATERMARK.write(root, DurableWatermark(UUID, 1, durable))
 (root / "abort").touch()
 durable_writes.sync_folder(root)
 # From here on what the engine writes is in the page cache; only new names are durable.
@@ -76,14 +76,14 @@ for path in sorted(pattern.rglob("*")):
         os.close(durable_writes.create_file(target.parent, target.name, path.stat().st_size))
         write(target, 0, path.read_bytes(), False)
 if case["cut"]:
-    intend_cut(root, Cut(case["cut"], end, "a test", False))
+    CUT.write(root, Cut(case["cut"], end, "a test", False))
 report = recover(MessageStore(root, SMALL))
 assert report.end_offset == (case["cut"] or end), report
 os.write(acks, b"%d\\n" % report.end_offset)
 (root / "abort").touch()
 durable_writes.sync_folder(root)
 log(report.end_offset, further, whole[report.end_offset:further], True)
-write_watermark(root, DurableWatermark(UUID, 1, further))
+WATERMARK.write(root, DurableWatermark(UUID, 1, further))
 os.write(acks, b"%d\\n" % further)
 """
 

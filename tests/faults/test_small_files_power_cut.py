@@ -36,7 +36,7 @@ from pyengine.storage import checkpoint as store_checkpoint, durable_writes
 from pyengine.formats.delayed_message import DelayMark
 from pyengine.storage import consumer_offset, durable_file
 from pyengine.storage.consumer_offset import DelayCancels, DelayOffsets
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, WATERMARK
 root, acks, what, forgets = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3], sys.argv[4]
 for folder in (root / "config", root / "commitlog"):
     durable_writes.make_folders(folder)
@@ -64,7 +64,7 @@ for number in range(1, %(steps)d + 1):
     elif what == "checkpoint":
         store_checkpoint.write_checkpoint(root, Checkpoint(number, number, number))
     elif what == "watermark":
-        write_watermark(root, DurableWatermark("x", 1, number))
+        WATERMARK.write(root, DurableWatermark("x", 1, number))
     elif what == "epoch":
         raise_epoch(root)
     elif what == "new files":

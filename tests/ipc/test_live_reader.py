@@ -22,7 +22,7 @@ from pyengine.ipc.live_reader import LiveWatermark, flushed_end
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.config import EngineConfig, load_config, record_sizes
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import FilesWatermark
@@ -240,7 +240,7 @@ def test_a_killed_engines_memory_does_not_bound_a_log_that_a_broker_opened_after
 def test_after_a_failed_sync_of_a_killed_engine_only_the_watermark_counts(store, change, limit):
     """Also after a broker has opened the store, to which the kernel reports no page that was lost earlier."""
     owner, end = store()
-    write_watermark(owner.root, DurableWatermark(str(owner.engine_id.uuid), 1, 0))
+    WATERMARK.write(owner.root, DurableWatermark(str(owner.engine_id.uuid), 1, 0))
     native.freeze(owner.control, native.FLUSHER, 5, "Input/output error")
     identity, lock = owner.control.identity, owner.root / "lock"
     identity.lock_modified_ns = lock.stat().st_mtime_ns
@@ -319,7 +319,7 @@ def test_what_this_user_may_not_read_is_an_error_with_the_stores_own_path(golden
         for number in range(3):
             builder.put("T", b"body", queue_id=1, keys="k")
         recover(MessageStore(root, builder.geometry))
-        write_watermark(root, DurableWatermark("", 1, builder.end))
+        WATERMARK.write(root, DurableWatermark("", 1, builder.end))
         record_sizes(root, load_config(root, {}, {}))
         next((root / "index").iterdir()).rename(root / "index" / ("2" * 17))
         for folder in (open_folder, root.parent, root):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -224,17 +225,17 @@ def test_a_full_disk_is_reported_once_and_got_over(rig, monkeypatch):
     rig.writer.put(b"one")
     rig.dispatch()
     rig.flush()
-    real = flush_consume_queue.write_watermark
+    real = flush_consume_queue.WATERMARK
 
     def full(root, watermark):
         raise DiskFullError("no room for the watermark", errno=errno.ENOSPC)
 
-    monkeypatch.setattr(flush_consume_queue, "write_watermark", full)
+    monkeypatch.setattr(flush_consume_queue, "WATERMARK", SimpleNamespace(write=full))
     rig.round()
     rig.round()
     assert len(rig.reported) == 1 and "no room" in rig.reported[0]
     assert native.load(rig.owner.control.workers[native.CHECKPOINTER], "error_count") == 2
-    monkeypatch.setattr(flush_consume_queue, "write_watermark", real)
+    monkeypatch.setattr(flush_consume_queue, "WATERMARK", real)
     rig.round()
     assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
     assert rig.reported[1:] == ["checkpoint and watermark can be written again"]

@@ -20,7 +20,7 @@ from pyengine.spark import plan as planning
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, LogRange, QueuePart
 from pyengine.spark.plan import plan
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.mapped_file import MappingCache
 from spark import oracle
 from spark.logs import DAMAGED_END, allowing, rows
@@ -126,7 +126,7 @@ def test_a_plan_opens_each_queue_once_and_hands_little_to_the_tasks(builder, mon
     for number in range(topics * queues):
         builder.put(f"topic-{number % topics}", b"x", queue_id=number // topics)
     if is_ours:
-        write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+        WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     for made in StorePaths(builder.root).consume_queue.glob("*/*"):
         os.utime(made, (1, 1))  # what was changed just now is listed again
     seen: Counter[tuple[str, str]] = Counter()

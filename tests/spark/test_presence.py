@@ -21,7 +21,7 @@ from pyengine.spark.queue_view import plan_view
 from pyengine.spark.schema import view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.storage import queue_entries
-from pyengine.storage.checkpoint import DurableWatermark, write_checkpoint, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, write_checkpoint
 from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue
 from spark.logs import rows
@@ -145,7 +145,7 @@ def test_names_cannot_be_told_of_a_log_that_was_copied_alone_over_a_file_system_
 
 @pytest.mark.parametrize("system", ["auto", "arrow"])
 def test_a_lost_end_of_our_own_store_is_read_up_to_it_with_fail_on_data_loss_false(builder, system):
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     last = sorted((builder.root / "commitlog").iterdir())[-1]
     last.unlink()
     with pytest.raises(DataLossError, match="had been synced; its end is missing .*: set failOnDataLoss=false to read what there is"):
@@ -157,7 +157,7 @@ def test_a_lost_end_of_our_own_store_is_read_up_to_it_with_fail_on_data_loss_fal
 
 @pytest.mark.parametrize("system", ["auto", "arrow"])
 def test_damage_with_whole_records_behind_it_is_no_lost_end(builder, system):
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     offsets = [at for (at,) in rows(builder.root, columns="physicalOffset")]
     builder.write_log(bytes(offsets[34] - offsets[33]), offsets[33])
     for given in ({}, {"failOnDataLoss": False}):
@@ -314,7 +314,7 @@ LOSSES = [
 @pytest.mark.parametrize(("lose", "sentence", "left"), LOSSES, ids=[lose.__name__ for lose, *_ in LOSSES])
 def test_messages_that_the_log_has_and_a_queue_has_not_are_a_loss(builder, monkeypatch, lose, sentence, left, is_ours):
     if is_ours:
-        write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+        WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     given = {"subscribePattern": "ord.*|other"}
     whole = rows(builder.root, **COLUMNS, **given, access="scan")
     lose(builder)

@@ -11,7 +11,7 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.presence import queue_end
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.queue_entries import EntryCheck, queue_entries, runs_of_segments
 from spark.logs import DAMAGED_END, rows, streamed
 from spark.test_presence import stream
@@ -130,7 +130,7 @@ def flip_entry(builder: StoreBuilder, number: int, bit: int) -> None:
 def test_no_bit_of_an_entry_ends_or_shortens_a_queue_in_silence(builder, is_ours, system, rng, request):
     """Not in its first, its last, and neighbours of a file's boundary either; beyond the log, negative, or another place in it."""
     if is_ours:
-        write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+        WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     bits = [0, 1, 20, 63 - 13, 64, 95] if not request.config.run_long else [*OFFSET_BITS, *SIZE_BITS]
     for number in (0, NUMBER, 9, 10, 18, 19):
         for bit in (*bits, rng.choice(OFFSET_BITS), rng.choice(SIZE_BITS)):
@@ -153,7 +153,7 @@ def test_no_bit_of_an_entry_ends_or_shortens_a_queue_in_silence(builder, is_ours
 
 
 def test_with_fail_on_data_loss_false_damage_is_still_an_error_and_a_last_entry_beyond_the_log_is_noted(builder, caplog):
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     given = {"columns": "offset", "assign": '{"orders": [1]}', "access": "queue", "failOnDataLoss": False}
     flip_entry(builder, 12, 3)
     with pytest.raises(CorruptionError, match="entry 12 of queue orders/1 names a message at [0-9]+, beyond the log's end"):

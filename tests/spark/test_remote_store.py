@@ -25,7 +25,7 @@ from pyengine.spark.partitions import DataLossError, cut
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import all_names
 from pyengine.spark.stream_offsets import without_mark
-from pyengine.storage.checkpoint import DurableWatermark, note_sync_failure, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, note_sync_failure
 from record_bytes import encode_record
 from spark import oracle, ranged
 from spark.logs import DAMAGED_END, SEGMENT_BYTES, allowing, end_of, rows, stream_reader, streamed, to_the_end, view_of, write_log
@@ -78,7 +78,7 @@ def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
     segment, count = 1 << 20, 5
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 900}] * (count * 1000), segment)
     assert offsets[-1] > (count - 1) * segment
-    write_watermark(tmp_path, DurableWatermark("u", 1, offsets[-1]))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, offsets[-1]))
     parts = read_plan(tmp_path, fileSystem=RANGED, maxPartitionBytes=segment // 4)
     assert reads.bytes_of("commitlog") < segment, "the log's end is looked for from the watermark on"
     for part in parts:
@@ -190,11 +190,11 @@ def test_a_flushed_read_ends_at_the_watermark_or_without_one_at_the_end_of_a_sto
     with pytest.raises(UsageError, match="choose committed"):
         read_plan(tmp_path, fileSystem="arrow")
     assert read_plan(tmp_path, fileSystem="arrow", readLevel="committed")[-1].limit == end
-    write_watermark(tmp_path, DurableWatermark("u", 1, offsets[20]))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, offsets[20]))
     assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == offsets[20]
     (tmp_path / "abort").unlink()
     assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == offsets[20]
-    write_watermark(tmp_path, DurableWatermark("u", 1, offsets[20] + 5))  # in a record: looked at from its segment on
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, offsets[20] + 5))  # in a record: looked at from its segment on
     assert read_plan(tmp_path, fileSystem="arrow", readLevel="written")[-1].limit == end
     with pytest.raises(UsageError, match="replicated"):
         read_plan(tmp_path, fileSystem="arrow", readLevel="replicated")
@@ -319,7 +319,7 @@ def test_a_stream_follows_a_copy_that_is_brought_up_to_date_up_to_its_watermark(
     monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     builder, far = StoreBuilder(tmp_path / "store"), tmp_path / "copy"
     first = put(builder, 20)
-    write_watermark(builder.root, DurableWatermark("u", 1, first))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, first))
     put(builder, 9)
     copy(builder, far)
     reader = stream_reader(far, fileSystem=RANGED, columns="physicalOffset,value", **given)
@@ -329,12 +329,12 @@ def test_a_stream_follows_a_copy_that_is_brought_up_to_date_up_to_its_watermark(
     end = put(builder, 40)
     copy(builder, far, "commitlog", "consumequeue")
     assert to_the_end(reader, at) == ([], at)
-    write_watermark(builder.root, DurableWatermark("u", 1, end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, end))
     copy(builder, far, "config")
     more, at = to_the_end(reader, at)
     assert sorted(found + more) == messages(builder.root) and len(found + more) == 69
     put(builder, 3)  # what an interrupted copy leaves: the watermark is ahead of the log
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     copy(builder, far, "config")
     assert to_the_end(reader, at) == ([], at)
     copy(builder, far, "commitlog", "consumequeue")
@@ -381,7 +381,7 @@ def test_a_remote_stream_raises_data_loss_for_a_deleted_segment_and_an_older_cop
     builder = StoreBuilder(tmp_path / "store")
     put(builder, 60)
     whole = builder.end
-    write_watermark(builder.root, DurableWatermark("u", 1, whole))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, whole))
     strict = stream_reader(builder.root, fileSystem=RANGED, columns="physicalOffset,value", **given)
     lenient = stream_reader(builder.root, fileSystem=RANGED, columns="physicalOffset,value", failOnDataLoss=False, **given)
     begin = strict.initialOffset()
@@ -394,7 +394,7 @@ def test_a_remote_stream_raises_data_loss_for_a_deleted_segment_and_an_older_cop
         strict.partitions(begin, end)
     kept = sorted(row for row in everything if row[0] >= 4096)
     assert sorted(to_the_end(lenient, begin)[0]) == kept and 0 < len(kept) < 60
-    write_watermark(builder.root, DurableWatermark("u", 1, 5000))  # an older copy in its place
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, 5000))  # an older copy in its place
     with pytest.raises(DataLossError, match="what it had read is gone"):
         strict.latestOffset(end, strict.getDefaultReadLimit())
 
@@ -402,11 +402,11 @@ def test_a_remote_stream_raises_data_loss_for_a_deleted_segment_and_an_older_cop
 def test_a_store_is_looked_at_once_in_an_interval_and_only_what_has_changed_is_fetched(tmp_path, monkeypatch, reads):
     builder = StoreBuilder(tmp_path)
     put(builder, 30)
-    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, builder.end))
     reader = stream_reader(tmp_path, fileSystem=RANGED, subscribe="A")
     at = to_the_end(reader, reader.initialOffset())[1]
     put(builder, 30)
-    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, builder.end))
     monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 1e9)
     reads.all.clear()
     at = without_mark(at)
@@ -418,7 +418,7 @@ def test_a_store_is_looked_at_once_in_an_interval_and_only_what_has_changed_is_f
         os.utime(path, ns=(0, time.time_ns() // 10**9 * 10**9))
     reader.reportLatestOffset()
     put(builder, 30)
-    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, builder.end))
     for path in tmp_path.rglob("*"):
         os.utime(path, ns=(0, time.time_ns() // 10**9 * 10**9))
     assert reader.reportLatestOffset() not in (at, following)
@@ -435,7 +435,7 @@ def test_a_look_at_a_log_that_has_not_changed_is_a_glance(tmp_path, monkeypatch,
     monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     builder = StoreBuilder(tmp_path, replace(SMALL, mapped_file_size_commit_log_bytes=4 << 20))
     put(builder, 20)
-    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, builder.end))
     reader = stream_reader(tmp_path, fileSystem=RANGED, maxOffsetsPerTrigger=10**9)
     reader.initialOffset()
     reads.all.clear()
@@ -443,7 +443,7 @@ def test_a_look_at_a_log_that_has_not_changed_is_a_glance(tmp_path, monkeypatch,
     assert reads.bytes_of("commitlog") == file_access.TAIL_PROBE_BYTES
     for _ in range(100):
         builder.put("T", b"x" * 20_000)
-    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, builder.end))
     assert reader.reportLatestOffset() == {"physicalOffset": builder.end}
     reader.stop()
 
@@ -456,7 +456,7 @@ def test_a_few_entries_of_a_long_queue_are_a_few_blocks_and_near_records_one_ran
     for number in range(4000):
         builder.put("rare" if number % 1000 < 2 else "T", b"x" * 900, dispatch=number % 1000 < 2)
         offsets.append(builder.end)
-    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, builder.end))
     queued = {"columns": "offset,value", "subscribe": "rare", "access": "queue"}
     reads.all.clear()
     parts = read_plan(tmp_path, fileSystem=RANGED, **queued)

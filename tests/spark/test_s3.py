@@ -19,7 +19,7 @@ from fix_golden import CLEAN, usual
 from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskError, UsageError
 from pyengine.spark.export import STATE, SUCCESS, export_parquet
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from spark.logs import DAMAGED_END, rows, stream_reader, streamed, to_the_end, view_of
 from waiting import eventually
 
@@ -35,7 +35,7 @@ def put(builder: StoreBuilder, count: int) -> None:
     for number in range(count):
         builder.put(("orders", "events", "a%b")[number % 3], b"%05d" % number * 10, queue_id=number % 2)
         builder.now_ms += 2 * DAY_MS // count - 1000  # put itself adds a second
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
 
 
 @pytest.fixture

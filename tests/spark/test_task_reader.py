@@ -22,7 +22,7 @@ from pyengine.spark.partitions import DataLossError, LogRange, cut
 from pyengine.spark.plan import plan
 from pyengine.spark.presence import with_lost_end
 from pyengine.spark.schema import all_names, chosen_columns
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.commit_log import SegmentBytes
 from record_bytes import encode_record
 from spark import oracle
@@ -97,7 +97,7 @@ def test_a_log_that_ends_before_its_synced_end_is_refused_and_not_read_as_a_shor
     offsets = write_log(tmp_path, [{"topic": "T", "body": bytes(500), "queue_offset": number} for number in range(40)])
     path = form.format(tmp_path)
     files = sorted(StorePaths(tmp_path).commit_log.iterdir())
-    write_watermark(tmp_path, DurableWatermark("u", 1, end_of(tmp_path)))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, end_of(tmp_path)))
     assert len(rows(path, columns="physicalOffset", fileSystem=system)) == 40
     last_start = int(files[-1].name)
     files[-1].unlink()
@@ -114,7 +114,7 @@ def test_a_log_that_ends_before_its_synced_end_is_refused_and_not_read_as_a_shor
 def test_an_engine_that_wrote_on_and_ended_since_the_limit_was_taken_lost_nothing(tmp_path):
     offsets = write_log(tmp_path, [{"topic": "T", "body": bytes(500), "queue_offset": number} for number in range(40)])
     end, options = end_of(tmp_path), read_options({"path": str(tmp_path)})
-    write_watermark(tmp_path, DurableWatermark("u", 1, end))
+    WATERMARK.write(tmp_path, DurableWatermark("u", 1, end))
     with open_store(tmp_path) as reader:
         assert with_lost_end(options, reader, offsets[20], end) == offsets[20]
 

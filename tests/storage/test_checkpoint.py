@@ -25,7 +25,6 @@ from pyengine.storage.checkpoint import (
     read_watermark,
     remove_abort_file,
     write_checkpoint,
-    write_watermark,
 )
 from pyengine.storage.engine_id import ensure_engine_id, read_engine_id, renew_copied_id
 
@@ -33,8 +32,8 @@ MARK = DurableWatermark("9c2c0d6c-6a8e-4f2b-8f0d-5f4bfb4f6f4e", 7, 1_234_567)
 
 
 def test_a_watermark_is_read_as_it_was_written(tmp_path):
-    write_watermark(tmp_path, MARK)
-    write_watermark(tmp_path, DurableWatermark(MARK.uuid, 8, 2_000_000))
+    WATERMARK.write(tmp_path, MARK)
+    WATERMARK.write(tmp_path, DurableWatermark(MARK.uuid, 8, 2_000_000))
     assert read_watermark(tmp_path).watermark == DurableWatermark(MARK.uuid, 8, 2_000_000)
     assert read_watermark(tmp_path).damage == ""
     assert os.listdir(tmp_path / "config") == ["watermark"]
@@ -43,14 +42,14 @@ def test_a_watermark_is_read_as_it_was_written(tmp_path):
 def test_a_copy_of_a_copy_that_was_never_recovered_knows_that_the_watermark_is_not_its_own(tmp_path):
     """A recovery that ends on a full disk has renewed the identity, and the watermark is still that of the original."""
     original = ensure_engine_id(tmp_path)
-    write_watermark(tmp_path, DurableWatermark(str(original.uuid), 3, 4096))
+    WATERMARK.write(tmp_path, DurableWatermark(str(original.uuid), 3, 4096))
     for name in ("first", "second", "third"):
         shutil.copytree(tmp_path / "config", tmp_path / name / "config")
         renew_copied_id(tmp_path / name)
         assert read_watermark(tmp_path / name).is_copied, name
         shutil.rmtree(tmp_path / "config")
         shutil.copytree(tmp_path / name / "config", tmp_path / "config")
-    write_watermark(tmp_path / "third", DurableWatermark(str(read_engine_id(tmp_path / "third").uuid), 3, 4096))
+    WATERMARK.write(tmp_path / "third", DurableWatermark(str(read_engine_id(tmp_path / "third").uuid), 3, 4096))
     assert not read_watermark(tmp_path / "third").is_copied, "its own, written by its recovery"
 
 
@@ -60,7 +59,7 @@ def test_a_store_without_one_is_not_called_damaged(tmp_path):
 
 
 def test_any_changed_byte_and_any_cut_make_it_absent_and_are_reported(tmp_path):
-    write_watermark(tmp_path, MARK)
+    WATERMARK.write(tmp_path, MARK)
     path = WATERMARK.path(tmp_path)
     whole = path.read_bytes()
     damaged = [whole[:length] for length in range(len(whole))]
@@ -73,12 +72,12 @@ def test_any_changed_byte_and_any_cut_make_it_absent_and_are_reported(tmp_path):
 
 
 def test_a_negative_watermark_is_no_watermark(tmp_path):
-    write_watermark(tmp_path, DurableWatermark(MARK.uuid, 7, -1))
+    WATERMARK.write(tmp_path, DurableWatermark(MARK.uuid, 7, -1))
     assert read_watermark(tmp_path).watermark is None
 
 
 def test_the_watermark_is_readable_by_people(tmp_path):
-    write_watermark(tmp_path, MARK)
+    WATERMARK.write(tmp_path, MARK)
     fields = json.loads(WATERMARK.path(tmp_path).read_text())
     assert (fields["uuid"], fields["epoch"], fields["flushed"]) == (MARK.uuid, 7, 1_234_567)
 
@@ -172,13 +171,13 @@ def test_noting_a_failed_sync_returns_false_if_it_cannot_be_noted(tmp_path):
 
 
 def test_the_part_that_is_vouched_for_goes_into_the_file_only_where_it_is_not_all(tmp_path):
-    write_watermark(tmp_path, MARK)
+    WATERMARK.write(tmp_path, MARK)
     assert b"verified_from" not in WATERMARK.path(tmp_path).read_bytes()
     part = DurableWatermark(MARK.uuid, 7, 1_000_000, 65_536)
-    write_watermark(tmp_path, part)
+    WATERMARK.write(tmp_path, part)
     assert read_watermark(tmp_path).watermark == part
     assert part.moved_to(2_000_000) == DurableWatermark(MARK.uuid, 7, 2_000_000, 65_536)
     assert part.moved_to(500) == DurableWatermark(MARK.uuid, 7, 500, 500)
     for wrong in (-1, 1_000_001):
-        write_watermark(tmp_path, DurableWatermark(MARK.uuid, 7, 1_000_000, wrong))
+        WATERMARK.write(tmp_path, DurableWatermark(MARK.uuid, 7, 1_000_000, wrong))
         assert read_watermark(tmp_path).watermark is None

@@ -20,7 +20,7 @@ from pyengine.formats.record import encode_blank
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.results import ReadLevel
 from pyengine.storage import commit_log, file_system
-from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, note_sync_failure, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, create_abort_file, note_sync_failure
 from pyengine.storage.commit_log import CommitLog, LogEnd
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
 
@@ -66,13 +66,13 @@ def test_damage_ends_the_log_before_it(builder, at, data, is_ours):
     builder.put("T", b"three")
     builder.write_log(data, at=second.physical_offset + at)
     if is_ours:
-        write_watermark(builder.root, DurableWatermark("u", 1, first.size_bytes))
+        WATERMARK.write(builder.root, DurableWatermark("u", 1, first.size_bytes))
     assert end_of(builder) == (builder.end if at == 28 and not is_ours else second.physical_offset)
 
 
 def test_damage_below_our_own_watermark_does_not_end_the_log(builder):
     messages = [builder.put("T", b"x" * 50) for _ in range(60)]
-    write_watermark(builder.root, DurableWatermark("u", 1, messages[-1].physical_offset))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, messages[-1].physical_offset))
     builder.write_log(b"?", at=messages[-3].physical_offset + 88)
     assert end_of(builder) == builder.end
     builder.write_log(b"?", at=messages[-1].physical_offset + 88)
@@ -103,9 +103,9 @@ def test_our_own_watermark_is_where_reading_starts(builder):
     builder.write_log(b"?", at=messages[1].physical_offset + 88)
     builder.paths.abort.touch()
     assert end_of(builder) == messages[1].physical_offset
-    write_watermark(builder.root, DurableWatermark("u", 1, messages[30].physical_offset))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, messages[30].physical_offset))
     assert end_of(builder) == builder.end
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     assert end_of(builder) == builder.end
 
 
@@ -113,7 +113,7 @@ def test_our_own_watermark_is_where_reading_starts(builder):
 def test_a_watermark_that_is_no_boundary_of_this_log_does_not_mislead(builder, flushed):
     for _ in range(60):
         builder.put("T", b"x" * 50)
-    write_watermark(builder.root, DurableWatermark("u", 1, flushed))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, flushed))
     assert end_of(builder) == builder.end
 
 
@@ -122,7 +122,7 @@ def test_a_torn_record_right_at_the_watermark(builder):
     whole = builder.end
     builder.put("T", b"two")
     builder.write_log(b"?", at=whole + 88)
-    write_watermark(builder.root, DurableWatermark("u", 1, whole))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, whole))
     assert end_of(builder) == whole
 
 
@@ -211,7 +211,7 @@ def test_levels_of_a_store_that_another_process_has_open(builder, kind, use):
         assert marks.limit(ReadLevel.COMMITTED) == builder.end
         with pytest.raises(UsageError, match="committed"):
             marks.limit(ReadLevel.FLUSHED)
-        write_watermark(builder.root, DurableWatermark("u", 1, first.size_bytes))
+        WATERMARK.write(builder.root, DurableWatermark("u", 1, first.size_bytes))
         if use is StoreUse.ENGINE:
             assert marks.limit(ReadLevel.FLUSHED) == first.size_bytes
         else:  # the watermark is an earlier owner's
@@ -225,7 +225,7 @@ def test_levels_of_a_store_that_another_process_has_open(builder, kind, use):
 def test_in_a_chroot_that_does_not_list_its_own_mount_nothing_is_synced(builder, tmp_path, monkeypatch):
     first = builder.put("T", b"x")
     builder.put("T", b"y")
-    write_watermark(builder.root, DurableWatermark("u", 1, first.size_bytes))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, first.size_bytes))
     mounts = tmp_path / "mountinfo"
     mounts.write_text("71 48 254:0 /usr /usr rw - ext4 /dev/vda rw\n")
     monkeypatch.setattr(file_system, "MOUNTS", mounts)
@@ -267,7 +267,7 @@ def half_synced(builder) -> int:
     """A watermark in the middle of a log of several segments."""
     offsets = [builder.put("T", b"x" * 100).physical_offset for _ in range(60)]
     middle = offsets[30]
-    write_watermark(builder.root, DurableWatermark("u", 1, middle))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, middle))
     return middle
 
 

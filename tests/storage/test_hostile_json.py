@@ -14,11 +14,11 @@ from pyengine.formats.small_file import Checkpoint, read_small_file
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds, read_holder
 from pyengine.storage.checkpoint import (
+    REBUILD,
     create_abort_file,
     read_checkpoint,
     read_cut,
     read_marker,
-    read_rebuild_marker,
     read_watermark,
     write_checkpoint,
 )
@@ -41,7 +41,7 @@ READERS = {
     "topics.json": lambda root: TopicConfigs(root).read(),
     "watermark": read_watermark,
     "recovery": read_marker,
-    "rebuild": read_rebuild_marker,
+    "rebuild": lambda root: REBUILD.read(root).record,
     "cut": read_cut,
     "engine-id": read_engine_id,
     "engine-run": find_folder,

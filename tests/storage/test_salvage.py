@@ -20,7 +20,7 @@ from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
 from pyengine.storage import salvage as salvage_module
 from pyengine.storage.check.check import check
-from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, write_recovered_from, write_watermark
+from pyengine.storage.checkpoint import RECOVERED, WATERMARK, DurableWatermark
 from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels
 from pyengine.storage.inspect import inspect
 from pyengine.storage.mapped_file import MappedFile
@@ -168,7 +168,7 @@ def test_queue_offsets_move_up_after_a_loss_and_consumers_with_them(stopped, tmp
 def test_the_old_engines_identity_is_not_copied_and_unreadable_config_is_named(stopped, tmp_path):
     config = stopped.root / "config"
     (config / "engine-id").write_text("x")
-    write_recovered_from(stopped.root, 4096)  # an offset of the old log
+    RECOVERED.write(stopped.root, 4096)  # an offset of the old log
     (config / "topics.json").write_text('{"topicConfigTable": {}}')
     (config / "topics.json.bak").write_text("{}")
     (config / "consumerOffset.json").write_text("not JSON")
@@ -287,7 +287,7 @@ def test_after_a_failure_an_empty_destination_is_as_it_was(stopped, tmp_path, mo
 def test_the_loss_after_the_last_record_is_known_only_with_a_whole_watermark(stopped, tmp_path, watermark):
     WATERMARK.path(stopped.root).unlink(missing_ok=True)
     if watermark != "absent":
-        write_watermark(stopped.root, DurableWatermark("u", 1, stopped.end))
+        WATERMARK.write(stopped.root, DurableWatermark("u", 1, stopped.end))
     if watermark == "damaged":
         flip(WATERMARK.path(stopped.root), 10)
     last = stopped.records[-1]

@@ -23,7 +23,7 @@ from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK
 from pyengine.formats.consume_queue import NOT_QUEUED
 from pyengine.formats.paths import parse_segment_name
 from pyengine.formats.record import Message
-from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from record_bytes import iter_records
 
@@ -173,7 +173,7 @@ def test_the_choice_gives_the_rows_of_a_plain_filter_in_random_stores(tmp_path, 
                                  tags=rng.choice([None, "paid", "sent", "late"]), properties=properties))
     assert len(list((made.root / "commitlog").iterdir())) > 5
     if has_watermark:
-        write_watermark(made.root, DurableWatermark("u", 1, made.end))
+        WATERMARK.write(made.root, DurableWatermark("u", 1, made.end))
     require_the_chosen_rows(made.root, messages, rng)
     assert bool(by_queues) == ("queues" in request.node.callspec.id)
 
@@ -249,12 +249,12 @@ def test_segments_of_other_times_are_not_read_in_a_log_of_pyengine(builder):
         with pyengine.open_store(builder.root) as store:
             return store.to_arrow(columns=["size"], level="written", **choice).read_all().num_rows
 
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
     assert read(since=begin, until=end) == sum(begin <= time < end for of_segment in times.values() for time in of_segment)
     for wider in ({"since": begin - 1, "until": end}, {"since": begin, "until": end + 1}, {"since": begin}, {}):
         with pytest.raises(CorruptionError):
             read(**wider)
-    write_watermark(builder.root, DurableWatermark("u", 1, builder.end, verified_from=starts[-1]))
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end, verified_from=starts[-1]))
     with pytest.raises(CorruptionError):
         read(since=begin, until=end)
 

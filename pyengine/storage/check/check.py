@@ -44,9 +44,9 @@ from pyengine.storage.check.parts import (
 )
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckReport, FileFinding, Severity
 from pyengine.storage.checkpoint import (
+    REBUILD,
     StopNotes,
     read_cut,
-    read_rebuild_marker,
     read_stop_notes,
     read_sync_failure,
     read_watermark,
@@ -178,7 +178,7 @@ def _check_notes(root: Path, report: CheckReport, watermark_damage: str, left: S
         report.warning("marker", "config/sync-failure", None,
                          f"a sync failed ({failure.file or 'the log'}: {failure.cause}), and what it was to sync was not written "
                          "again yet; run `recover`")
-    if read_rebuild_marker(root) is not None:
+    if REBUILD.read(root).record is not None:
         report.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
     elif left.marker is not None:
         report.warning("marker", "config/recovery", None, "a recovery has begun and not finished; run `recover` again")

@@ -25,7 +25,7 @@ from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT, CaseLabel
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import walk
-from pyengine.storage.checkpoint import DurableWatermark, Notes, RecoveryPath, SharedState, intend_cut
+from pyengine.storage.checkpoint import CUT, DurableWatermark, Notes, RecoveryPath, SharedState
 from pyengine.storage.commit_log import (
     MISSING_SEGMENT,
     Log,
@@ -252,7 +252,7 @@ class LogPlan:
             if piece.digest is not None:
                 piece.keep()
         if cut and not cut.kept:
-            intend_cut(found.store, replace(cut, kept=True))
+            CUT.write(found.store, replace(cut, kept=True))
             failpoint("cut_kept")
         for segment, kind in reversed(self.extra):
             self.log.forget(segment.path)

@@ -23,9 +23,9 @@ from typing import Any
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.storage.checkpoint import (
+    REBUILD,
     RebuildMarker,
     SharedState,
-    read_rebuild_marker,
     read_watermark,
 )
 from pyengine.storage.commit_log import Log, find_end, own_watermark
@@ -132,7 +132,7 @@ def rebuild(
         raise UsageError(f"neither the log nor the store's folders know {where}")
     made = asked & in_log
     pieces = _pieces(on_disk, made, index)
-    marker = _merged(store, read_rebuild_marker(store), pieces)
+    marker = _merged(store, REBUILD.read(store).record, pieces)
     report = recover(store, options=options, shared=shared, rebuilding=marker,
                      progress=lambda done, total: steps(total + done, 2 * total))
     steps.finish()

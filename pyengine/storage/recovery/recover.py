@@ -33,8 +33,10 @@ from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import (
     CUT,
     REBUILD,
+    RECOVERED,
     RECOVERY,
     SYNC_FAILURE,
+    WATERMARK,
     Notes,
     RebuildMarker,
     SharedState,
@@ -43,8 +45,6 @@ from pyengine.storage.checkpoint import (
     read_notes,
     remove_abort_file,
     write_checkpoint,
-    write_recovered_from,
-    write_watermark,
 )
 from pyengine.storage.commit_log import Owner, find_end, scan_before, shown
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
@@ -345,7 +345,7 @@ class RecoveryPlan:
             self._begin()
         failpoint("recovery_marked")
         if watermark is not None and (end < watermark.flushed or notes.cut is not None):
-            write_watermark(store, watermark.moved_to(min(watermark.flushed, end)))
+            WATERMARK.write(store, watermark.moved_to(min(watermark.flushed, end)))
             failpoint("recovery_loss_accepted")
         if notes.rebuilding is not None:
             move_to_quarantine(store, notes.rebuilding)
@@ -370,10 +370,10 @@ class RecoveryPlan:
         write_checkpoint(store, Checkpoint(last_ms, last_ms, full[-1].end_timestamp_ms if full else 0))
         failpoint("recovery_checkpoint_written")
         if watermark is not None and (found.copied is not None or watermark.flushed != end):
-            write_watermark(store, watermark.moved_to(end))
+            WATERMARK.write(store, watermark.moved_to(end))
             failpoint("recovery_watermark_written")
-        if found.log.owner is Owner.ROCKETMQ and log.next_read_from < log.scan.scan_from:
-            write_recovered_from(store, log.scan.scan_from)
+        if found.log.owner is Owner.ROCKETMQ and log.next_read_from < log.scan.scan_from != notes.left.recovered_from:
+            RECOVERED.write(store, log.scan.scan_from)
         failpoint("recovery_kept_noted")
         if notes.failure is not None or notes.has_failed_sync:
             SYNC_FAILURE.remove(store)

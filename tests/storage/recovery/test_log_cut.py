@@ -11,7 +11,7 @@ from pyengine.errors import CorruptionError, ExitCode
 from pyengine.storage import durable_file
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
-from pyengine.storage.checkpoint import CUT, Cut, intend_cut, read_cut, read_watermark
+from pyengine.storage.checkpoint import CUT, Cut, read_cut, read_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import log as repaired_log
 from pyengine.storage.recovery.quarantine import PlannedPiece
@@ -57,7 +57,7 @@ def test_the_log_ends_at_the_boundary_and_everything_follows(build_store, number
     store = whole_store(build_store, "cut")
     at = store.records[number].start
     gone = {start: log_bytes(store, start, stop).rstrip(b"\0") for start, stop in pieces(store, at)}
-    intend_cut(store.root, Cut(at, store.end, WHY))
+    CUT.write(store.root, Cut(at, store.end, WHY))
     report = recovered(store)
     assert (report.state, report.end_offset, report.exit_code) == (RecoveryState.RECOVERED, at, ExitCode.REPAIRED)
     assert report.queue_ends == store.queue_ends(at)
@@ -78,7 +78,7 @@ def test_the_log_ends_at_the_boundary_and_everything_follows(build_store, number
 def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_store, monkeypatch):
     """RocketMQ, started in between, meets no gap; and no power cut brings the note back, which would cut what was put since."""
     store = whole_store(build_store, "cut")
-    intend_cut(store.root, Cut(store.records[3].start, store.end, WHY))
+    CUT.write(store.root, Cut(store.records[3].start, store.end, WHY))
     done = []
     keep, sync_folder = PlannedPiece.keep, durable_file.sync_folder
     monkeypatch.setattr(PlannedPiece, "keep", lambda one: (done.append(one.source.name), keep(one)) if one.digest is None else keep(one))
@@ -112,7 +112,7 @@ def cut_by_hand(store, at):
 def test_a_cut_at_the_start_of_a_segment_takes_the_segment_away(build_store):
     store = whole_store(build_store, "cut")
     at = 2 * store.size_bytes
-    intend_cut(store.root, Cut(at, store.end, WHY))
+    CUT.write(store.root, Cut(at, store.end, WHY))
     report = recovered(store)
     assert report.end_offset == at and not store.segment(at).exists()
     assert report.queue_ends == store.queue_ends(at)
@@ -121,7 +121,7 @@ def test_a_cut_at_the_start_of_a_segment_takes_the_segment_away(build_store):
 def test_killed_at_any_system_call_the_next_recovery_comes_to_the_same_store(build_store, request, rng):
     def about_to_be_cut(name):
         store = whole_store(build_store, name)
-        intend_cut(store.root, Cut(store.records[7].start, store.end, WHY))
+        CUT.write(store.root, Cut(store.records[7].start, store.end, WHY))
         return store
 
     straight = about_to_be_cut("straight")
@@ -144,7 +144,7 @@ def test_killed_while_the_note_is_written_the_store_is_the_old_one_or_the_cut_on
     while True:
         store = whole_store(build_store, f"killed-{step}", 12)
         at = store.records[5].start
-        done = run_and_die_at(step, lambda: intend_cut(store.root, Cut(at, store.end, WHY)), SYSTEM_CALLS)
+        done = run_and_die_at(step, lambda: CUT.write(store.root, Cut(at, store.end, WHY)), SYSTEM_CALLS)
         assert recovered(store).end_offset in ({at} if done else {at, store.end})
         if done:
             break
@@ -154,7 +154,7 @@ def test_killed_while_the_note_is_written_the_store_is_the_old_one_or_the_cut_on
 
 def test_a_cut_that_is_not_finished_is_found_by_check(build_store):
     store = whole_store(build_store, "begun", 12)
-    intend_cut(store.root, Cut(store.records[5].start, store.end, WHY))
+    CUT.write(store.root, Cut(store.records[5].start, store.end, WHY))
     (finding,) = check(MessageStore(store.root, store.geometry)).findings
     assert finding.file == "config/cut" and "run `recover`" in finding.text
     recovered(store)
@@ -170,7 +170,7 @@ def test_a_folder_in_the_notes_place_is_found_by_check(build_store):
 
 def test_a_damaged_note_of_a_cut_is_refused_and_changes_nothing(build_store):
     store = whole_store(build_store, "damaged")
-    intend_cut(store.root, Cut(store.records[5].start, store.end, WHY))
+    CUT.write(store.root, Cut(store.records[5].start, store.end, WHY))
     content = CUT.path(store.root).read_bytes()
     CUT.path(store.root).write_bytes(content.replace(b'"at": ', b'"at": 1'))
     before = store.tree()

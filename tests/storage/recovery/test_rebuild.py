@@ -14,7 +14,7 @@ from fix_golden import CLEAN, compare_inspect
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.storage.check.check import check
-from pyengine.storage.checkpoint import create_abort_file, read_rebuild_marker
+from pyengine.storage.checkpoint import REBUILD, create_abort_file
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import Selection, rebuild
@@ -54,7 +54,7 @@ def test_queues_and_index_come_back_byte_for_byte_with_their_times(golden, name)
         assert queue_times(store.root) == times
     assert compare_inspect(inspect(store.root, store.manifest["config"]), store.verify) == []
     assert check(MessageStore(store.root, geometry)).findings == []
-    assert read_rebuild_marker(store.root) is None
+    assert REBUILD.read(store.root).record is None
     kept = store.root / "quarantine" / "rebuild-1"
     assert queue_bytes(kept) == queues and Path(report.quarantine) == kept
 
@@ -242,7 +242,7 @@ def test_killed_anywhere_it_is_finished_by_the_next_run_or_the_next_start(build_
             assert queue_bytes(root) == before and index_bytes(root) == index, step
             assert check(MessageStore(root, stopped.geometry)).findings == [], step
             assert all(queue_times(root)[name] <= time for name, time in times.items()), step
-        assert read_rebuild_marker(root) is None and not (root / "config" / "recovery").exists()
+        assert REBUILD.read(root).record is None and not (root / "config" / "recovery").exists()
         shutil.rmtree(root)
         step += stride
     assert step > 20 and unchanged < 10

@@ -24,6 +24,7 @@ from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import (
+    WATERMARK,
     DurableWatermark,
     RecoveryPath,
     abort_file_exists,
@@ -33,7 +34,6 @@ from pyengine.storage.checkpoint import (
     read_sync_failure,
     read_watermark,
     write_checkpoint,
-    write_watermark,
 )
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
@@ -293,7 +293,7 @@ def test_after_an_orderly_stop_no_more_is_read_than_from_the_segment_of_the_wate
     recovered(store)
     durable = next(record.start for record in store.records if record.start > 3 * store.size_bytes)
     watermark = read_watermark(store.root).watermark
-    write_watermark(store.root, watermark.moved_to(durable))
+    WATERMARK.write(store.root, watermark.moved_to(durable))
     store.flip(store.records[0].start + 90)
     report = recovered(store)
     assert (report.state, report.scan_from, report.end_offset) == (RecoveryState.RECOVERED, 3 * store.size_bytes, store.end)
@@ -424,7 +424,7 @@ def test_a_folder_on_a_disk_that_is_not_mounted_is_refused_and_nothing_changes(b
     """The log of a copied store counted as empty, and its queues went to quarantine."""
     original = build_store(12)
     recovered(original)
-    write_watermark(original.root, DurableWatermark(str(ensure_engine_id(original.root).uuid), 1, original.end))
+    WATERMARK.write(original.root, DurableWatermark(str(ensure_engine_id(original.root).uuid), 1, original.end))
     store = replace(original, root=original.root.with_name("copy"))
     shutil.copytree(original.root, store.root)
     elsewhere = store.root.with_name("elsewhere")
@@ -953,7 +953,7 @@ BODY_AT = 88
 
 
 def vouched_from(store, start: int, flushed: int | None = None) -> None:
-    write_watermark(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1,
+    WATERMARK.write(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1,
                                                  store.end if flushed is None else flushed, start))
 
 
@@ -1041,7 +1041,7 @@ def test_everything_in_a_copied_store_is_synced_once(build_store, monkeypatch):
     """
     store = build_store(60)
     recovered(store)
-    write_watermark(store.root, DurableWatermark(str(ensure_engine_id(store.root).uuid), 1, store.end))
+    WATERMARK.write(store.root, DurableWatermark(str(ensure_engine_id(store.root).uuid), 1, store.end))
     (store.root / "config" / "topics.json").write_text("{}")
     copy = replace(store, root=shutil.copytree(store.root, store.root.with_name("copy")))
     renew_copied_id(copy.root)
@@ -1058,7 +1058,7 @@ def test_a_copied_segment_that_ends_anywhere_in_a_record_is_no_damage(build_stor
     """Six bytes of a record's head, or a part of its offset, look like nothing; no whole record is behind them all the same."""
     store = build_store(40, flushed=0)
     recovered(store)
-    write_watermark(store.root, DurableWatermark(str(ensure_engine_id(store.root).uuid), 1, store.end))
+    WATERMARK.write(store.root, DurableWatermark(str(ensure_engine_id(store.root).uuid), 1, store.end))
     record = next(each for each in store.records if each.start > store.size_bytes + 500)
     at = record.start % store.size_bytes
     for kept in (*range(1, 40), 90, len(record.data) - 1):

@@ -11,7 +11,7 @@ from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import changes, picture
 from fix_golden import RECIPES as GOLDEN
 from pyengine.errors import EngineError, ExitCode
-from pyengine.storage.checkpoint import REBUILD, Cut, DurableWatermark, RebuildMarker, intend_cut, write_watermark
+from pyengine.storage.checkpoint import CUT, REBUILD, WATERMARK, Cut, DurableWatermark, RebuildMarker
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.recover import preview, recover
 
@@ -99,8 +99,8 @@ def test_a_preview_is_refused_until_an_interrupted_cut_or_rebuild_is_finished(go
     store = MessageStore(golden_store.root, discover(golden_store.root, golden_store.sizes))
     end = golden_store.verify["facts"]["maxPhy"]
     if begun == "cut":
-        intend_cut(store, Cut(golden_store.verify["records"][-1]["phy"], end, "its master has another end"))
-        write_watermark(store, DurableWatermark("00000000-0000-0000-0000-000000000000", 1, end))
+        CUT.write(store, Cut(golden_store.verify["records"][-1]["phy"], end, "its master has another end"))
+        WATERMARK.write(store, DurableWatermark("00000000-0000-0000-0000-000000000000", 1, end))
     else:
         REBUILD.write(store, RebuildMarker("rebuild-1", ("index",)))
     before = picture(Path(store.root))
