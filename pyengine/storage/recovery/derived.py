@@ -2,7 +2,7 @@
 
     find_derived        where each queue ends, the headers of the index files; it reads only
     plan_derived        queues to truncate to the log, index files to delete, and where dispatch begins; it reads only
-    DerivedPlan.change  truncate queues; delete index files that are damaged or were not synced; dispatch the log to queues and index,
+    RecoveryPlan.change  truncate queues; delete index files that are damaged or were not synced; dispatch the log to queues and index,
                         from where they end; sync
 
 A queue's own end is found as in RocketMQ (ConsumeQueue.recover): from its
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskFullError, FormatError, StoreRefusedError, command, disk_errors
+from pyengine.errors import CorruptionError, DiskFullError, FormatError, StoreRefusedError, command, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.index_file import IndexHeader, IndexLayout
@@ -51,6 +51,7 @@ from pyengine.storage.consume_queue import message_stored_ms
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, rewrite, sync_file, sync_folder
 from pyengine.storage.index_file import is_plausible, list_index_files, read_index_header
+from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.mapped_file import (
     MappedFile,
     MappedFileQueue,
@@ -59,6 +60,7 @@ from pyengine.storage.mapped_file import (
     folder_names,
     is_folder,
     list_segments,
+    mapped,
     queue_folders,
     refuse_file,
     used_end,
@@ -117,7 +119,7 @@ class Found:
     queues: list[QueueState]
     index_files: list[IndexState]    # oldest first
     misplaced: frozenset[Path]      # files with the name of a topic's or queue's folder; RocketMQ ignores them
-    orphans: tuple[PlannedPiece, ...]      # the folders of queues and index that have files, if there is no log
+    orphans: tuple[Path, ...]       # the folders of queues and index that have files, if there is no log
 
 
 def find_derived(log: FoundLog) -> Found:
@@ -129,8 +131,7 @@ def find_derived(log: FoundLog) -> Found:
         for _, _, folder in _others(store.consume_queue_ext, pieces):
             list_segments(folder, store.queue_ext_file_bytes)
     orphans = () if log.log.segments or log.beyond else tuple(
-        move_of(store, folder, 0, "the commit log that these belong to does not exist", kind="derived")
-        for folder in (store.consume_queue, store.index)
+        folder for folder in (store.consume_queue, store.index)
         if folder.is_dir() and any(path.is_file() for path in folder.rglob("*")))
     index_files = [] if "index" in pieces else list_index(store)
     misplaced = _misplaced_files(store.consume_queue) - {store.root / piece for piece in pieces}
@@ -356,7 +357,7 @@ def dispatch_start(
     """Return where dispatch begins (docs/recovery.md), the log's end if nothing is missing, for queues and index as the plans leave them.
 
     `enter_from`: see plan_index. `synced_below`: after a crash the offset below which entries are on the disk. `reputter`: see
-    DerivedPlan.
+    RecoveryPlan.
     """
     log, log_min, options = plan.log, max(plan.log.min_offset, 0), plan.found.options
     farthest = max((cut.after.max_physical_offset for cut in cuts), default=-1)
@@ -400,39 +401,73 @@ def queues_between(log: Log, start: int, end: int, multi_dispatch: bool) -> Iter
 
 
 @dataclass(frozen=True, slots=True)
-class DerivedPlan:
-    """The decision about queues and index, for the log as it will be."""
+class RecoveryPlan:
+    """What a recovery does, decided before its first change: to the log, and by that to queues and index."""
 
     log: LogPlan
     found: Found
     cuts: tuple[QueueCut, ...]
     deleted_index: tuple[DeletedIndex, ...]
     dispatch_from: int
+    orphans: tuple[PlannedPiece, ...]
     reputter: SharedState | None  # valid shared memory if what its reputter dispatched counts, else None
+
+    def raise_refusals(self) -> None:
+        """Raise what `recover` raises before any change; not for a plan that `is_degraded`, whose report says it."""
+        if (holder := self.log.holder) is not None:
+            with mapped(holder.path) as view:
+                refuse_later_record(view, self.log.end_offset - holder.start_offset, self.log.end_offset)
+        if not self.log.is_degraded:
+            self._refuse_loss()
+            self._refuse_misplaced()
+
+    def _refuse_loss(self) -> None:
+        """Raise CorruptionError if queues or index have messages whose bytes are in no segment, unless that is accepted.
+
+        It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
+        """
+        found, notes, log = self.log.found, self.log.found.notes, self.log
+        if found.accept_loss or log.log.owner is Owner.PYENGINE or notes.left.marker is not None or notes.rebuilding is not None:
+            return
+        lost = lost_messages(log.log, self.found.queues, self.found.index_files, log.end_offset, was_emptied=log.was_emptied)
+        if lost:
+            raise CorruptionError(
+                f"{found.store} has lost a part of its commit log: {lost}. Nothing was changed; restore what is missing from a "
+                "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
+                "`pyengine recover STORE --accept-loss`")
+
+    def _refuse_misplaced(self) -> None:
+        """Raise StoreRefusedError if dispatch needs a folder and a file has its name."""
+        found, end, misplaced = self.log.found, self.log.end_offset, self.found.misplaced
+        for queue in queues_between(
+                found.log, self.dispatch_from, end, found.options.enable_multi_dispatch) if misplaced else ():
+            folder = found.store.queue_folder(queue.topic, queue.queue_id)
+            for path in misplaced & {folder.parent, folder}:
+                raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
     # -- the change
 
-    def note_begun(self, dispatch_from: int) -> None:
+    def mark(self, dispatch_from: int) -> None:
         """Note from where this recovery reads and dispatches, for the next one if this does not finish."""
         write_marker(self.log.found.store, RecoveryMarker(self.log.found.start.path, self.log.scan.scan_from, dispatch_from))
 
     def change(self, pieces: list[QuarantinedPiece], said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
         """Truncate queues and index and dispatch to them, durably; return where dispatch began, and the queues afterwards."""
         store, end = self.log.found.store, self.log.end_offset
-        for orphan in self.found.orphans:
+        for orphan in self.orphans:
             orphan.keep()
-        cuts = [] if self.found.orphans else [cut for cut in self.cuts if cut.changes_something]
+        cuts = [] if self.orphans else [cut for cut in self.cuts if cut.changes_something]
         for cut in cuts:
             _apply_cut(cut)
             failpoint("recovery_queue_cut")
         self._lower_index_time()
-        if self.deleted_index and not self.found.orphans:
+        if self.deleted_index and not self.orphans:
             for path, _ in self.deleted_index:
                 path.unlink(missing_ok=True)
             sync_folder(store.index)
             failpoint("recovery_index_deleted")
         start = self._dispatch(pieces, said, progress)
-        is_unchanged = not cuts and not self.found.orphans and start >= end
+        is_unchanged = not cuts and not self.orphans and start >= end
         queues = self.found.queues if is_unchanged else list_queues(store)
         self._sync(queues, start)
         return start, queues
@@ -461,7 +496,7 @@ class DerivedPlan:
                         pieces.append(piece.noted)
                         earlier = log_min
                     start = earlier
-                    self.note_begun(start)  # what is written from there on is not synced before all is dispatched
+                    self.mark(start)  # what is written from there on is not synced before all is dispatched
             except DiskFullError as error:
                 raise DiskFullError(
                     f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
@@ -518,6 +553,14 @@ class DerivedPlan:
                 sync_file(file.path)
         failpoint("recovery_derived_synced")
 
+    def finish(self) -> int:
+        """Restore the times of files that a rebuild has replaced; return the index time for the checkpoint."""
+        store, rebuilding = self.log.found.store, self.log.found.notes.rebuilding
+        if rebuilding is not None:
+            _restore_queue_times(store, rebuilding)
+        headers, layout = [file.header for file in list_index(store) if file.header is not None], store.geometry.index_layout
+        return next((header.end_timestamp_ms for header in reversed(headers) if layout.is_full(header.index_count)), 0)
+
     def next_offsets(self, queues: list[QueueState], said: list[str]) -> dict[tuple[str, int], int]:
         """Return the next queue offset, by the log, of each queue that ends before its last message in what was read just before.
 
@@ -542,7 +585,7 @@ class DerivedPlan:
         return found
 
 
-def plan_derived(log: LogPlan, found: Found) -> DerivedPlan:
+def plan_derived(log: LogPlan, found: Found) -> RecoveryPlan:
     """Compare queues and index with the log as it will be. Reads only."""
     notes, scan_from, end = log.found.notes, log.scan.scan_from, log.end_offset
     is_abnormal, marker, log_min = log.found.is_abnormal, notes.left.marker, max(log.log.min_offset, 0)
@@ -560,7 +603,9 @@ def plan_derived(log: LogPlan, found: Found) -> DerivedPlan:
     if "index" in notes.pieces:
         deleted, enter_from = (), None
     dispatch_from = dispatch_start(log, cuts, enter_from, scan_from if is_abnormal else end, reputter)
-    return DerivedPlan(log, found, cuts, deleted, dispatch_from, reputter)
+    orphans = tuple(move_of(log.found.store, folder, 0, "the commit log that these belong to does not exist", kind="derived")
+                    for folder in found.orphans)
+    return RecoveryPlan(log, found, cuts, deleted, dispatch_from, orphans, reputter)
 
 
 def lost_messages(
@@ -619,7 +664,7 @@ def _sync_queue_file(path: Path, *, is_synced: bool = False, has_failed_sync: bo
         sync_file(path, is_synced=is_synced)
 
 
-def restore_queue_times(store: MessageStore, marker: RebuildMarker) -> None:
+def _restore_queue_times(store: MessageStore, marker: RebuildMarker) -> None:
     """Set the times of the files of all queues of `marker`. May be repeated."""
     log = store.open_log(MappingCache(mappings_max=8))
     for queue in list_queues(store):

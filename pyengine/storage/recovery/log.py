@@ -166,6 +166,11 @@ class LogPlan:
         return bool(self.drains or self.stranded_pool or self.extra or self.tail is not Tail.NOTHING)
 
     @property
+    def was_emptied(self) -> bool:
+        """Whether only zeros are after the end of a log that was stopped in order, or what RocketMQ writes there."""
+        return not self.found.is_abnormal and self.tail in (Tail.NOTHING, Tail.ROLL) and all(kind is Extra.SPARE for _, kind in self.extra)
+
+    @property
     def is_degraded(self) -> bool:
         """Whether bytes are damaged that had been synced, and the loss is not accepted: nothing is changed.
 

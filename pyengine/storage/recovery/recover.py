@@ -11,7 +11,7 @@ Then everything changes in this order:
     marker    of a rebuild write config/rebuild; write config/recovery; lower the watermark for an accepted loss or a cut; move the
               pieces that a rebuild replaces
     log       LogPlan.change (recovery/log.py)
-    derived   DerivedPlan.change (recovery/derived.py)
+    derived   RecoveryPlan.change (recovery/derived.py)
     finish    checkpoint, watermark, config/recovered; remove the notes of a failed sync and a cut, abort, config/rebuild, marker
     offsets   lower those of consumer groups and delay levels that are beyond the end of a queue now
 
@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import CorruptionError, DiskFullError, EngineError, FlushError, StoreRefusedError
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, FlushError
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import (
@@ -49,28 +49,10 @@ from pyengine.storage.checkpoint import (
 from pyengine.storage.commit_log import Owner, find_end, scan_before, shown
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
-from pyengine.storage.later_format import refuse_later_record
-from pyengine.storage.mapped_file import mapped
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.derived import (
-    DerivedPlan,
-    Found,
-    QueueState,
-    find_derived,
-    list_index,
-    lost_messages,
-    plan_derived,
-    queues_between,
-    restore_queue_times,
-)
-from pyengine.storage.recovery.log import (
-    Extra,
-    LogPlan,
-    Tail,
-    find_log,
-    plan_log,
-)
-from pyengine.storage.recovery.quarantine import QuarantinedPiece, move_to_quarantine
+from pyengine.storage.recovery.derived import Found, RecoveryPlan, find_derived, plan_derived
+from pyengine.storage.recovery.log import Extra, find_log, plan_log
+from pyengine.storage.recovery.quarantine import move_to_quarantine
 from pyengine.storage.recovery.report import CutQueue, GrowingProgress, Progress, RecoveryReport, RecoveryState
 
 
@@ -103,7 +85,7 @@ def recover(
         found = look(store, notes, options, accept_loss=accept_loss, is_run=True)
         plan = decide(found, steps)
         plan.raise_refusals()
-        report = plan.report() if plan.log.is_degraded else plan.carry_out(steps)
+        report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, steps)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
             raise
@@ -135,7 +117,7 @@ def preview(
     plan.raise_refusals()
     if not plan.log.is_degraded:
         steps.finish()
-    return replace(plan.report(), seconds=time.monotonic() - started_s)
+    return replace(report_of(plan), seconds=time.monotonic() - started_s)
 
 
 def would_refuse(store: MessageStore) -> bool:
@@ -185,204 +167,164 @@ def decide(found: Found, progress: Progress | None = None) -> RecoveryPlan:
     if is_rebuild or marker is not None:
         noted = 0 if is_rebuild or marker is None else marker.dispatch_from
         plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, noted)))
-    return RecoveryPlan(replace(plan, log=plan.log.with_pieces()))
+    return replace(plan, log=plan.log.with_pieces())
 
 
-# -- the plan ----------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------
 
 _REREAD = "a sync had failed: what may not have reached the disk was read from it and written again"
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryPlan:
-    """What a recovery does, decided before its first change: to the log, and by that to queues and index."""
+def _has_work(plan: RecoveryPlan) -> bool:
+    """Whether there are changes in addition to syncs."""
+    found, notes, end, watermark = plan.log.found, plan.log.found.notes, plan.log.end_offset, plan.log.found.watermark
+    return (
+        found.is_abnormal
+        or notes.cut is not None
+        or notes.rebuilding is not None
+        or plan.log.changes_something
+        or bool(plan.deleted_index or plan.orphans)
+        or any(cut.changes_something for cut in plan.cuts)
+        or plan.dispatch_from < end
+        or notes.left.marker is not None
+        or notes.failure is not None
+        or found.copied is not None
+        or (watermark is not None and watermark.flushed != end)
+        or _checkpoint_is_ahead(plan)
+    )
 
-    derived: DerivedPlan
 
-    @property
-    def log(self) -> LogPlan:
-        return self.derived.log
+def _checkpoint_is_ahead(plan: RecoveryPlan) -> bool:
+    """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
+    checkpoint = plan.log.found.notes.left.checkpoint
+    if checkpoint.index_msg_timestamp_ms and not plan.found.index_files:
+        return True
+    newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
+    return newest_ms > max(0, plan.log.scan.last_store_timestamp_ms) and newest_ms > max(0, plan.log.last_stored_ms)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether there are changes in addition to syncs."""
-        found, notes, end, watermark = self.log.found, self.log.found.notes, self.log.end_offset, self.log.found.watermark
-        return (
-            found.is_abnormal
-            or notes.cut is not None
-            or notes.rebuilding is not None
-            or self.log.changes_something
-            or bool(self.derived.deleted_index or self.derived.found.orphans)
-            or any(cut.changes_something for cut in self.derived.cuts)
-            or self.derived.dispatch_from < end
-            or notes.left.marker is not None
-            or notes.failure is not None
-            or found.copied is not None
-            or (watermark is not None and watermark.flushed != end)
-            or self._checkpoint_is_ahead()
-        )
 
-    def _checkpoint_is_ahead(self) -> bool:
-        """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
-        checkpoint = self.log.found.notes.left.checkpoint
-        if checkpoint.index_msg_timestamp_ms and not self.derived.found.index_files:
-            return True
-        newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
-        return newest_ms > max(0, self.log.scan.last_store_timestamp_ms) and newest_ms > max(0, self.log.last_stored_ms)
+def report_of(plan: RecoveryPlan) -> RecoveryReport:
+    """Return what a recovery would do."""
+    found, log, end, damage_offset, is_degraded = plan.log.found, plan.log, plan.log.end_offset, None, plan.log.is_degraded
+    cuts, deleted, notes = plan.cuts, plan.deleted_index, found.notes
+    pieces = tuple(piece.noted for piece in (*log.pieces, *plan.orphans))
+    stranded_bytes = sum(piece.size_bytes for piece in pieces)
+    if is_degraded:  # the log continues after the damage, and nothing of the plan is done
+        damage_offset, end = end, find_end(found.store, found.log).end_offset
+        log, cuts, deleted, pieces = replace(log, drains=(), extra=(), cut_bytes=0), (), (), ()
+    scan, gone = log.scan, sum(cut.entries for cut in cuts)
+    said = [_REREAD] * notes.has_failed_sync + [notes.reading.damage] * bool(notes.reading.damage)
+    if gone:
+        said.append(f"{gone} queue entries named messages after the end of the log at {end}: they are not in it")
+    return RecoveryReport(
+        path=found.start.path,
+        state=RecoveryState.DEGRADED if is_degraded else RecoveryState.RECOVERED,
+        min_offset=found.log.min_offset,
+        end_offset=end,
+        scan_from=scan.scan_from,
+        stop_reason=str(scan.reason),
+        records=scan.records,
+        messages=scan.messages,
+        kept_bytes=max(0, end - max(found.log.min_offset, 0)),
+        cut_bytes=log.cut_bytes,
+        drained_bytes=log.drained_bytes,
+        dispatched_bytes=0 if is_degraded else max(0, end - plan.dispatch_from),
+        last_store_timestamp_ms=scan.last_store_timestamp_ms,
+        damage_offset=damage_offset,
+        watermark=found.log.watermark if found.copied is None else found.copied.flushed,
+        is_copy=found.copied is not None,
+        stranded_bytes=stranded_bytes,
+        shared_state=log.shared_state,
+        queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in plan.found.queues} if is_degraded else {},
+        index_files_removed=len(deleted),
+        queue_entries_removed=gone,
+        removed_files=tuple(
+            shown(segment.path, found.store.root) for segment, kind in log.extra if kind is not Extra.STRANDED),
+        cut_queues=tuple(
+            CutQueue(cut.after.topic, cut.after.queue_id, cut.entries, len(cut.deleted), cut.cleared is not None)
+            for cut in cuts if cut.changes_something
+        ),
+        deleted_index_files=tuple((path.name, label) for path, label in deleted),
+        quarantined=pieces,
+        notes=tuple(said),
+        changed=not is_degraded and _has_work(plan),
+        is_dry_run=True,
+    )
 
-    def raise_refusals(self) -> None:
-        """Raise what `recover` raises before any change; not for a plan that `is_degraded`, whose report says it."""
-        if (holder := self.log.holder) is not None:
-            with mapped(holder.path) as view:
-                refuse_later_record(view, self.log.end_offset - holder.start_offset, self.log.end_offset)
-        if not self.log.is_degraded:
-            self._refuse_loss()
-            self._refuse_misplaced()
 
-    def _refuse_loss(self) -> None:
-        """Raise CorruptionError if queues or index have messages whose bytes are in no segment, unless that is accepted.
+# -- carry out -----------------------------------------------------------------------
 
-        It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
-        """
-        found, notes, log = self.log.found, self.log.found.notes, self.log
-        if found.accept_loss or log.log.owner is Owner.PYENGINE or notes.left.marker is not None or notes.rebuilding is not None:
-            return
-        was_emptied = not found.is_abnormal and log.tail in (Tail.NOTHING, Tail.ROLL) and all(kind is Extra.SPARE for _, kind in log.extra)
-        lost = lost_messages(log.log, self.derived.found.queues, self.derived.found.index_files, log.end_offset, was_emptied=was_emptied)
-        if lost:
-            raise CorruptionError(
-                f"{found.store} has lost a part of its commit log: {lost}. Nothing was changed; restore what is missing from a "
-                "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
-                "`pyengine recover STORE --accept-loss`")
 
-    def _refuse_misplaced(self) -> None:
-        """Raise StoreRefusedError if dispatch needs a folder and a file has its name."""
-        found, end, misplaced = self.log.found, self.log.end_offset, self.derived.found.misplaced
-        for queue in queues_between(
-                found.log, self.derived.dispatch_from, end, found.options.enable_multi_dispatch) if misplaced else ():
-            folder = found.store.queue_folder(queue.topic, queue.queue_id)
-            for path in misplaced & {folder.parent, folder}:
-                raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
-
-    def report(self) -> RecoveryReport:
-        """Return what a recovery would do."""
-        found, log, end, damage_offset, is_degraded = self.log.found, self.log, self.log.end_offset, None, self.log.is_degraded
-        cuts, deleted, notes = self.derived.cuts, self.derived.deleted_index, found.notes
-        pieces = tuple(piece.noted for piece in (*log.pieces, *self.derived.found.orphans))
-        stranded_bytes = sum(piece.size_bytes for piece in pieces)
-        if is_degraded:  # the log continues after the damage, and nothing of the plan is done
-            damage_offset, end = end, find_end(found.store, found.log).end_offset
-            log, cuts, deleted, pieces = replace(log, drains=(), extra=(), cut_bytes=0), (), (), ()
-        scan, gone = log.scan, sum(cut.entries for cut in cuts)
-        said = [_REREAD] * notes.has_failed_sync + [notes.reading.damage] * bool(notes.reading.damage)
-        if gone:
-            said.append(f"{gone} queue entries named messages after the end of the log at {end}: they are not in it")
-        return RecoveryReport(
-            path=found.start.path,
-            state=RecoveryState.DEGRADED if is_degraded else RecoveryState.RECOVERED,
-            min_offset=found.log.min_offset,
-            end_offset=end,
-            scan_from=scan.scan_from,
-            stop_reason=str(scan.reason),
-            records=scan.records,
-            messages=scan.messages,
-            kept_bytes=max(0, end - max(found.log.min_offset, 0)),
-            cut_bytes=log.cut_bytes,
-            drained_bytes=log.drained_bytes,
-            dispatched_bytes=0 if is_degraded else max(0, end - self.derived.dispatch_from),
-            last_store_timestamp_ms=scan.last_store_timestamp_ms,
-            damage_offset=damage_offset,
-            watermark=found.log.watermark if found.copied is None else found.copied.flushed,
-            is_copy=found.copied is not None,
-            stranded_bytes=stranded_bytes,
-            shared_state=log.shared_state,
-            queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in self.derived.found.queues} if is_degraded else {},
-            index_files_removed=len(deleted),
-            queue_entries_removed=gone,
-            removed_files=tuple(
-                shown(segment.path, found.store.root) for segment, kind in log.extra if kind is not Extra.STRANDED),
-            cut_queues=tuple(
-                CutQueue(cut.after.topic, cut.after.queue_id, cut.entries, len(cut.deleted), cut.cleared is not None)
-                for cut in cuts if cut.changes_something
-            ),
-            deleted_index_files=tuple((path.name, label) for path, label in deleted),
-            quarantined=pieces,
-            notes=tuple(said),
-            changed=not is_degraded and self.has_work,
-            is_dry_run=True,
-        )
-
-    def carry_out(self, progress: GrowingProgress) -> RecoveryReport:
-        """Change the store as planned, then lower the offsets that are beyond the end of a queue now."""
-        store, end, report, said = self.log.found.store, self.log.end_offset, self.report(), list[str]()
-        pieces, queues, dispatched_from = list(report.quarantined), self.derived.found.queues, end
-        if report.changed:
-            dispatched_from, queues = self._change_store(pieces, said, progress)
-        else:
-            self.log.sync()
-            sweep_unfinished(store)
-        progress.finish()
-        further = self.derived.next_offsets(queues, said)
-        ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
-        said.extend(ConsumerOffsets(store).lower(ends))
-        said.extend(DelayOffsets(store).lower(ends))
-        said.extend(DelayCancels(store).lower(ends))
-        failpoint("recovery_done")
-        return replace(report, queue_ends={**ends, **further}, notes=(*report.notes, *said), quarantined=tuple(pieces),
-                       stranded_bytes=sum(piece.size_bytes for piece in pieces), dispatched_bytes=max(0, end - dispatched_from))
-
-    def _change_store(self, pieces: list[QuarantinedPiece], said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
-        """Return where dispatch began, and the queues afterwards."""
-        found, end = self.log.found, self.log.end_offset
-        store, notes, watermark = found.store, found.notes, found.watermark
-        failpoint("recovery_planned")
+def _carry_out(plan: RecoveryPlan, progress: GrowingProgress) -> RecoveryReport:
+    """Change the store as planned, then lower the offsets that are beyond the end of a queue now."""
+    store, end, report, said = plan.log.found.store, plan.log.end_offset, report_of(plan), list[str]()
+    pieces, queues, dispatched_from = list(report.quarantined), plan.found.queues, end
+    if report.changed:
+        _begin(plan)
+        plan.log.change()
+        dispatched_from, queues = plan.change(pieces, said, progress)
+        _finish(plan, said)
+    else:
+        plan.log.sync()
         sweep_unfinished(store)
-        self.log.make_room()
-        try:
-            self._begin()
-        except DiskFullError:  # the user's quota is full, or the file system cannot punch holes
-            self.log.remove_last_spares()
-            self._begin()
-        failpoint("recovery_marked")
-        if watermark is not None and (end < watermark.flushed or notes.cut is not None):
-            WATERMARK.write(store, watermark.moved_to(min(watermark.flushed, end)))
-            failpoint("recovery_loss_accepted")
-        if notes.rebuilding is not None:
-            move_to_quarantine(store, notes.rebuilding)
-        self.log.change()
-        dispatched_from, queues = self.derived.change(pieces, said, progress)
-        self._finish(said)
-        return dispatched_from, queues
+    progress.finish()
+    further = plan.next_offsets(queues, said)
+    ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
+    said.extend(ConsumerOffsets(store).lower(ends))
+    said.extend(DelayOffsets(store).lower(ends))
+    said.extend(DelayCancels(store).lower(ends))
+    failpoint("recovery_done")
+    return replace(report, queue_ends={**ends, **further}, notes=(*report.notes, *said), quarantined=tuple(pieces),
+                   stranded_bytes=sum(piece.size_bytes for piece in pieces), dispatched_bytes=max(0, end - dispatched_from))
 
-    def _begin(self) -> None:
-        if (rebuilding := self.log.found.notes.rebuilding) is not None:
-            REBUILD.write(self.log.found.store, rebuilding)
-        self.derived.note_begun(self.derived.dispatch_from)
 
-    def _finish(self, said: list[str]) -> None:
-        """Note that all is done, the abort file and the markers last."""
-        found, log, end = self.log.found, self.log, self.log.end_offset
-        store, notes, watermark = found.store, found.notes, found.watermark
-        if notes.rebuilding is not None:
-            restore_queue_times(store, notes.rebuilding)
-        layout, last_ms = store.geometry.index_layout, max(0, log.last_stored_ms)
-        full = [file.header for file in list_index(store) if file.header is not None and layout.is_full(file.header.index_count)]
-        write_checkpoint(store, Checkpoint(last_ms, last_ms, full[-1].end_timestamp_ms if full else 0))
-        failpoint("recovery_checkpoint_written")
-        if watermark is not None and (found.copied is not None or watermark.flushed != end):
-            WATERMARK.write(store, watermark.moved_to(end))
-            failpoint("recovery_watermark_written")
-        if found.log.owner is Owner.ROCKETMQ and log.next_read_from < log.scan.scan_from != notes.left.recovered_from:
-            RECOVERED.write(store, log.scan.scan_from)
-        failpoint("recovery_kept_noted")
-        if notes.failure is not None or notes.has_failed_sync:
-            SYNC_FAILURE.remove(store)
-        if (cut := notes.cut) is not None:
-            CUT.remove(store)
-            failpoint("cut_done")
-            said.append(f"the log was cut at {cut.at}, {cut.end - cut.at:,} bytes of it are in quarantine: {cut.reason}")
-        remove_abort_file(store)
-        failpoint("recovery_abort_removed")
-        REBUILD.remove(store)
-        RECOVERY.remove(store)
-        failpoint("recovery_marker_removed")
+def _begin(plan: RecoveryPlan) -> None:
+    """Note what begins, for the next recovery if this one does not finish, and move what a rebuild replaces."""
+    found, end = plan.log.found, plan.log.end_offset
+    store, notes, watermark = found.store, found.notes, found.watermark
+    failpoint("recovery_planned")
+    sweep_unfinished(store)
+    plan.log.make_room()
+    try:
+        _mark(plan)
+    except DiskFullError:  # the user's quota is full, or the file system cannot punch holes
+        plan.log.remove_last_spares()
+        _mark(plan)
+    failpoint("recovery_marked")
+    if watermark is not None and (end < watermark.flushed or notes.cut is not None):
+        WATERMARK.write(store, watermark.moved_to(min(watermark.flushed, end)))
+        failpoint("recovery_loss_accepted")
+    if notes.rebuilding is not None:
+        move_to_quarantine(store, notes.rebuilding)
+
+
+def _mark(plan: RecoveryPlan) -> None:
+    if (rebuilding := plan.log.found.notes.rebuilding) is not None:
+        REBUILD.write(plan.log.found.store, rebuilding)
+    plan.mark(plan.dispatch_from)
+
+
+def _finish(plan: RecoveryPlan, said: list[str]) -> None:
+    """Note that all is done, the abort file and the markers last."""
+    found, log, end = plan.log.found, plan.log, plan.log.end_offset
+    store, notes, watermark = found.store, found.notes, found.watermark
+    index_ms, last_ms = plan.finish(), max(0, log.last_stored_ms)
+    write_checkpoint(store, Checkpoint(last_ms, last_ms, index_ms))
+    failpoint("recovery_checkpoint_written")
+    if watermark is not None and (found.copied is not None or watermark.flushed != end):
+        WATERMARK.write(store, watermark.moved_to(end))
+        failpoint("recovery_watermark_written")
+    if found.log.owner is Owner.ROCKETMQ and log.next_read_from < log.scan.scan_from != notes.left.recovered_from:
+        RECOVERED.write(store, log.scan.scan_from)
+    failpoint("recovery_kept_noted")
+    if notes.failure is not None or notes.has_failed_sync:
+        SYNC_FAILURE.remove(store)
+    if (cut := notes.cut) is not None:
+        CUT.remove(store)
+        failpoint("cut_done")
+        said.append(f"the log was cut at {cut.at}, {cut.end - cut.at:,} bytes of it are in quarantine: {cut.reason}")
+    remove_abort_file(store)
+    failpoint("recovery_abort_removed")
+    REBUILD.remove(store)
+    RECOVERY.remove(store)
+    failpoint("recovery_marker_removed")
