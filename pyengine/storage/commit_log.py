@@ -16,7 +16,6 @@ its recovery begins to read. `LogEnd` follows the end while another process appe
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import itertools
 import mmap
@@ -398,13 +397,6 @@ GUESS_BYTES = 1 << 20
 Piece = tuple[int, bool]  # (end, whether topic and properties are checked too: strict)
 
 
-class Owner(enum.Enum):
-    """The program that wrote the log: a valid config/watermark means pyengine."""
-
-    PYENGINE = "pyengine"
-    ROCKETMQ = "rocketmq"  # RocketMQ's log, or pyengine's without its watermark
-
-
 @dataclass(frozen=True, slots=True)
 class Log:
     """The log's files, and what is known about them before they are read."""
@@ -427,8 +419,9 @@ class Log:
         return cls(segments, size_bytes, watermark.flushed, watermark.verified_from, opened=opened)
 
     @property
-    def owner(self) -> Owner:
-        return Owner.ROCKETMQ if self.watermark is None else Owner.PYENGINE
+    def is_ours(self) -> bool:
+        """Whether pyengine wrote it: a valid config/watermark says so; else it is RocketMQ's, or pyengine's without its watermark."""
+        return self.watermark is not None
 
     @property
     def min_offset(self) -> int:
@@ -522,7 +515,7 @@ class Log:
     ) -> Generator[WalkResult, None, None]:
         """Call walk_pieces() for one segment."""
         with self.open(segment) as found:
-            yield from walk_pieces(found, start, pieces, limit=limit, check_crc=check_crc, check_offset=self.owner is Owner.PYENGINE)
+            yield from walk_pieces(found, start, pieces, limit=limit, check_crc=check_crc, check_offset=self.is_ours)
 
     def runs(self, start: int, end: int, on_damage: OnDamage | None = None, slice_bytes: int | None = None
              ) -> Iterator[LogRun | LogDamage]:
@@ -577,7 +570,7 @@ def first_segment_to_scan(log: Log, path: RecoveryPath, checkpoint: Checkpoint, 
     first = 0
     if path is RecoveryPath.NORMAL:
         first = first_after_orderly_stop(log, count)
-        kept = None if kept_from is None or log.owner is Owner.PYENGINE else log.index_of(kept_from)
+        kept = None if kept_from is None or log.is_ours else log.index_of(kept_from)
         first = max(first, kept or 0)
     else:
         for index in range(count - 1, 0, -1):
@@ -593,7 +586,7 @@ def first_segment_to_scan(log: Log, path: RecoveryPath, checkpoint: Checkpoint, 
 def first_after_orderly_stop(log: Log, count: int) -> int:
     """Return the index of the segment in which reading begins after an orderly stop, in a log of `count` segments; no watermark counts."""
     segments_read = NORMAL_SEGMENTS
-    if log.owner is Owner.PYENGINE:
+    if log.is_ours:
         segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
     return max(0, count - segments_read)
 
@@ -622,7 +615,7 @@ def scan_log(
     for segment in log.segments[first:]:
         base, segment_end = segment.start_offset, segment.start_offset + log.size_bytes
         if base > scan.end_offset and not over_gaps:
-            return replace(scan, reason=MISSING_SEGMENT) if log.owner is Owner.PYENGINE else before_blank
+            return replace(scan, reason=MISSING_SEGMENT) if log.is_ours else before_blank
         end = segment_end if limit is None else min(segment_end, limit)
         scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, report_done)
         if scan.reason != CaseLabel.BLANK and scan.end_offset < (resumed := min(log.verified_from, end)):
@@ -631,7 +624,7 @@ def scan_log(
                 continue
         if scan.reason != CaseLabel.BLANK:
             return scan
-        if segment is log.segments[-1] and log.owner is Owner.ROCKETMQ and limit is None:
+        if segment is log.segments[-1] and not log.is_ours and limit is None:
             return scan  # RocketMQ ends the log before such a blank; a commit slot may be after it
         before_blank, scan = scan, replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
     return scan
@@ -698,7 +691,7 @@ def find_end(root: Root, log: Log) -> LogScan:
     index = None if flushed is None else log.index_of(flushed)
     if flushed is None or index is None:
         # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.list_complete_log).
-        over_gaps = log.owner is Owner.ROCKETMQ
+        over_gaps = not log.is_ours
         return scan_log(log, find_recovery_start(read_stop_notes(root), log, over_gaps=over_gaps).first, over_gaps=over_gaps)
     label = log.label_at(log.segments[index], flushed)
     # The watermark may be inside a torn record or, if RocketMQ has appended since, inside a valid one: the segment's start is safe.
@@ -728,7 +721,7 @@ def find_recovery_start(left: StopNotes, log: Log, *, over_gaps: bool = False, h
     first = first_segment_to_scan(log, path, left.checkpoint, left.recovered_from, over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
-        first = unfinished if log.owner is Owner.ROCKETMQ else min(first, unfinished)
+        first = unfinished if not log.is_ours else min(first, unfinished)
     return RecoveryStart(path, first)
 
 
@@ -809,14 +802,14 @@ class LogEnd:
             return self._end
         if self._end >= log.verified_from and log.label_at(log.segments[index], self._end) == CaseLabel.ZEROES:
             return self._end  # no record was appended
-        scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.ROCKETMQ)
+        scan = scan_log(log, index, start=self._end, over_gaps=not log.is_ours)
         if scan.messages:
             self.last_store_timestamp_ms = scan.last_store_timestamp_ms
         if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_recheck():
             return scan.end_offset
         # Either a process is writing there, or the writer was killed, and bytes that this reader has
         # passed were cleared and overwritten: the segment's start is safe.
-        if log.owner is Owner.ROCKETMQ:
+        if not log.is_ours:
             return scan_log(log, index, over_gaps=True).end_offset
         self._end = None
         return find_end(self._root, self._current_view(starts)).end_offset

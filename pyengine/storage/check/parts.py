@@ -51,7 +51,6 @@ from pyengine.storage.commit_log import (
     Log,
     LogDamage,
     LogScan,
-    Owner,
     SegmentBytes,
     next_whole_record,
     runs_of,
@@ -256,7 +255,7 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
     name, start = shown(segment.path, store.root), max(0, at - segment.start_offset)
     tail, used_bytes = Tail.UNKNOWN, 0
     if at >= segment.start_offset:
-        tail, used_bytes = judge_tail(segment, at, reason, Owner.PYENGINE if store.is_ours else Owner.ROCKETMQ)
+        tail, used_bytes = judge_tail(segment, at, reason, is_ours=store.is_ours)
 
     def whole_after(each: MappedFile) -> int | None:
         with log.open(each) as found:

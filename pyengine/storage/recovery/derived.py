@@ -46,7 +46,7 @@ from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.storage.checkpoint import RebuildMarker, RecoveryMarker, SharedState, read_checkpoint, write_checkpoint, write_marker
-from pyengine.storage.commit_log import Log, LogDamage, LogRun, Owner, next_record
+from pyengine.storage.commit_log import Log, LogDamage, LogRun, next_record
 from pyengine.storage.consume_queue import message_stored_ms
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, rewrite, sync_file, sync_folder
@@ -427,7 +427,7 @@ class RecoveryPlan:
         It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
         """
         found, notes, log = self.log.found, self.log.found.notes, self.log
-        if found.accept_loss or log.log.owner is Owner.PYENGINE or notes.left.marker is not None or notes.rebuilding is not None:
+        if found.accept_loss or log.log.is_ours or notes.left.marker is not None or notes.rebuilding is not None:
             return
         lost = lost_messages(log.log, self.found.queues, self.found.index_files, log.end_offset, was_emptied=log.was_emptied)
         if lost:
@@ -568,7 +568,7 @@ class RecoveryPlan:
         an entry's position is its offset, whatever the record has.
         """
         found: dict[tuple[str, int], int] = {}
-        read_from = self.log.scan.scan_from if self.log.log.owner is Owner.PYENGINE else self.log.end_offset
+        read_from = self.log.scan.scan_from if self.log.log.is_ours else self.log.end_offset
         asked = [(queue.last_offset, queue) for queue in queues if read_from <= queue.last_offset < self.log.end_offset]
         for last, queue in sorted(asked, key=lambda one: one[0]):
             base, _, view = self.log.log.view_at(last) or (last, last, b"")
@@ -597,7 +597,7 @@ def plan_derived(log: LogPlan, found: Found) -> RecoveryPlan:
     is_crash = (is_abnormal or marker is not None) and reputter is None
     # After a crash the checkpoint, by which scan_from was chosen, covers older records.
     measured = [measured_from(queue, scan_from) for queue in found.queues] if is_abnormal else found.queues
-    cuts = tuple(plan_cut(queue, end, keep_place=log.log.owner is Owner.PYENGINE) for queue in measured)
+    cuts = tuple(plan_cut(queue, end, keep_place=log.log.is_ours) for queue in measured)
     deleted, enter_from = plan_index(found.index_files, log.found.store.geometry.index_layout,
                                      notes.left.checkpoint.index_msg_timestamp_ms if is_crash else None, log_min, end)
     if "index" in notes.pieces:

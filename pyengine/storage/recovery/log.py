@@ -30,7 +30,6 @@ from pyengine.storage.commit_log import (
     MISSING_SEGMENT,
     Log,
     LogScan,
-    Owner,
     RecoveryStart,
     find_recovery_start,
     first_after_orderly_stop,
@@ -69,7 +68,7 @@ class FoundLog:
     @property
     def may_have_failed_sync(self) -> bool:
         """Whether a sync failed, perhaps unnoticed as its engine died; never in a copy, which no engine has synced."""
-        return self.notes.has_failed_sync or (self.log.owner is Owner.PYENGINE and self.is_abnormal and self.copied is None)
+        return self.notes.has_failed_sync or (self.log.is_ours and self.is_abnormal and self.copied is None)
 
 
 def find_log(
@@ -315,7 +314,7 @@ class LogPlan:
             self._verify_rewritten()
         if found.copied is not None:
             sync_file_system(found.store.root)  # with config/; the syncs of log, queues and index tell of an error
-        if found.copied is not None or log.owner is Owner.ROCKETMQ:
+        if found.copied is not None or not log.is_ours:
             self._sync_names()
 
     def _verify_rewritten(self) -> None:
@@ -359,7 +358,7 @@ def plan_log(found: FoundLog, first: int, progress: Progress | None = None) -> L
                 (start, buffer[start - base : end - base]) for base, buffer, start, end in _published(shared, scan.end_offset)))
     end, by_slot = plan.end_offset, plan.by_slot
     if plan.holder is not None:
-        tail, used_bytes = judge_tail(plan.holder, end, plan.scan.reason, log.owner, by_slot=by_slot)
+        tail, used_bytes = judge_tail(plan.holder, end, plan.scan.reason, is_ours=log.is_ours, by_slot=by_slot)
         plan = replace(plan, tail=tail, tail_bytes=used_bytes)
     extra, cut_bytes = [], plan.tail_bytes
     for segment in (*log.segments, *found.beyond):
@@ -416,7 +415,7 @@ def _published(shared: SharedState, begin: int) -> Iterator[tuple[int, memoryvie
             yield base, buffer, start, end
 
 
-def judge_tail(segment: MappedFile, end_offset: int, reason: str, owner: Owner, *, by_slot: bool = False) -> tuple[Tail, int]:
+def judge_tail(segment: MappedFile, end_offset: int, reason: str, *, is_ours: bool, by_slot: bool = False) -> tuple[Tail, int]:
     """Return what a segment has from `end_offset` on, and its bytes up to the last non-zero one; `reason`: why the walk stopped there.
 
     In a RocketMQ store it is unknown what was synced, so a spoiled record may be a message; above pyengine's watermark
@@ -442,4 +441,4 @@ def judge_tail(segment: MappedFile, end_offset: int, reason: str, owner: Owner, 
         return Tail.UNKNOWN, used_bytes
     # A complete record ends with its properties or, without properties, with its topic and two zeros.
     is_unfinished = size_bytes - used_bytes > 2
-    return (Tail.TORN if is_unfinished or owner is Owner.PYENGINE else Tail.SPOILED), used_bytes
+    return (Tail.TORN if is_unfinished or is_ours else Tail.SPOILED), used_bytes

@@ -46,7 +46,7 @@ from pyengine.storage.checkpoint import (
     remove_abort_file,
     write_checkpoint,
 )
-from pyengine.storage.commit_log import Owner, find_end, scan_before, shown
+from pyengine.storage.commit_log import find_end, scan_before, shown
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
 from pyengine.storage.message_store import MessageStore
@@ -152,7 +152,7 @@ def look(
 def decide(found: Found, progress: Progress | None = None) -> RecoveryPlan:
     """Compare queues and index with the log, and both with what must be durable. Reads only."""
     notes, log, marker, options = found.log.notes, found.log.log, found.log.notes.left.marker, found.log.options
-    first, is_rebuild, is_ours = found.log.start.first, notes.rebuilding is not None, log.owner is Owner.PYENGINE
+    first, is_rebuild, is_ours = found.log.start.first, notes.rebuilding is not None, log.is_ours
     if is_rebuild and not is_ours and marker is None:  # no more is read than must be, or damage there would end the log
         first = max(0, len(log.segments) - 1)
     with start_writeback(log.unsynced_paths):
@@ -314,7 +314,7 @@ def _finish(plan: RecoveryPlan, said: list[str]) -> None:
     if watermark is not None and (found.copied is not None or watermark.flushed != end):
         WATERMARK.write(store, watermark.moved_to(end))
         failpoint("recovery_watermark_written")
-    if found.log.owner is Owner.ROCKETMQ and log.next_read_from < log.scan.scan_from != notes.left.recovered_from:
+    if not found.log.is_ours and log.next_read_from < log.scan.scan_from != notes.left.recovered_from:
         RECOVERED.write(store, log.scan.scan_from)
     failpoint("recovery_kept_noted")
     if notes.failure is not None or notes.has_failed_sync:

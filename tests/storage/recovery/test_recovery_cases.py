@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pyengine.formats.record import encode_blank
-from pyengine.storage.commit_log import Owner
 from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.recovery.derived import plan_index
 from pyengine.storage.recovery.log import Extra, Tail, judge_tail
@@ -19,7 +18,6 @@ from record_bytes import encode_record
 SEGMENT, END = 8192, 1000
 RECORD = encode_record(topic="topic", body=b"hello", physical_offset=END, properties="a\x01b")
 PLAIN = encode_record(topic="topic", body=b"hello", physical_offset=END)
-PYENGINE, ROCKETMQ = Owner
 ROWS = [
     # bytes from the end on, reason of the walk, in pyengine's store, in RocketMQ's
     (b"", "zeroes", Tail.NOTHING, Tail.NOTHING),
@@ -53,14 +51,14 @@ def segment(tmp_path):
 @pytest.mark.parametrize(("content", "reason", "ours", "theirs"), ROWS)
 def test_a_tail_is_judged_by_its_bytes_and_its_owner(segment, content, reason, ours, theirs):
     used_bytes = len(content.rstrip(b"\0"))
-    assert judge_tail(segment(content), END, reason, PYENGINE) == (ours, used_bytes)
-    assert judge_tail(segment(content), END, reason, ROCKETMQ) == (theirs, used_bytes)
+    assert judge_tail(segment(content), END, reason, is_ours=True) == (ours, used_bytes)
+    assert judge_tail(segment(content), END, reason, is_ours=False) == (theirs, used_bytes)
 
 
-@pytest.mark.parametrize("owner", Owner)
+@pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize(("content", "reason", "ours", "theirs"), ROWS[1:])
-def test_a_tail_beyond_the_commit_slot_is_unpublished(segment, owner, content, reason, ours, theirs):
-    assert judge_tail(segment(content), END, reason, owner, by_slot=True)[0] is Tail.UNPUBLISHED
+def test_a_tail_beyond_the_commit_slot_is_unpublished(segment, is_ours, content, reason, ours, theirs):
+    assert judge_tail(segment(content), END, reason, is_ours=is_ours, by_slot=True)[0] is Tail.UNPUBLISHED
 
 
 def test_only_what_may_be_a_message_is_kept():
