@@ -299,14 +299,6 @@ def write_marker(root: Root, marker: RecoveryMarker) -> None:
         RECOVERY.write(root, marker)
 
 
-def read_recovered_from(root: Root) -> int | None:
-    """Return the physical offset in config/recovered; None if the file does not exist or is damaged."""
-    try:
-        return RECOVERED.read(root).record
-    except DiskError:
-        return None
-
-
 def read_cut(root: Root) -> Cut | None:
     """Return the unfinished cut, None if there is none. CorruptionError for a damaged note."""
     cut, damage = CUT.read(root)
@@ -322,12 +314,15 @@ class StopNotes(NamedTuple):
     abort_exists: bool
     marker: RecoveryMarker | None  # of a recovery that did not finish
     checkpoint: Checkpoint
-    recovered_from: int | None     # config/recovered
+    recovered_from: int | None     # config/recovered; None without it, also if it is damaged
 
 
 def read_stop_notes(root: Root) -> StopNotes:
-    """Read them. DiskError if one cannot be read."""
-    return StopNotes(abort_file_exists(root), read_marker(root), read_checkpoint(root), read_recovered_from(root))
+    """Read them. DiskError if one cannot be read; config/recovered counts as absent then."""
+    recovered_from = None
+    with contextlib.suppress(DiskError):
+        recovered_from = RECOVERED.read(root).record
+    return StopNotes(abort_file_exists(root), read_marker(root), read_checkpoint(root), recovered_from)
 
 
 @dataclass(frozen=True, slots=True)
