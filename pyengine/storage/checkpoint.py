@@ -318,11 +318,14 @@ class StopNotes(NamedTuple):
 
 
 def read_stop_notes(root: Root) -> StopNotes:
-    """Read them. DiskError if one cannot be read; config/recovered counts as absent then."""
-    recovered_from = None
+    """Read them. DiskError if one cannot be read, but for config/recovered, which then counts as absent.
+
+    That is read last: recovery writes it before it removes the abort file, which a reader beside it may miss.
+    """
+    abort_exists, marker, checkpoint, recovered_from = abort_file_exists(root), read_marker(root), read_checkpoint(root), None
     with contextlib.suppress(DiskError):
         recovered_from = RECOVERED.read(root).record
-    return StopNotes(abort_file_exists(root), read_marker(root), read_checkpoint(root), recovered_from)
+    return StopNotes(abort_exists, marker, checkpoint, recovered_from)
 
 
 @dataclass(frozen=True, slots=True)

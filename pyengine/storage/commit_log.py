@@ -721,7 +721,7 @@ def find_recovery_start(left: StopNotes, log: Log, *, over_gaps: bool = False, h
     first = first_segment_to_scan(log, path, left.checkpoint, left.recovered_from, over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
-        first = unfinished if not log.is_ours else min(first, unfinished)
+        first = min(first, unfinished) if log.is_ours else unfinished
     return RecoveryStart(path, first)
 
 

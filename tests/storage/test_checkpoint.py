@@ -14,6 +14,7 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.storage import checkpoint as store_checkpoint
 from pyengine.storage.checkpoint import (
+    RECOVERED,
     SYNC_FAILURE,
     WATERMARK,
     DurableWatermark,
@@ -21,6 +22,7 @@ from pyengine.storage.checkpoint import (
     create_abort_file,
     note_sync_failure,
     read_checkpoint,
+    read_stop_notes,
     read_sync_failure,
     read_watermark,
     remove_abort_file,
@@ -129,6 +131,15 @@ def test_the_abort_file_comes_and_goes_and_both_are_idempotent(tmp_path):
     for _ in range(2):
         remove_abort_file(tmp_path)
         assert not abort_file_exists(tmp_path)
+
+
+def test_a_reader_that_sees_no_abort_file_sees_what_the_recovery_that_removed_it_has_noted(tmp_path):
+    def recovered(root) -> bool:
+        RECOVERED.write(root, 5)
+        return False
+
+    with patch.object(store_checkpoint, "abort_file_exists", recovered):
+        assert read_stop_notes(tmp_path).recovered_from == 5
 
 
 def test_a_failed_sync_is_noted_once_a_boot_and_forgotten_when_it_is_made_good(tmp_path):

@@ -1,9 +1,9 @@
 """Queues and index files in a recovery: what is found of them, what the log makes of them, and how they are changed.
 
-    find_derived        where each queue ends, the headers of the index files; it reads only
-    plan_derived        queues to truncate to the log, index files to delete, and where dispatch begins; it reads only
+    find_derived         where each queue ends, the headers of the index files; it reads only
+    plan_derived         queues to truncate to the log, index files to delete, and where dispatch begins; it reads only
     RecoveryPlan.change  truncate queues; delete index files that are damaged or were not synced; dispatch the log to queues and index,
-                        from where they end; sync
+                         from where they end; sync
 
 A queue's own end is found as in RocketMQ (ConsumeQueue.recover): from its
 third-last file on, the data ends before the first invalid entry. After a crash earlier

@@ -98,7 +98,7 @@ class PlannedPiece(NamedTuple):
         self._write_note()
         failpoint("quarantine_noted")
         try:
-            _move(source, target)
+            _rename(source, target)
         except BaseException:
             if not target.exists():
                 with contextlib.suppress(OSError):
@@ -177,12 +177,12 @@ def _move_piece(store: StorePaths, marker: RebuildMarker, piece: str) -> None:
         if not _note_path(noted).exists():
             write_note(noted, list(marker.pieces), "replaced by a rebuild from the log")
         make_folders(target.parent)
-        _move(source, target)
+        _rename(source, target)
         sync_folder(target.parent)
     sync_folder(source.parent)
 
 
-def _move(source: Path, target: Path) -> None:
+def _rename(source: Path, target: Path) -> None:
     """Move a file or folder. To another file system it is copied: the copy is complete and durable before it gets its name, and the name
     before the source is removed."""
     with disk_errors("move", source, f" (to {target})"):

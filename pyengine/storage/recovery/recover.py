@@ -84,7 +84,6 @@ def recover(
     try:
         found = look(store, notes, options, accept_loss=accept_loss, is_run=True)
         plan = decide(found, steps)
-        plan.raise_refusals()
         report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, steps)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
@@ -114,7 +113,6 @@ def preview(
         raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
                           "preview cannot; run `recover`, or restore the store")
     plan = decide(found, steps)
-    plan.raise_refusals()
     if not plan.log.is_degraded:
         steps.finish()
     return replace(report_of(plan), seconds=time.monotonic() - started_s)
@@ -150,7 +148,7 @@ def look(
 
 
 def decide(found: Found, progress: Progress | None = None) -> RecoveryPlan:
-    """Compare queues and index with the log, and both with what must be durable. Reads only."""
+    """Compare queues and index with the log, and both with what must be durable. Reads only; raises what `recover` refuses."""
     notes, log, marker, options = found.log.notes, found.log.log, found.log.notes.left.marker, found.log.options
     first, is_rebuild, is_ours = found.log.start.first, notes.rebuilding is not None, log.is_ours
     if is_rebuild and not is_ours and marker is None:  # no more is read than must be, or damage there would end the log
@@ -167,6 +165,7 @@ def decide(found: Found, progress: Progress | None = None) -> RecoveryPlan:
     if is_rebuild or marker is not None:
         noted = 0 if is_rebuild or marker is None else marker.dispatch_from
         plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, noted)))
+    plan.raise_refusals()
     return replace(plan, log=plan.log.with_pieces())
 
 
@@ -314,7 +313,8 @@ def _finish(plan: RecoveryPlan, said: list[str]) -> None:
     if watermark is not None and (found.copied is not None or watermark.flushed != end):
         WATERMARK.write(store, watermark.moved_to(end))
         failpoint("recovery_watermark_written")
-    if not found.log.is_ours and log.next_read_from < log.scan.scan_from != notes.left.recovered_from:
+    is_noted = notes.left.recovered_from == log.scan.scan_from
+    if not found.log.is_ours and log.next_read_from < log.scan.scan_from and not is_noted:
         RECOVERED.write(store, log.scan.scan_from)
     failpoint("recovery_kept_noted")
     if notes.failure is not None or notes.has_failed_sync:
