@@ -29,7 +29,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native.failpoints import VARIABLE, Board
-from pyengine.storage.checkpoint import read_sync_failure
+from pyengine.storage.checkpoint import note_sync_failure, read_sync_failure
 from pyengine.storage.mapped_file import used_end
 from waiting import eventually, scaled_timeout_s
 
@@ -77,14 +77,19 @@ def recover(root: Path) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout or "{}")
 
 
-def messages_on_the_disk(disk: LoggedDisk, scratch: Path) -> int:
-    """How many messages a machine finds that is started with the disk as it is now."""
+@contextlib.contextmanager
+def restarted(disk: LoggedDisk, scratch: Path):
+    """The store's folder on a machine that is started with the disk as it is now."""
     place, copy = scratch / "other", scratch / "copy"
     place.mkdir(exist_ok=True)
     copy.write_bytes(disk.snapshot())
     with open(copy, "rb+") as file, mount(file.fileno(), place, disk.kind.name):
-        with pyengine.open_store(place / disk.store.name) as reader:
-            return read_all(reader)
+        yield place / disk.store.name
+
+
+def messages_on_the_disk(disk: LoggedDisk, scratch: Path) -> int:
+    with restarted(disk, scratch) as root, pyengine.open_store(root) as reader:
+        return read_all(reader)
 
 
 @contextlib.contextmanager
@@ -180,6 +185,34 @@ def test_flushed_messages_are_on_the_disk_after_flusher_and_writer_died_at_a_fai
     """Also those in blocks that had only zeros when they could not be written (sync), or when all messages were flushed (zeros)."""
     count = with_own_mounts(lose_who_saw_it_fail, program, tmp_path, seen_by, mode, fails_on)
     assert count == (3 if fails_on == "messages" else 2) * MESSAGES
+
+
+def write_after_recovery(program: Path, otherwise: Path, is_noted: bool) -> None:
+    """Zeros after the log's end are stored, mapped by a reader and not written, for the disk fails; the engine dies, and has noted that or
+    not (`is_noted`). After a recovery bytes are put in their place, and the machine restarts.
+    """
+    with failing(program, otherwise, **MODES["sync"], **FEW_ZEROS) as (disk, scratch):
+        path = StorePaths(disk.store).commit_log_segment(0)
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            end = used_end(path)
+            store_zeros_that_fail(disk)
+            assert not any(memory[end:])
+            kill_engine(disk.store)
+            with pytest.raises(OSError, match="Input/output error"):
+                os.fsync(file.fileno())
+            disk.fail_writes_with(NO_WRITES)
+            assert not is_noted or note_sync_failure(disk.store, end, str(path), "Input/output error")
+            assert recover(disk.store)[0] == 0
+            memory[end:] = b"x" * (len(memory) - end)
+            os.fsync(file.fileno())
+        with restarted(disk, scratch) as root:
+            assert StorePaths(root).commit_log_segment(0).read_bytes()[end:].count(b"x") == path.stat().st_size - end
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_what_is_written_after_a_recovery_is_on_disk_where_zeros_could_not_be_written(program, tmp_path, is_noted):
+    """Whoever writes it: the engine's next writer gives zeros new pages, too, but only if the flusher has started before it."""
+    with_own_mounts(write_after_recovery, program, tmp_path, is_noted)
 
 
 @pytest.mark.parametrize("memory_stays, mode", [(True, "async"), (False, "sync")])
