@@ -278,6 +278,7 @@ def test_a_task_whose_pool_process_is_killed_is_run_again_if_it_says_so(own):
     own.wait_until_acknowledged()
 
 
+@pytest.mark.ci
 def test_tasks_beside_one_that_kills_its_worker_are_no_dead_letters(own):
     def taking():
         connection, got = app_of(own).__enter__().connection(), []
@@ -588,6 +589,7 @@ def test_an_eta_in_the_past_is_due_now_however_far(connect):
     assert sorted(received(connection, queue, 4)) == [1, 1969, 1970, 2020]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("wrong", [
     {"body": "x"}, {"body": 5}, {"headers": [1]}, {"properties": {"delivery_info": {}, "body_encoding": "none"}},
     {"properties": {"delivery_info": []}}, {"properties": {"delivery_info": {}, "expiration": "1e9"}}],

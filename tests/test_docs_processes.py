@@ -35,6 +35,7 @@ def bodies(store):
 FIRST, APP, GUNICORN, SERVICE, UVICORN, JOBS, CELERY, CELL, SERVE = blocks_of("docs/processes.md")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("module", "program", "shell", "answer"), [
     ("app.py", APP, GUNICORN, "0"), ("service.py", SERVICE, UVICORN, '{"offset":0}')], ids=["gunicorn", "uvicorn"])
 def test_the_processes_of_a_server_share_an_engine(servers, module, program, shell, answer):

@@ -137,6 +137,7 @@ def test_kill_9_under_load_loses_no_message_and_repeats_none_that_is_stored_as_d
         lambda: "shutting down" in own.log.lower(), "Dramatiq ends when one of its workers was killed"))
 
 
+@pytest.mark.ci
 def test_messages_beside_one_that_kills_its_worker_are_no_dead_letters(own):
     def taking():
         consumer = broker_of(own).consume("default", prefetch=4, timeout=200)

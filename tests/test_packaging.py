@@ -164,12 +164,14 @@ def test_one_wheel_is_for_every_python_from_3_11_on(installed):
     assert re.fullmatch(r"pyengine_store-[\d.]+(dev\d+)?-cp311-abi3-linux_\w+\.whl", installed.wheel.name)
 
 
+@pytest.mark.ci
 def test_spark_and_arrow_are_an_extra(installed):
     lines = wheel_metadata(installed.wheel).get_all("Requires-Dist")
     data = {"pyspark", "pyarrow", "pandas"}
     assert requirements(lines, "spark") == data and not requirements(lines) & data
 
 
+@pytest.mark.ci
 def test_a_program_with_packages_of_these_names_runs_from_the_wheel(installed, own_folder):
     (own_folder / "program.py").write_text(PROGRAM)
     done = installed.run("program.py", cwd=own_folder)
@@ -200,6 +202,7 @@ def test_strict_mypy_accepts_the_programs_of_the_readme_and_the_examples(install
     assert blocks and found and all(line.startswith("wrong.py:4:") for line in found), done.stdout + done.stderr
 
 
+@pytest.mark.ci
 def test_without_the_extra_the_sentence_says_how_to_get_it(installed, tmp_path):
     assert installed.run("-m", "pyengine", "start", "store", *SMALL, cwd=tmp_path).returncode == 0
     assert installed.run("-m", "pyengine", "stop", "store", cwd=tmp_path).returncode == 0

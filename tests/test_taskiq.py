@@ -167,6 +167,7 @@ def test_kill_9_under_load_loses_no_task_and_repeats_none_that_is_stored_as_done
     assert {firsts[name] for name in again} == {victim}  # until everything was killed, only the victim's came again
 
 
+@pytest.mark.ci
 def test_tasks_beside_one_that_kills_its_worker_are_no_dead_letters(own):
     def taking():
         loop = asyncio.new_event_loop()

@@ -167,6 +167,7 @@ def program(tmp_path):
     return tmp_path
 
 
+@pytest.mark.ci
 @pytest.mark.mypy
 def test_mypy_checks_a_users_program(program):
     (program / "mypy.ini").write_text("[mypy]\nstrict = True\nfollow_imports = silent\n[mypy-pyengine.*]\nignore_errors = True\n")

@@ -91,6 +91,7 @@ def test_node_gets_the_kind_of_backoff_that_it_knows(grpc_store, topic):
     assert (backoff.exponential_backoff.initial.seconds, backoff.exponential_backoff.max.seconds) == (1000, 7_200_000)  # as ms
 
 
+@pytest.mark.ci
 def test_a_half_closed_stream_is_ended_and_its_client_left_out(grpc_store, topic):
     caller, group = grpc_store.caller(), f"G_{topic}"
     caller.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(group=V2.Resource(name=group)))

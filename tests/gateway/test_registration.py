@@ -206,6 +206,7 @@ def test_a_slave_registers_with_a_number_above_0(start, name_server):
         assert {frame.fields["brokerId"] for frame in name_server.frames if frame.code != codes.GET_BROKER_CLUSTER_INFO} == {str(number)}
 
 
+@pytest.mark.ci
 def test_a_slave_without_a_secret_takes_its_masters_tables_by_requests(start, name_server):
     store = start(name_server)
     assert store.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"x").code == codes.SUCCESS

@@ -52,6 +52,7 @@ def cleaned(request, tmp_path_factory) -> tuple[Path, Path]:
     return root, theirs
 
 
+@pytest.mark.ci
 def test_the_files_that_are_left_are_rocketmqs_byte_for_byte(cleaned):
     root, theirs = cleaned
     manifest = load_manifest(GOLDEN / f"{RECIPE}.json.gz")

@@ -79,6 +79,7 @@ def told_by(program, served, folder) -> list[str]:
     return told.stdout.splitlines()
 
 
+@pytest.mark.ci
 def test_a_client_of_rocketmq_5_gets_messages_at_their_time_and_by_lite_pulls(served, tmp_path):
     assert told_by("Later", served, tmp_path) == [f"got 28 early 0 refused {codes.MESSAGE_ILLEGAL}"]
 
@@ -113,6 +114,7 @@ def test_namespaces_of_clients_share_neither_topics_nor_groups_nor_retries(serve
     assert "spaced" not in topics and "spaced_readers" not in groups
 
 
+@pytest.mark.ci
 def test_a_group_continues_where_it_stopped(served, clients):
     def send(*bodies):
         clients.ask("send", group="senders", how="sync", topic="resumed", tags="t", bodies=list(bodies))

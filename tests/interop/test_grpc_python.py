@@ -180,6 +180,7 @@ def test_a_delayed_message_comes_at_its_time_unless_it_was_recalled(grpc_store, 
     assert told_by(grpc_store, "delay5", DELAY, tmp_path) == ["late", True, "last"]
 
 
+@pytest.mark.ci
 def test_transactions_end_by_their_producer_or_by_its_answer(grpc_store, tmp_path):
     assert told_by(grpc_store, "transactions5", TRANSACTIONS, tmp_path) == ["committed", "orphan"]
 

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.java, pytest.mark.maven]
 JUDGED_AT_ONCE = 4
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_log_ends_where_the_real_store_ends_it(name, judge, tmp_path):
     stores = kept_stores(name, range(2), tmp_path)

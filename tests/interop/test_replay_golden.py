@@ -158,6 +158,7 @@ def test_our_own_reader_and_check_find_everything(replayed, recipe):
     assert checked.code == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.ci
 @each_end
 @pytest.mark.java
 @pytest.mark.maven
@@ -174,6 +175,7 @@ def test_the_real_store_opens_it_and_reads_every_message(all_replayed, judge):
     assert differences == {key: [] for key in all_replayed}
 
 
+@pytest.mark.ci
 @each_end
 @pytest.mark.java
 @pytest.mark.maven

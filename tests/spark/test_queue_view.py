@@ -172,6 +172,7 @@ def test_the_page_holds_the_tables():
     assert queue_section() in text
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_spark_reads_the_views_and_refuses_the_old_name(spark, builder):

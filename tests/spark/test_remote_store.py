@@ -266,6 +266,7 @@ def test_a_log_in_several_folders_is_refused(tmp_path):
         read_plan(tmp_path, fileSystem="arrow")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("recipe", usual(sorted(set(RECIPES) - REFUSED - DAMAGED_END)))
 def test_the_queues_of_a_golden_store_read_as_those_that_are_mapped(golden, recipe, small_windows, monkeypatch):
     """access=queue, both queue views, and streams of either kind."""
@@ -584,6 +585,7 @@ def test_each_window_size_finds_the_same_record(monkeypatch):
                         assert found == wanted, (limit, first, end, window)
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_spark_reads_and_jobs_run_over_a_file_system(spark, golden, tmp_path):

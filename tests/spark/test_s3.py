@@ -45,6 +45,7 @@ def builder(tmp_path) -> StoreBuilder:
     return made
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("recipe", usual(WHOLE, USUAL))
 def test_a_golden_store_reads_as_it_does_locally(golden, bucket, recipe):
     root = golden(recipe).root

@@ -26,6 +26,7 @@ def source(tmp_path) -> StoreBuilder:
     return builder
 
 
+@pytest.mark.ci
 def test_a_dataframe_is_put_with_all_its_columns(spark, sink_store):
     df = spark.range(300).selectExpr(
         "'All' AS topic", "cast(id AS STRING) AS value", "cast(id % 2 AS INT) AS partition", "concat('k', id) AS key",

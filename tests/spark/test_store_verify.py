@@ -220,6 +220,7 @@ def test_verify_by_workers_reports_the_findings_of_one_process(spark, tmp_path, 
     assert told == sorted(told) and all(done <= total for done, total in told)
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_the_check_command_finds_the_same_with_spark(spark, tmp_path):

@@ -59,6 +59,7 @@ def builder(tmp_path) -> StoreBuilder:
     return made
 
 
+@pytest.mark.ci
 def test_the_whole_log_in_bounded_batches_and_on_from_the_checkpoint(spark, builder, tmp_path):
     df = stream(spark, builder.root, startingOffsets="earliest", maxBytesPerTrigger="4k")
     assert df.isStreaming
