@@ -30,6 +30,7 @@ def run_bench(name: str, tmp_path: Path, *arguments: str) -> list[dict]:
 WITH_OPTIONS = sorted({path.name for path in (ROOT / "bench").glob("*.py") if "ArgumentParser" in path.read_text()} - {"measure.py"})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", WITH_OPTIONS)
 def test_each_benchmark_starts(name, tmp_path):
     """With nothing on the path but what it puts there itself."""

@@ -53,6 +53,7 @@ def test_the_folder_has_the_files_of_its_pictures_only():
     assert sorted(path.name for path in PICTURES.glob("*.svg")) == FILES
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("file", "old", "new"), [
     ("docs/pictures/overview-dark.svg", "commit log", "commit dog"),
     ("README.md", "pictures/overview-dark.svg", "pictures/overview.svg"),

@@ -14,6 +14,7 @@ import pytest
 import pyengine
 from crash.replicas import free_port
 from fix_cli import run
+from fix_golden import usual
 from fix_slave import secret_file
 from ha_proxy import CLEAN, FaultProxy, Faults
 from pyengine.native import control as native
@@ -126,7 +127,7 @@ def test_diff_of_a_slave_behind_its_master_reports_the_lag_and_no_difference(mak
     pair.master.stop()
 
 
-HAS_SECRET = pytest.mark.parametrize("has_secret", [True, False], ids=["secret", "address"])
+HAS_SECRET = pytest.mark.parametrize("has_secret", usual([True, False], [True], pytest.mark.ci), ids=["secret", "address"])
 
 
 @HAS_SECRET
@@ -305,7 +306,7 @@ def test_a_promoted_slave_continues_with_topics_and_groups(make_engine):
     assert sorted(read + rest) == [b"0", b"1", b"2", b"3"], "what was committed does not come again"
 
 
-@pytest.mark.parametrize("given", [{}, {"subscribe": "T"}], ids=["log", "topics"])
+@pytest.mark.parametrize("given", usual([{}, {"subscribe": "T"}], [{}], pytest.mark.ci), ids=["log", "topics"])
 def test_the_checkpoint_of_a_stream_is_continued_on_the_promoted_slave(make_engine, given):
     pytest.importorskip("pyspark")
     from pyspark.sql.types import StructType

@@ -490,7 +490,7 @@ def test_several_producers_need_no_current_directory(engine, tmp_path):
 
 
 @pytest.mark.parametrize("closed", usual(
-    ["0<&-", "1>&-", "2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"], ["1>&-", "0<&- 1>&- 2>&-"], pytest.mark.ci))
+    ["0<&-", "1>&-", "2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"], ["0<&- 1>&- 2>&-"], pytest.mark.ci))
 def test_commands_work_with_closed_standard_streams(make_engine, tmp_path, closed):
     """As a shell detaches programs; no file of the store gets such a number, and what is printed goes nowhere."""
     root = make_engine().root

@@ -15,6 +15,7 @@ import pytest
 import pyengine
 from fix_cli import environment
 from fix_client import age_leaving, consumers_of, housekeep
+from fix_golden import usual
 from pyengine.client import handler as handler_module
 from pyengine.client.retries import dlq_topic, retry_topic
 from pyengine.errors import EngineUnavailableError, UsageError
@@ -748,9 +749,9 @@ else:
 """
 
 
-@pytest.mark.parametrize(("form", "sharing", "hangs"), [
+@pytest.mark.parametrize(("form", "sharing", "hangs"), usual([
     ("threads", "queues", False), ("threads", "queues", True), ("tasks", "queues", False), ("tasks", "queues", True),
-    ("threads", "messages", True)])
+    ("threads", "messages", True)], [("threads", "queues", True), ("tasks", "queues", False)], pytest.mark.ci))
 def test_a_slow_message_is_no_dead_letter_beside_one_that_kills(engine, names, tmp_path, form, sharing, hangs):
     log = tmp_path / "log"
     with engine.connect() as producer:

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from fix_client import locks_of
+from fix_golden import usual
 from fix_parts import MODES
 from fix_put_ways import WAYS
 from pyengine import UsageError
@@ -79,6 +80,7 @@ def test_the_first_put_of_a_child_opens_a_session_whichever_it_is(parts, produce
     assert producer.put("U", b"after").ok, "the parent goes on in its own"
 
 
+@pytest.mark.ci
 def test_children_of_children_and_many_at_once_have_sessions_of_their_own(parts, producer):
     def grandchild():
         assert producer.put("T", b"child").ok
@@ -123,7 +125,7 @@ def test_a_dropped_producer_of_a_child_ends_its_session(parts):
     assert producers[0].put("T", b"x").queue_offset == 2
 
 
-@pytest.mark.parametrize("what", ["submitted", "with a callback", "slow", "many", "awaited"])
+@pytest.mark.parametrize("what", usual(["submitted", "with a callback", "slow", "many", "awaited"], ["slow", "awaited"], pytest.mark.ci))
 def test_the_parents_pending_futures_are_indeterminate_in_the_child(parts, producer, stopped_writer, what):
     resume = stopped_writer()
     called = []

@@ -16,6 +16,7 @@ import pytest
 
 import pyengine
 from fix_client import due_commit, housekeep_once, is_asleep, members_of, reader_of, retries_of
+from fix_golden import usual
 from pyengine.client import consumer as consumer_module
 from pyengine.ipc import live_reader
 from pyengine.ipc.group_members import GroupMembers
@@ -463,7 +464,7 @@ def keep_while_it_beats(consumer, is_so, what: str) -> None:
     eventually(lambda: beats(consumer) and (housekeep_once(consumer) or is_so()), what)
 
 
-@pytest.mark.parametrize("sharing", ["queues", "messages"])
+@pytest.mark.parametrize("sharing", usual(["queues", "messages"], ["messages"], pytest.mark.ci))
 def test_an_idle_member_only_beats_until_something_changes(store, unkept, sharing):
     engine, producer = store
     options = {"group": "g", "session_timeout_s": 60, "sharing": sharing}

@@ -8,6 +8,7 @@ import pyengine
 from damage import flip
 from fix_cli import run
 from fix_engine import RunningEngine
+from fix_golden import usual
 from pyengine.native.failpoints import VARIABLE, Board
 from pyengine.storage.checkpoint import read_watermark
 from waiting import eventually
@@ -50,7 +51,7 @@ def test_an_adopted_whole_store_is_read_and_covered_while_puts_continue(adopted)
     assert run("check", engine.root).code == 0
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("end", usual(["stop", "kill"], ["kill"], pytest.mark.ci))
 def test_a_bit_wrong_before_adoption_is_reported_and_later_starts_work(adopted, end):
     """The watermark vouched for all of it at once: the start after the next was degraded."""
     engine = adopted("roll")

@@ -60,8 +60,8 @@ def run_hostile(engine, good, program: str, *arguments: int) -> None:
 
 
 @pytest.mark.parametrize(("size_bytes", "claimed_bytes"), [
-    pytest.param(0, 0, id="all of it"),
-    pytest.param(RING_AT, 128, id="the ring"),
+    pytest.param(0, 0, id="all of it", marks=pytest.mark.ci),
+    pytest.param(RING_AT, 128, id="the ring", marks=pytest.mark.ci),
     pytest.param(PAGE, 128, id="all but the page of the counters"),
 ])
 def test_cutting_a_session_object_short_costs_that_session_only(make_engine, size_bytes, claimed_bytes):
@@ -110,7 +110,8 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize(("mode", "count"), [("async", 1), ("async", 150), ("sync", 150), ("pool", 150)])  # 150: over segments
+@pytest.mark.parametrize(("mode", "count"), [  # 150: over segments
+    ("async", 1), ("pool", 150), *(pytest.param(mode, 150, marks=pytest.mark.ci) for mode in ("async", "sync"))])
 def test_bodies_cut_short_under_their_copy_cost_that_session_only(make_engine, mode, count):
     engine = make_engine(mode)
     engine.start()

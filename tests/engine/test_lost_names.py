@@ -123,7 +123,7 @@ def test_pool_bytes_outlive_their_names_and_the_death_of_their_workers(make_engi
     assert stored(engine) == bodies
 
 
-@pytest.mark.parametrize("mode", ["sync", "pool"])
+@pytest.mark.parametrize("mode", usual(["sync", "pool"], ["pool"], pytest.mark.ci))
 def test_workers_without_names_and_supervisor_end_in_order_and_the_next_start_recovers(make_engine, mode):
     engine = make_engine(mode)
     engine.start()

@@ -14,6 +14,7 @@ import pyengine
 from damage import flip
 from fix_cli import run
 from fix_engine import EACH_MODE
+from fix_golden import usual
 from fix_owner import eventually
 from pyengine.cli.engine_status import engine_status
 from pyengine.errors import ExitCode
@@ -95,7 +96,7 @@ def copy_while_it_runs(engine, to) -> int:
     return copied_end
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", usual(["async", "sync"], ["async"], pytest.mark.ci))
 def test_a_copy_that_was_taken_while_the_engine_ran_starts_and_says_where_its_log_ends(make_engine, tmp_path, mode):
     engine, copy = make_engine(mode), make_engine(mode, "copy")
     engine.start()
@@ -177,7 +178,7 @@ def copy_with_a_hole(engine, to, segment_bytes: int) -> tuple[int, int]:
     return end, read_watermark(to).watermark.flushed
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", usual(["async", "sync"], ["async"], pytest.mark.ci))
 def test_a_copy_with_a_hole_is_said_to_be_a_copy_by_every_command_and_goes_on_with_one(make_engine, tmp_path, mode):
     engine, copy = make_engine(mode), make_engine(mode, "copy")
     engine.start()

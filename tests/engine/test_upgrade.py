@@ -15,6 +15,7 @@ import pytest
 import pyengine
 from fix_cli import environment, run
 from fix_engine import EACH_MODE, put_numbers, stored
+from fix_golden import usual
 from pyengine.engine.embedded import end_supervisor
 from pyengine.engine.kinds import kinds_of
 from pyengine.errors import OtherLayoutError
@@ -202,7 +203,7 @@ def test_an_engine_of_another_layout_is_refused_at_once_and_lives_on(other_layou
     eventually(lambda: stored(engine) == [b"000000", b"000001"], "both are dispatched")
 
 
-@pytest.mark.parametrize("name", ["cleaning", "session"])
+@pytest.mark.parametrize("name", usual(["cleaning", "session"], ["session"], pytest.mark.ci))
 def test_an_engine_whose_other_objects_differ_is_refused_at_once_and_lives_on(make_engine, name):
     """The control block's layout is the same, and that of what readers or producers share with workers is not."""
     engine = make_engine()

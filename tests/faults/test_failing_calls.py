@@ -74,6 +74,7 @@ def assert_all_held(seen, end, queue_ends) -> None:
     assert not bad, f"{len(bad)} of {len(seen)}:\n" + "\n".join(bad[:20])
 
 
+@pytest.mark.ci
 def test_a_recovery_with_a_failing_call_ends_in_order_and_the_next_one_repairs_all(shim, killed, tmp_path):
     """The first of each kind; the long form goes to the last."""
     seen = fail_each(shim, killed, tmp_path / "scratch", SHORT_FORM, FIRST_CALLS)

@@ -36,6 +36,7 @@ def test_each_step_has_a_scene():
     assert {point.scene for point in FAILPOINTS.values()} == {*SCENES, OWN}
 
 
+@pytest.mark.ci
 def test_a_worker_dies_at_a_step_and_alone_or_with_all_others_loses_nothing(broken_build, rng):
     summary = rounds(broken_build, rng, PUTS, "async", IN_LIFE, "--way", "restart", "--way", "crash")
     assert summary["kills"] == 2 * len(IN_LIFE)

@@ -44,6 +44,7 @@ def consumed(clients, name, count, timeout_s=60):
     return sorted(row["body"] for row in rows)
 
 
+@pytest.mark.ci
 def test_messages_sent_in_every_way_are_consumed_once_each(served, clients):
     def send(how, *bodies):
         return clients.ask("send", group="senders", how=how, topic="all_ways", tags="t", bodies=list(bodies))

@@ -1,8 +1,8 @@
 """The golden puts through the real writer give RocketMQ's own bytes, and RocketMQ reads them.
 
 Every recipe in every mode, twice: stopped in order, and with every process killed at once (in pool mode
-with bytes still in the buffers) and then recovered. The short form takes every recipe in async mode, stopped,
-and a few recipes in the other modes and after a kill.
+with bytes still in the buffers) and then recovered. The default run takes every recipe in async mode, stopped,
+and one recipe in the other modes and after a kill; CI takes two more, and the long form all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECIPES = (
     "empty", "emptybody", "lmq",
 )  # fmt: skip
 ENDS = ("stopped", "killed")
-FEW = ("basic", "roll", "multi-index")
+IN_EACH_FORM = {"roll": (), "basic": (pytest.mark.ci,), "multi-index": (pytest.mark.ci,)}
 PUTS_INTO_THE_POOL = 3  # the committer is held before the last so many puts
 
 
@@ -76,16 +76,17 @@ def replayed(replays, mode, end, recipe) -> Replayed:
 @pytest.fixture
 def all_replayed(request, replays, mode, end) -> dict[str, Replayed]:
     """Those of this run."""
+    runs = {"ci": request.config.run_ci, "long": request.config.run_long}
     return {recipe: replays[mode, end, recipe] for recipe in RECIPES
-            if request.config.run_long or not is_long(mode, end, recipe)}
+            if all(runs[mark.name] for mark in marks(mode, end, recipe))}
 
 
-def is_long(mode: str, end: str, recipe: str) -> bool:
-    return (mode, end) != ("async", "stopped") and recipe not in FEW
+def marks(mode: str, end: str, recipe: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if (mode, end) == ("async", "stopped") else IN_EACH_FORM.get(recipe, (pytest.mark.long,))
 
 
 each_recipe = pytest.mark.parametrize("mode, end, recipe", [
-    pytest.param(mode, end, recipe, marks=[pytest.mark.long] if is_long(mode, end, recipe) else [])
+    pytest.param(mode, end, recipe, marks=marks(mode, end, recipe))
     for mode in MODES for end in ENDS for recipe in RECIPES])
 each_end = pytest.mark.parametrize("mode, end", [(mode, end) for mode in MODES for end in ENDS])
 

@@ -484,6 +484,7 @@ def test_tasks_of_a_killed_run_do_not_count_once_another_has_begun(spark, builde
     assert not list(out.glob(".part-*"))
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_a_file_that_another_run_has_replaced_fails_the_run(spark, builder, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from damage import flip
 from fix_cli import run
-from fix_golden import unpack
+from fix_golden import unpack, usual
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.export import SUCCESS, export_parquet
@@ -37,7 +37,7 @@ def read_parquet(folder: Path) -> list[tuple]:
 
 @pytest.mark.spark
 @pytest.mark.java
-@pytest.mark.parametrize("compression", ["snappy", "none"])
+@pytest.mark.parametrize("compression", usual(["snappy", "none"], ["none"], pytest.mark.ci))
 def test_an_export_holds_every_row_in_the_logs_order(spark, root, tmp_path, compression):
     told = []
     done = export_parquet(spark, root, tmp_path / "out", compression=compression, progress=lambda *one: told.append(one),

@@ -88,6 +88,7 @@ def test_each_query_gives_the_rows_of_the_plain_view_and_reads_what_it_uses(spar
     assert not any(re.search(r"count\(\*\) FROM log$", query) for query in wide)
 
 
+@pytest.mark.ci
 def test_the_view_stays_whole_and_other_options_hold(spark, root):
     from pyengine.spark import sql
 

@@ -126,7 +126,7 @@ def flip_entry(builder: StoreBuilder, number: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("system", usual(["auto", "arrow"], ["auto"], pytest.mark.ci))
-@pytest.mark.parametrize("is_ours", [True, False], ids=["watermark", "rocketmq"])
+@pytest.mark.parametrize("is_ours", usual([True, False], [True], pytest.mark.ci), ids=["watermark", "rocketmq"])
 def test_no_bit_of_an_entry_ends_or_shortens_a_queue_in_silence(builder, is_ours, system, rng, request):
     """Not in its first, its last, and neighbours of a file's boundary either; beyond the log, negative, or another place in it."""
     if is_ours:

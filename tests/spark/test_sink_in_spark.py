@@ -40,6 +40,7 @@ def test_a_dataframe_is_put_with_all_its_columns(spark, sink_store):
     assert [m.body for m in messages(sink_store, "SCHEDULE_TOPIC_XXXX", 0) if m.properties["REAL_TOPIC"] == "All"] == [b"7"]
 
 
+@pytest.mark.ci
 def test_a_named_write_is_put_once_and_others_each_time(spark, sink_store):
     df = spark.range(40).selectExpr("cast(id AS STRING) AS value").repartition(3)
     for _ in range(2):

@@ -72,6 +72,7 @@ def test_the_whole_log_in_bounded_batches_and_on_from_the_checkpoint(spark, buil
     assert all_there_is(again, tmp_path) == 0
 
 
+@pytest.mark.ci
 def test_topics_by_the_offsets_of_their_queues(spark, builder, tmp_path):
     df = stream(spark, builder.root, subscribePattern="[AB]", startingOffsets='{"A": {"0": 4}}', maxOffsetsPerTrigger="30")
     assert all_there_is(df, tmp_path) >= (2 if HAS_BOUNDS else 1)
