@@ -70,7 +70,7 @@ escaped() {
 remove_made_by_us() { # remove_made_by_us [KEPT]
     local unit
     for unit in "$units"/pyengine*; do
-        [ -f "$unit" ] && head -n 1 "$unit" | grep -q '^# Made by `python -m [a-z.]*\.unit_files' || continue
+        [ -f "$unit" ] && head -n 1 "$unit" | grep -q -e '^# A unit of pyengine:' -e '^# Made by `python -m [a-z.]*\.unit_files' || continue
         [ -n "${1-}" ] && [ -e "$1/${unit##*/}" ] || rm -f "$unit"
     done
 }

@@ -54,11 +54,6 @@ class Kind:
     serving_grpc: bool = False
 
     @property
-    def on_network(self) -> bool:
-        """Whether it uses the network: listens, or connects to another host."""
-        return self.replicating or self.serving or self.serving_grpc
-
-    @property
     def name(self) -> str:
         return KIND_NAMES[self.number]
 

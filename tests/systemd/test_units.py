@@ -1,4 +1,4 @@
-"""The systemd units: made from the table of kinds, accepted and rated by systemd's own tools, and run by a real PID 1.
+"""The systemd units: as the table of kinds has them, accepted and rated by systemd's own tools, and run by a real PID 1.
 
 The guest scripts (*.sh here) print one line a fact, `ok` or `FAILED`. They run the commands of docs/systemd.md.
 """
@@ -20,7 +20,9 @@ from pathlib import Path
 import pytest
 
 from pyengine.engine import unit_files
-from pyengine.engine.kinds import KINDS, kinds_for
+from pyengine.engine.kinds import EVERY_MODE, KINDS, WorkerExit, kinds_for
+from pyengine.engine.supervisor import STOP_TIMEOUT_S
+from pyengine.errors import ExitCode
 from pyengine.native import control as native
 from pyengine.storage.config import config_path
 from waiting import eventually
@@ -32,15 +34,16 @@ INSTALL = SOURCES / "scripts" / "install-systemd.sh"
 EXPOSURE_MAX = 2.0  # of 10; without hardening it is above 9
 
 
+STORE_UNIT, UP_UNIT, METRICS_UNIT = unit_files.STORE_UNIT, "pyengine-up@.service", "pyengine-metrics@.service"
+WORKER_UNITS = [unit_files.worker_unit(kind) for kind in KINDS]
+
+
 # ---- the files --------------------------------------------------------------
 
 
 def test_the_files_are_those_of_the_table():
-    """A kind was added or changed: run `python -m pyengine.engine.unit_files systemd`."""
-    made = unit_files.unit_files()
-    assert {path.name for path in UNITS.iterdir()} == made.keys()
-    for name, text in made.items():
-        assert (UNITS / name).read_text(encoding="utf-8") == text, name
+    assert {path.name for path in UNITS.iterdir()} == {
+        "pyengine.slice", "pyengine@.target", STORE_UNIT, UP_UNIT, METRICS_UNIT, *WORKER_UNITS}
 
 
 def values(unit: str, key: str) -> list[str]:
@@ -53,11 +56,44 @@ def test_every_kind_is_wanted_and_stops_before_what_finishes_its_work():
         name = unit_files.worker_unit(kind)
         assert name.replace("@.", "@%i.") in target
         [after] = values(name, "After")
-        assert unit_files.STORE_UNIT.replace("@.", "@%i.") in after
+        assert STORE_UNIT.replace("@.", "@%i.") in after
         for other in KINDS:
             assert (unit_files.worker_unit(other).replace("@.", "@%i.") in after) == (other.stop_rank > kind.stop_rank)
         assert values(name, "WatchdogSec") == [f"{kind.heartbeat_timeout_s:g}"]
-    assert values(unit_files.STORE_UNIT, "After") == []
+    assert values(STORE_UNIT, "After") == []
+
+
+def hardening(unit: str) -> list[str]:
+    """Return the lines with which the unit drops rights: the paragraph that begins with NoNewPrivileges."""
+    _, _, rest = (UNITS / unit).read_text(encoding="utf-8").partition("\nNoNewPrivileges=")
+    return f"NoNewPrivileges={rest}".split("\n\n")[0].splitlines()
+
+
+def test_each_unit_drops_the_same_rights_but_for_the_network():
+    local = hardening(UP_UNIT)
+    assert len(local) == 29 and {"PrivateNetwork=yes", "RestrictAddressFamilies=AF_UNIX", "IPAddressDeny=any"} <= set(local)
+    networked = [line.replace("=AF_UNIX", "=AF_INET AF_INET6 AF_UNIX") for line in local if line != "PrivateNetwork=yes"]
+    networked.insert(networked.index("IPAddressDeny=any") + 1, "IPAddressAllow=localhost")
+    for kind in KINDS:
+        on_network = kind.replicating or kind.serving or kind.serving_grpc
+        assert hardening(unit_files.worker_unit(kind)) == (networked if on_network else local), kind.name
+    assert hardening(STORE_UNIT) == hardening(METRICS_UNIT) == networked
+
+
+def test_units_of_workers_differ_in_name_order_watchdog_condition_and_rights_only():
+    common = None
+    for kind in KINDS:
+        text = (UNITS / unit_files.worker_unit(kind)).read_text(encoding="utf-8").partition("\nNoNewPrivileges=")[0]
+        runs = f"ExecCondition=@PYTHON@ -P -m pyengine.engine.unit_files --runs {kind.name} /var/lib/pyengine/%i\n"
+        is_conditional = kind.modes != EVERY_MODE or kind.replicating or kind.serving or kind.serving_grpc
+        assert text.count("ExecCondition=") == text.count(runs) == is_conditional, kind.name
+        text = text.replace(runs, "").replace(kind.name, "NAME").replace(f"WatchdogSec={kind.heartbeat_timeout_s:g}\n", "WatchdogSec=\n")
+        text = re.sub("^After=.*$", "After=", text, flags=re.MULTILINE)
+        common = common or text
+        assert text == common, kind.name
+    assert common is not None and f"RestartPreventExitStatus={int(WorkerExit.USAGE)}\n" in common
+    assert values(STORE_UNIT, "RestartPreventExitStatus") == [f"{int(WorkerExit.USAGE)} {int(ExitCode.CORRUPTION)}"]
+    assert values(STORE_UNIT, "TimeoutStopSec") == [f"{STOP_TIMEOUT_S:g}"]
 
 
 def test_the_memory_of_a_dead_engine_does_not_say_which_kinds_run(make_engine, monkeypatch):
@@ -81,9 +117,6 @@ def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
     assert not unit_files.runs("gateway", tmp_path)
     monkeypatch.setenv("PYENGINE_GATEWAY_ENABLE", "true")
     assert unit_files.runs("gateway", tmp_path)
-    assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == [
-        "pyengine-committer@.service", "pyengine-replicator@.service", "pyengine-gateway@.service",
-        "pyengine-grpc@.service"]
 
 
 def test_a_kind_that_runs_is_restarted_whatever_the_settings_say_by_now(make_engine, monkeypatch):
@@ -95,12 +128,12 @@ def test_a_kind_that_runs_is_restarted_whatever_the_settings_say_by_now(make_eng
 
 
 def test_a_start_waits_for_each_part_and_then_says_what_is_not_up():
-    [after] = values(unit_files.UP_UNIT, "After")
-    for name in [unit_files.STORE_UNIT, *map(unit_files.worker_unit, KINDS)]:
+    [after] = values(UP_UNIT, "After")
+    for name in [STORE_UNIT, *WORKER_UNITS]:
         assert name.replace("@.", "@%i.") in after.split()
         [seconds] = values(name, "JobRunningTimeoutSec")
         assert 0 < int(seconds) <= 600
-    up = unit_files.UP_UNIT.replace("@.", "@%i.")
+    up = UP_UNIT.replace("@.", "@%i.")
     assert values("pyengine@.target", "Requires") == values("pyengine@.target", "After") == [up], "and binds no part to it"
 
 
@@ -139,7 +172,8 @@ def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_pa
     escaped = str(python).replace("%", "%%").replace("\\", "\\x5c").replace(" ", "\\x20").replace("&", "\\x26")
     (tmp_path / "other.service").write_text("not ours\n")
     (tmp_path / "pyengine-own.service").write_text("not ours either\n")
-    (tmp_path / "pyengine-former@.service").write_text(f"{unit_files.MADE}\n")
+    (tmp_path / "pyengine-former@.service").write_text(
+        "# Made by `python -m pyengine.engine.unit_files systemd` from pyengine/engine/kinds.py: change it there.\n")
     for name, unit in (("multi-user.target.wants", "pyengine@demo.target"),
                        ("pyengine@demo.target.wants", "pyengine-metrics@demo.service")):
         (tmp_path / name).mkdir()
@@ -238,7 +272,7 @@ def test_an_installed_unit_replaces_a_link_and_not_what_it_leads_to(tmp_path):
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze not found")
 def test_systemd_rates_the_hardening_well(tmp_path):
     assert install(tmp_path, "--python", sys.executable, "--user", pwd.getpwuid(65534).pw_name, "--force").returncode == 0
-    for unit in [unit_files.STORE_UNIT, unit_files.METRICS_UNIT, *map(unit_files.worker_unit, KINDS)]:
+    for unit in [STORE_UNIT, METRICS_UNIT, *WORKER_UNITS]:
         path = tmp_path / unit.replace("@.", "@demo.")
         (tmp_path / unit).rename(path)
         rated = subprocess.run(["systemd-analyze", "security", "--offline=yes", "--no-pager", path], capture_output=True,
