@@ -425,7 +425,6 @@ _TABLE = (
         _("slaves_counted", "`slaves_connected` is true", after="confirm_stored"),
         side=MASTER, scene=REPLICATED),
     *_steps("pyengine/services/replication/ha_connection.py", "replicator",
-        _("source_opened", "a segment is open to be sent, its descriptor is not kept yet"),
         _("source_read", "bytes to send are read; whether they were deleted meanwhile is not checked"),
         after="confirm_stored", side=MASTER, scene=REPLICATED),
     *_steps("pyengine/services/replication/ha_notes.py", "replicator",

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pyengine.errors import DiskError, FormatError, disk_error
 from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
+from pyengine.formats.small_file import opened
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Link
 from pyengine.native import control as native
@@ -42,7 +43,6 @@ FRAMES_MAX = 1024  # of short ones: the most buffers that preadv() fills (IOV_MA
 HANDSHAKE_NS = 5_000_000_000  # longest handshake of a peer
 REFUSAL_NS = 2_000_000_000  # longest wait for a slave to read why it is refused
 _READ_BYTES = 4096
-SEGMENTS_OPEN_MAX = 32
 END_TIMES_MAX = 4096
 
 
@@ -477,7 +477,6 @@ class TransferSource:
         self.min_offset = native.loader(memory.control.min_offset, "value")  # everything below is deleted
         self._store = store
         self.segment_bytes = store.segment_bytes
-        self._open: dict[int, int] = {}
 
     def read(self, offset: int, views: Sequence[memoryview]) -> bool:
         """Fill the views with the bytes from `offset` on, all of one segment and below end().
@@ -487,13 +486,8 @@ class TransferSource:
         base = offset - offset % self.segment_bytes
         wanted = sum(len(view) for view in views)
         try:
-            if base not in self._open:
-                if len(self._open) >= SEGMENTS_OPEN_MAX:
-                    self._close(next(iter(self._open)))
-                descriptor = os.open(self._store.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
-                failpoint("source_opened")
-                self._open[base] = descriptor
-            got = os.preadv(self._open[base], views, offset - base)
+            with opened(os.open(self._store.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+                got = os.preadv(descriptor, views, offset - base)
             failpoint("source_read")
         except OSError as error:
             if self.min_offset() > offset:
@@ -505,16 +499,3 @@ class TransferSource:
             raise DiskError(f"{self._store.commit_log_segment(base)} is shorter than a segment: {got} bytes instead of "
                             f"{wanted} at {offset}", path=str(self._store.commit_log_segment(base)))
         return True
-
-    def forget_deleted(self) -> None:
-        """Close deleted segments, whose blocks are otherwise not freed."""
-        min_offset = self.min_offset()
-        for base in [base for base in self._open if base < min_offset]:
-            self._close(base)
-
-    def _close(self, base: int) -> None:
-        os.close(self._open.pop(base))
-
-    def close(self) -> None:
-        for base in list(self._open):
-            self._close(base)

@@ -232,7 +232,6 @@ class HAService(Service):
             self._listener.close()
         self._epoll.close()
         os.close(self._waker)
-        self._source.close()
         self._close_segment()
         self._notes.close()
         self._replication.close()
@@ -281,7 +280,6 @@ class HAService(Service):
                     self._after_event(connection, was_blocked)
             if now_ns >= self._forget_ns:
                 self._forget_ns = now_ns + FORGET_NS
-                self._source.forget_deleted()
                 self._send_tables(now_ns)
                 self._end_times.note(now_ns, self._source.end())
                 for connection in self._by_descriptor.values():

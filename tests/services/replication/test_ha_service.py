@@ -612,19 +612,6 @@ def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
     assert "follows from" in rig.reported[14]
 
 
-def test_deleted_segments_are_released_on_a_busy_link(make_rig):
-    rig = make_rig()
-    rig.fill(3 * SEGMENT)
-    slave = rig.slave(1)
-    rig.until(lambda: slave.end == rig.writer.end, "all was sent")
-    native.store_position(rig.owner.control.min_offset, 2 * SEGMENT)
-    rig.now_ns += 10**9
-    slave.report(rig.writer.end)
-    before = rig.confirm
-    rig.until(lambda: rig.confirm > before, "a turn with an event")
-    assert min(rig.source._open) == 2 * SEGMENT
-
-
 def test_a_failure_of_the_slaves_thread_ends_the_worker(make_rig):
     rig = make_rig()
 
