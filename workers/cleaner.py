@@ -14,7 +14,7 @@ import sys
 from pyengine.engine import worker
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
-from pyengine.services.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
+from pyengine.services.clean_resource import CleanResourceService, DiskSpaceProbe
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse, measure
@@ -33,15 +33,14 @@ class CleanerService(CleanResourceService):
         super().__init__(attached.context, self._shared, uses)
         self._probe = DiskSpaceProbe(attached.context, self._shared.block, uses)
         self._probe.check()  # before READY, so that a start on a full disk reports it at once
-        self._watch = DiskSpaceWatch(self._probe)
-        self._watch.start()
+        self._probe.start()
 
     def take_settings(self, config: EngineConfig) -> None:
         super().take_settings(config)
         self._probe.take_settings(config)
 
     def close(self) -> None:
-        self._watch.close()
+        self._probe.close()
         super().close()
         self._shared.close()
 

@@ -39,6 +39,7 @@ from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_add
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.ipc.cleaning import UNSEEN
+from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.native.failpoints import failpoint
@@ -222,33 +223,21 @@ def _starts(folder: Path) -> list[int]:
     return []
 
 
-class CleaningClock:
-    """The clocks that retention depends on, in one place, so that tests can set them."""
-
-    def now_ms(self) -> int:
-        """Wall clock, against the files' modification times."""
-        return time.time_ns() // 1_000_000
-
-    def hour(self) -> int:
-        """Hour of the day in the local time zone, 0..23."""
-        return time.localtime().tm_hour
-
-    def monotonic_ns(self) -> int:
-        """For pauses and waits."""
-        return monotonic_ns()
+def hour() -> int:
+    """Return the hour of the day in the local time zone, 0..23."""
+    return time.localtime().tm_hour
 
 
 class CleanCommitLogService:
     """Deletes segments of one store: that of a running engine, or a stopped one with structs in private memory."""
 
-    def __init__(self, control: ms_control, shared: ms_cleaning, store: MessageStore, config: EngineConfig, clock: CleaningClock,
+    def __init__(self, control: ms_control, shared: ms_cleaning, store: MessageStore, config: EngineConfig,
                  holders: Callable[[int], list[int]], report: Report = lambda event, text: None) -> None:
         """`control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`; `holders`: Cleaning.holders."""
         self._control = control
         self._cleaning = shared
         self._store = store
         self._segment_bytes = store.segment_bytes
-        self._clock = clock
         self._holders = holders
         self._report = report
         self.take_settings(config)
@@ -292,20 +281,20 @@ class CleanCommitLogService:
 
     def _next(self, decision: Decision) -> int | None:
         removing_end = native.load(self._cleaning, "removing_end")
-        if not decision.why and self._clock.monotonic_ns() - self._retried_ns < self._retry_ns:
+        if not decision.why and monotonic_ns() - self._retried_ns < self._retry_ns:
             removing_end = 0  # a segment that was held has its own, longer interval
-        end, now_ms = self._deletable_end(), self._clock.now_ms()
-        segment = next_to_delete(self.segments(), self._segment_bytes, end, decision, now_ms, removing_end)
+        end, wall_ms = self._deletable_end(), now_ms()
+        segment = next_to_delete(self.segments(), self._segment_bytes, end, decision, wall_ms, removing_end)
         if segment is None:
             return None
         is_disk_full = decision.why == "space" and decision.at_once
-        hold = None if is_disk_full else lowest_log_hold(self._store.root, now_ms)
+        hold = None if is_disk_full else lowest_log_hold(self._store.root, wall_ms)
         if hold is not None and segment + self._segment_bytes > hold.offset:
             self._report_once(f"segment {segment_name(segment)} should be deleted, but the log hold {hold.name} of {hold.owner} keeps "
-                              f"it, for {(hold.expires_ms - now_ms) / 1000:.0f} s more unless it is renewed")
+                              f"it, for {(hold.expires_ms - wall_ms) / 1000:.0f} s more unless it is renewed")
             return None
         if segment + self._segment_bytes == removing_end:
-            self._retried_ns = self._clock.monotonic_ns()
+            self._retried_ns = monotonic_ns()
         return segment
 
     def _deletable_end(self) -> int:
@@ -345,7 +334,7 @@ class CleanCommitLogService:
         held_by = self._holders(end)
         if not held_by:
             return True
-        now_ns = self._clock.monotonic_ns()
+        now_ns = monotonic_ns()
         since_ns = native.load(line, "removing_since_ns")
         if not since_ns:
             since_ns = now_ns
@@ -363,7 +352,7 @@ class CleanCommitLogService:
     def _is_old(self, segment: int, decision: Decision) -> bool:
         """Whether age alone would delete the segment now."""
         modified_ms = dict(self.segments()).get(segment)
-        return decision.age_counts and modified_ms is not None and self._clock.now_ms() >= modified_ms + decision.reserved_ms
+        return decision.age_counts and modified_ms is not None and now_ms() >= modified_ms + decision.reserved_ms
 
     def _delete(self, segment: int) -> Iterator[float]:
         line, end = self._cleaning, segment + self._segment_bytes

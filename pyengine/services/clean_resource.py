@@ -30,14 +30,15 @@ from pyengine.ipc.cleaning import CLEAN_BYTE, Cleaning
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
 from pyengine.services.clean_files import (
     NOTHING,
     CleanCommitLogService,
     CleanConsumeQueueService,
-    CleaningClock,
     CleanRequest,
     Decision,
     decide,
+    hour,
     refusal,
 )
 from pyengine.services.service import Service, ServiceContext
@@ -63,19 +64,17 @@ class CleanResourceService(Service):
     KIND = native.CLEANER
     records_rounds = True
 
-    def __init__(self, context: ServiceContext, shared: Cleaning, measure: Callable[[], Sequence[DiskUse]],
-                 clock: CleaningClock | None = None) -> None:
+    def __init__(self, context: ServiceContext, shared: Cleaning, measure: Callable[[], Sequence[DiskUse]]) -> None:
         """`measure` returns the disk use of log and queues."""
         super().__init__(context)
         self._cleaning = shared.block
         self._measure = measure
-        self._clock = clock or CleaningClock()
         self._config = config = context.config
         self._interval_ns = config.clean_resource_interval_ms * 1_000_000
-        self._log = CleanCommitLogService(self._control, shared.block, context.store, config, self._clock, shared.holders, context.report)
+        self._log = CleanCommitLogService(self._control, shared.block, context.store, config, shared.holders, context.report)
         self._queues = CleanConsumeQueueService(shared.block, context.store, config)
         self.steps: Generator[float, None, None] | None = None
-        self.due_ns = self._clock.monotonic_ns() + self._interval_ns
+        self.due_ns = monotonic_ns() + self._interval_ns
         self.resume_ns = 0
 
     def take_settings(self, config: EngineConfig) -> None:
@@ -84,11 +83,11 @@ class CleanResourceService(Service):
         self._interval_ns = config.clean_resource_interval_ms * 1_000_000
         self._log.take_settings(config)
         self._queues.take_settings(config)
-        self.due_ns = self._clock.monotonic_ns()
+        self.due_ns = monotonic_ns()
 
     def work(self) -> bool:
         """Run one step, if it is due."""
-        now_ns = self._clock.monotonic_ns()
+        now_ns = monotonic_ns()
         if self._is_frozen:
             self._drop_round()
             return False
@@ -106,12 +105,12 @@ class CleanResourceService(Service):
         except DiskError as error:
             self._end_round(str(error))
             return False
-        self.resume_ns = self._clock.monotonic_ns() + round(pause_s * 1e9)
+        self.resume_ns = monotonic_ns() + round(pause_s * 1e9)
         return pause_s <= 0
 
     def _end_round(self, why: str) -> None:
         self.steps = None
-        self.due_ns = self._clock.monotonic_ns() + self._interval_ns
+        self.due_ns = monotonic_ns() + self._interval_ns
         if why:
             self._count_error()
             self._blocked.set(why, f"old files cannot be deleted: {why}; trying again each {self._interval_ns / 1e9:g} s")
@@ -142,7 +141,7 @@ class CleanResourceService(Service):
     def _decide(self, request: CleanRequest | None) -> Decision:
         if self._is_frozen:
             return NOTHING
-        return decide(self._config, self._measure(), self._clock.hour(), request, self._log.log_bytes())
+        return decide(self._config, self._measure(), hour(), request, self._log.log_bytes())
 
     def _is_requested(self) -> bool:
         return native.load(self._cleaning, "asked") == native.load(self._cleaning, "answered") + 1
@@ -160,7 +159,7 @@ class CleanResourceService(Service):
     def pause_s(self) -> float:
         """Return the time until the next step or round; a request by hand wakes the cleaner earlier."""
         until_ns = self.due_ns if self.steps is None else self.resume_ns
-        return min(PAUSE_S_MAX, max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9))
+        return min(PAUSE_S_MAX, max(0.0, (until_ns - monotonic_ns()) / 1e9))
 
     def drain(self) -> bool:
         """End at once: a stop does not wait for a deletion, since a file without a name is freed with its descriptor."""
@@ -176,9 +175,10 @@ class CleanResourceService(Service):
 
 
 class DiskSpaceProbe:
-    """Measures the disks, publishes the result, and refuses puts or accepts them again."""
+    """Measures the disks, publishes the result, and refuses puts or accepts them again; from start() on in a thread of its own."""
 
-    def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]]) -> None:
+    def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]],
+                 interval_s: float = PROBE_INTERVAL_S) -> None:
         """`shared`: the `struct ms_cleaning *`; `measure` returns the use of the log's and the queues' file system."""
         self._control = context.memory.control
         self._cleaning = shared
@@ -186,6 +186,22 @@ class DiskSpaceProbe:
         self._measure = measure
         self._report = context.report
         self._refusing = 0
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="disk space", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self.check()
+            self._stopped.wait(self._interval_s)
+
+    def close(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def take_settings(self, config: EngineConfig) -> None:
         """Take the limits, from the next check on; called by another thread than check()."""
@@ -217,29 +233,6 @@ class DiskSpaceProbe:
         return not bits
 
 
-class DiskSpaceWatch:
-    """The probe in a thread of its own, which checks each PROBE_INTERVAL_S."""
-
-    def __init__(self, probe: DiskSpaceProbe, interval_s: float = PROBE_INTERVAL_S) -> None:
-        self._probe = probe
-        self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="disk space", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            self._probe.check()
-            self._stopped.wait(self._interval_s)
-
-    def close(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-
 POLL_INTERVAL_S = 0.02
 _COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")  # the first fields of Cleaned
 
@@ -255,19 +248,17 @@ class Cleaned(NamedTuple):
 
 
 def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, request: CleanRequest,
-                  progress: Callable[[int, int | None], None] = lambda done, total: None,
-                  clock: CleaningClock | None = None) -> Cleaned:
+                  progress: Callable[[int, int | None], None] = lambda done, total: None) -> Cleaned:
     """Execute a request by hand completely. After a DiskError the next call does the rest."""
-    clock = clock or CleaningClock()
     control, shared = ffi.new("struct ms_control *"), native_cleaning.private()
     for position in (control.wrote, control.committed, control.flushed, control.reput_from):
         native.store_position(position, log_end)
     for slot in control.slots:
         slot.wrote = log_end
     native.store(control.workers[native.CHECKPOINTER], "position", log_end)
-    log = CleanCommitLogService(control, shared, store, config, clock, lambda end: [])
+    log = CleanCommitLogService(control, shared, store, config, lambda end: [])
     queues = CleanConsumeQueueService(shared, store, config)
-    for pause_s in log.steps(lambda: decide(config, [measure_log(store.root), measure(store.consume_queue)], clock.hour(), request)):
+    for pause_s in log.steps(lambda: decide(config, [measure_log(store.root), measure(store.consume_queue)], hour(), request)):
         progress(native.load(shared, "removed_bytes"), None)
         time.sleep(pause_s)
     for pause_s in queues.steps(log.publish_min()):

@@ -20,9 +20,9 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import cleaning
 from pyengine.ipc.cleaning import UNSEEN, Cleaning, SegmentHolds, create_cleaning
 from pyengine.native import control as native
-from pyengine.services import clean_files
-from pyengine.services.clean_files import HOUR_MS, CleaningClock
-from pyengine.services.clean_resource import PAUSE_S_MAX, CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
+from pyengine.services import clean_files, clean_resource
+from pyengine.services.clean_files import HOUR_MS
+from pyengine.services.clean_resource import PAUSE_S_MAX, CleanResourceService, DiskSpaceProbe
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.storage import durable_writes
@@ -40,11 +40,18 @@ NOW_MS = 1_800_000_000_000
 OLD_MS = NOW_MS - 73 * HOUR_MS
 
 
-class FakeClock(CleaningClock):
+class FakeClock:
+    """The clocks of the cleaner's modules, until undo()."""
+
     def __init__(self) -> None:
         self.ms = NOW_MS
         self.hour_now = 12
         self.ns = 10**12
+        patch = pytest.MonkeyPatch()
+        self.undo = patch.undo
+        for name in ("now_ms", "hour", "monotonic_ns"):
+            for module in (clean_files, clean_resource):
+                patch.setattr(module, name, getattr(self, name), raising=False)
 
     def now_ms(self) -> int:
         return self.ms
@@ -86,8 +93,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> CleanResourceService:
-        return CleanResourceService(self.owner.context(self.config, report=self.reported), self.cleaning, self.measure,
-                                    self.clock)
+        return CleanResourceService(self.owner.context(self.config, report=self.reported), self.cleaning, self.measure)
 
     def measure(self) -> list[DiskUse]:
         return [DiskUse("/log", self.percent, 1 << 30), DiskUse("/queues", 10, 1 << 30)]
@@ -148,6 +154,7 @@ class Rig:
         native.store(block, "asked", self.count("answered") + 1)
 
     def close(self) -> None:
+        self.clock.undo()
         self.service.close()
         self.reputter.close()
         self.cleaning.close()
@@ -567,7 +574,7 @@ def test_the_probe_is_not_blocked_by_a_deletion_that_hangs(make_rig, monkeypatch
         return -1
 
     monkeypatch.setattr(clean_files, "unlink_durably", hang)
-    watch = DiskSpaceWatch(DiskSpaceProbe(rig.owner.context(rig.config), rig.cleaning.block, rig.measure), 0.001)
+    watch = DiskSpaceProbe(rig.owner.context(rig.config), rig.cleaning.block, rig.measure, 0.001)
     watch.start()
     rig.ask(reserved_ms=0)
     deletion = threading.Thread(target=rig.service.work)
@@ -683,7 +690,7 @@ def test_a_spare_segment_that_is_removed_during_a_listing_hides_no_older_one(mak
 
     before = rig.segments()
     monkeypatch.setattr(clean_files, "is_plain_file", remove_first)
-    log = clean_files.CleanCommitLogService(rig.control, rig.cleaning.block, MessageStore(rig.root), rig.config, rig.clock,
+    log = clean_files.CleanCommitLogService(rig.control, rig.cleaning.block, MessageStore(rig.root), rig.config,
                                             rig.cleaning.holders, rig.reported)
     listed = [start for start, _ in log.segments()]
     assert listed == [start for start in before if start not in removed]

@@ -10,7 +10,7 @@ import pytest
 from pyengine.ipc.cleaning import Cleaning, create_cleaning
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.services.clean_resource import DiskSpaceProbe, DiskSpaceWatch
+from pyengine.services.clean_resource import DiskSpaceProbe
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, measure
 from reported import Reported
@@ -23,7 +23,7 @@ def probe(make_owner):
     create_cleaning(owner.folder, 1)
     cleaning = Cleaning(owner.folder)
     reported = Reported()
-    made = DiskSpaceProbe(owner.context(EngineConfig(), report=reported), cleaning.block, lambda: made.uses)
+    made = DiskSpaceProbe(owner.context(EngineConfig(), report=reported), cleaning.block, lambda: made.uses, interval_s=0.001)
     made.uses = [DiskUse("/log", 50, 1 << 30), DiskUse("/queues", 60, 1 << 20)]
     made.reported = reported
     made.owner, made.block = owner, cleaning.block
@@ -71,13 +71,11 @@ def test_a_new_probe_clears_the_disk_full_flag_of_a_dead_one(probe):
     assert probe.check() and refused(probe) == native.REFUSE_STOPPING
 
 
-def test_the_watch_looks_by_itself_and_ends_when_asked(probe):
-    watch = DiskSpaceWatch(probe, interval_s=0.001)
-    watch.start()
+def test_the_probe_looks_by_itself_and_ends_when_asked(probe):
+    probe.start()
     eventually(lambda: native.load(probe.block, "probes") > 3, "it looks again and again")
-    watch.close()
+    probe.close()
     assert "disk space" not in {thread.name for thread in threading.enumerate()}
-    DiskSpaceWatch(probe).close()  # never started
 
 
 def test_bits_of_several_processes_do_not_eat_each_other(probe):
