@@ -14,10 +14,6 @@
 
 #include "futex.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 int ms_flush_fdatasync(int fd)
 {
     return fdatasync(fd) == 0 ? 0 : -errno;
@@ -108,11 +104,6 @@ int ms_flush_renew(int fd, int64_t offset, int64_t length)
 {
     int error = change_blocks(fd, FALLOC_FL_ZERO_RANGE, offset, length);
     return error == EOPNOTSUPP || error == ENOSYS ? 0 : -error;
-}
-
-int ms_memory_populate(uint8_t *base, int64_t length)
-{
-    return madvise(base, (size_t)length, MADV_POPULATE_WRITE) == 0 ? 0 : -errno;
 }
 
 int ms_memory_lock(const uint8_t *base, int64_t length)

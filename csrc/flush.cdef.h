@@ -1,6 +1,6 @@
 /* System calls that make bytes durable, allocate blocks or free them.
  *
- * Who: flusher (fdatasync), committer and writer (pwrite), allocator and queue files (fallocate, populate), cleaner
+ * Who: flusher (fdatasync), committer and writer (pwrite), allocator and queue files (fallocate), cleaner
  * (punch), all workers that lock memory. Blocks on: the disk, so cffi's release of the GIL matters. Each returns 0, or
  * -errno. A failed sync is final: the kernel may have dropped the pages, so the caller freezes the store and does not
  * sync the same bytes again. After a crash: what returned 0 is on the disk, the rest may be.
@@ -31,8 +31,6 @@ int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_byt
 int ms_flush_punch(int fd, int64_t offset, int64_t length);
 /* Make [offset, offset+length) blocks of zeros with new pages, mapped or not; no effect if the file system cannot. */
 int ms_flush_renew(int fd, int64_t offset, int64_t length);
-/* Fault in pages of a writable mapping for writing; -errno, and no effect, if the kernel cannot. */
-int ms_memory_populate(uint8_t *base, int64_t length);
 int ms_memory_lock(const uint8_t *base, int64_t length);
 int ms_current_cpu(void);
 

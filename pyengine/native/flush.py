@@ -117,11 +117,6 @@ def zero_range(fd: int, offset: int, length: int, path: str | None = None) -> in
     return done
 
 
-def populate(base: CData, length: int) -> int:
-    """Fault in pages of a writable mapping before their use; return 0 or the errno (harmless: they fault in later)."""
-    return -lib.ms_memory_populate(base, length)
-
-
 def lock_memory(base: CData, length: int) -> int:
     """Lock memory with mlock; return 0 or the errno (ENOMEM or EPERM: the memlock limit is too low)."""
     return -lib.ms_memory_lock(base, length)

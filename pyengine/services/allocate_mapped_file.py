@@ -35,7 +35,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.failpoints import failpoint
-from pyengine.native.flush import FOLIO_BYTES_MAX, allocate, lock_memory, monotonic_ns, populate
+from pyengine.native.flush import FOLIO_BYTES_MAX, allocate, lock_memory, monotonic_ns
 from pyengine.native.writer import GATHER_BYTES_MIN
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import new_segment_folder, reserve_ahead_bytes, reserve_step_bytes
@@ -52,6 +52,7 @@ BUSY_NS = 100_000_000
 WINDOW_BYTES = 64 << 20
 STEP_BYTES = 16 << 20   # populate when this much of the window has been written
 _RESERVE, _MAKE = "reserve space for the log", "make the next segment"
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python 3.11 has no name for it
 PIECE_BYTES = 4 << 20   # of one call; between two calls the worker records a heartbeat and checks for signals
 
 
@@ -304,9 +305,10 @@ class PageWarmer:
         mapping = self._mappings[segment]
         if mapping is not None:
             start -= start % mmap.PAGESIZE
-            address = ffi.cast("uint8_t *", ffi.from_buffer(mapping)) + start
-            populate(address, stop - start)
+            with contextlib.suppress(OSError):
+                mapping.madvise(_MADV_POPULATE_WRITE, start, stop - start)
             if self._whole:
+                address = ffi.cast("uint8_t *", ffi.from_buffer(mapping)) + start
                 self.lock_refused = lock_memory(address, stop - start) or self.lock_refused
 
     def _map(self, segment: int) -> mmap.mmap | None:

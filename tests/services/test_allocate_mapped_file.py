@@ -497,7 +497,7 @@ def test_no_page_is_brought_in_where_the_disk_copies_on_write(tmp_path, monkeypa
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / segment_name(0)).write_bytes(bytes(SEGMENT))
     monkeypatch.setattr(allocate_mapped_file, "copies_on_write", lambda descriptor: True)
-    monkeypatch.setattr(allocate_mapped_file, "populate", lambda *range_: pytest.fail("it takes room"))
+    monkeypatch.setattr(allocate_mapped_file.mmap, "mmap", lambda *arguments: pytest.fail("pages that are brought in take room"))
     warmer = PageWarmer(MessageStore(tmp_path, Geometry(SEGMENT)), whole=True)
     assert not warmer.advance(0, SEGMENT) and warmer.populated_end == SEGMENT
     warmer.close()
