@@ -240,7 +240,7 @@ class RecordStream:
             own = self._log.piece(offset + at, len(piece) - at)
             theirs = piece[at : at + len(own)]
             if own != theirs:
-                different = offset + at + _first_difference(own, theirs)
+                different = offset + at + next(number for number, (one, other) in enumerate(zip(own, theirs, strict=True)) if one != other)
                 if not self._log.is_filler(different, self._compared_from):
                     raise LogsDifferError(different)
             at += len(own)
@@ -288,18 +288,6 @@ class RecordStream:
                 self._closed = True  # the blank is a run of its own
             else:
                 self._checked, self._closed = segment_end, True
-
-
-def _first_difference(one: memoryview, other: memoryview) -> int:
-    """Return the first position at which two different buffers of equal length differ."""
-    low, high = 0, len(one)  # equal below `low`, different somewhere below `high`
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class LinkLostError(EngineError):
