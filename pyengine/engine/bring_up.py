@@ -114,7 +114,6 @@ def prepare_root(root: Path) -> None:
 
 
 FindMaster = Callable[[Path, EngineConfig], str]
-AwaitMaster = Callable[[EngineUnavailableError], None]
 
 
 def no_name_servers(root: Path, config: EngineConfig) -> str:
@@ -122,13 +121,8 @@ def no_name_servers(root: Path, config: EngineConfig) -> str:
     raise EngineUnavailableError("no name server is asked where its master is: set ha_master_address")
 
 
-def do_not_wait(problem: EngineUnavailableError) -> None:
-    """Give the start of a new slave up because of this problem."""
-    raise problem
-
-
-def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None,
-             find_master: FindMaster = no_name_servers, await_master: AwaitMaster = do_not_wait) -> StartedEngine:
+def bring_up(root: Path, config: EngineConfig, lock: StoreLock, await_master: Callable[[EngineUnavailableError], None],
+             progress: Progress | None = None, find_master: FindMaster = no_name_servers) -> StartedEngine:
     """Recover the store and publish its engine's memory. The caller holds the lock exclusively; afterwards the lock is shared.
 
     `find_master` asks name servers where the master of a slave is whose settings do not say it. `await_master` is called as often

@@ -208,8 +208,8 @@ class Supervisor:
             elif config is None:
                 return ExitCode.OK  # the last worker has ended meanwhile
             else:
-                brought = bring_up(self._root, config, lock, lambda done, total: self._report({"progress": [done, total]}),
-                                   self._find_master, lambda problem: self._await_master(config, problem))
+                brought = bring_up(self._root, config, lock, lambda problem: self._await_master(config, problem),
+                                   lambda done, total: self._report({"progress": [done, total]}), self._find_master)
                 self._memory, self._presence = brought.memory, brought.presence
                 overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}

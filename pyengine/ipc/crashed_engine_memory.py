@@ -44,7 +44,6 @@ class CrashedEngineMemory:
     def __init__(self, folder: SharedFolder | None) -> None:
         self._folder = folder
         self._buffers: list[SharedObject] = []
-        self._views: list[memoryview] = []
         self._semaphore_id = sessions.NO_ATTACH_COUNT
         self._memory: EngineMemory | None = None
         self.shared: SharedState | None = None
@@ -141,20 +140,15 @@ class CrashedEngineMemory:
             self._buffers.append(buffer)
             if base % size_bytes or buffer.size_bytes != size_bytes:
                 raise EngineUnavailableError(f"{buffer.name} has {buffer.size_bytes} bytes from offset {base} on, which is no segment")
-            self._views.append(memoryview(buffer.memory))
-            yield base, self._views[-1]
+            yield base, memoryview(buffer.memory)
 
     def _close(self) -> None:
         self.shared = None
         if self._memory is not None:
             self._memory.close()
             self._memory = None
-        for view in self._views:
-            with contextlib.suppress(BufferError):
-                view.release()
         for buffer in self._buffers:
-            with contextlib.suppress(BufferError):  # a view is still in use: the buffer is unmapped with it
-                buffer.close()
+            buffer.close()
 
 
 @contextlib.contextmanager

@@ -50,13 +50,18 @@ def store(made, tmp_path):
     return shutil.copytree(root, tmp_path / "store"), ends
 
 
+def give_up(problem: EngineError) -> None:
+    """Do not wait for a master."""
+    raise problem
+
+
 @contextlib.contextmanager
 def brought_up(root, **settings):
     """The memory of an engine without workers, as a start leaves it."""
     config = load_config(root, settings, {})
     with StoreLock(root, create=True) as lock:
         lock.own()
-        memory = bring_up(root, config, lock).memory
+        memory = bring_up(root, config, lock, give_up).memory
         try:
             yield memory
         finally:
@@ -221,7 +226,7 @@ def killed_with_confirm(root, config, confirm):
     """An engine whose memory has that as confirmed, as kill -9 leaves it: it was not said that it is over."""
     with StoreLock(root, create=True) as lock:
         lock.own()
-        memory = bring_up(root, config, lock).memory
+        memory = bring_up(root, config, lock, give_up).memory
         native.store_position(memory.control.confirm, confirm)
         sessions.remove_attach_count(memory.identity.sysv_semaphore_id)
         memory.close()
@@ -252,7 +257,7 @@ def test_a_dead_engines_confirm_in_memory_survives_a_refused_start(store, monkey
         for _ in range(2):
             with StoreLock(root) as lock, pytest.raises(EngineError, match="refused"):
                 lock.own()
-                bring_up(root, config, lock)
+                bring_up(root, config, lock, give_up)
     assert remembered == [ends[1], 0], "the memory is gone after the first"
     assert ReplicationStateFile(root).read().state == ReplicationState("SLAVE", ends[1], term=4)
     with brought_up(root, **slave) as memory:
