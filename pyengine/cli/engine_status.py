@@ -31,15 +31,14 @@ from pyengine.ipc.control_block import (
     boot_ns,
     difference_from_file,
     now_ms,
-    read_name_servers,
-    read_pops,
+    read_rows,
     read_run_settings,
 )
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.live_reader import dead_engine
 from pyengine.ipc.replication import LinkSnapshot, Replication
-from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.shared_objects import KIND_NAMES, NAME_SERVERS, POPS, find_folder
 from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.store_lock import living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
@@ -407,7 +406,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "replication": replication,
         "broker": _broker(memory),
         "name_servers": [row if workers[native.GATEWAY]["state"] == "ready" else row | {"registered": False, "problem": "no gateway runs"}
-                         for row in read_name_servers(memory.folder)],
+                         for row in read_rows(memory.folder, NAME_SERVERS)],
         "pops": _pops(memory),
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
@@ -447,7 +446,7 @@ def _broker(memory: EngineMemory) -> dict[str, Any] | None:
 def _pops(memory: EngineMemory) -> list[dict[str, Any]]:
     """Return what each group has popped from each topic and not acknowledged, a few seconds ago."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in read_pops(memory.folder):
+    for row in read_rows(memory.folder, POPS):
         found.setdefault((row["group"], row["topic"]), []).append(row)
     return [{"group": group, "topic": topic, "in_flight": sum(row["in_flight"] for row in rows),
              "attempts": max(row["attempts"] for row in rows), "invisible_until_ms": min(row["invisible_until_ms"] for row in rows)}

@@ -20,10 +20,10 @@ from pyengine.engine_config import EngineSettings
 from pyengine.errors import DiskError, EngineUnavailableError, UsageError, command, did_you_mean
 from pyengine.formats.paths import Root
 from pyengine.formats.record import html_table
-from pyengine.ipc.control_block import read_pops
+from pyengine.ipc.control_block import read_rows
 from pyengine.ipc.group_members import GroupMembers, SlotRecord
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
-from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.shared_objects import POPS, find_folder
 from pyengine.results import Level
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config import check_keywords
@@ -95,7 +95,7 @@ class ConsumerGroups:
         """Return each group on each topic."""
         popped: dict[tuple[str, str, int], dict[str, Any]] = {}
         with suppress(EngineUnavailableError):  # no engine ever ran
-            popped = {(row["topic"], row["group"], row["queue_id"]): row for row in read_pops(find_folder(self._root))}
+            popped = {(row["topic"], row["group"], row["queue_id"]): row for row in read_rows(find_folder(self._root), POPS)}
         with self._open() as reader:
             return [self._state(reader, each_topic, each_group, offsets, popped)
                     for (each_topic, each_group), offsets in sorted(self._offsets.groups().items())

@@ -315,11 +315,12 @@ class Supervisor:
         """
         values = {setting_name(name, LIVE): SETTINGS[setting_name(name, LIVE)].read(value, LIVE) for name, value in live.items()}
         asked = asked or load_config(self._root, self._arguments.settings)
-        found = reload_settings(read_run_settings(self._memory.folder), asked, read_file(config_path(self._root)), values)
-        number = self._memory.change_run_settings(found.config)
-        if found.changed or found.later:
-            self._log_event(Event.SETTINGS_READ, f"settings were read again: {'; '.join(found.changed + found.later)}")
-        return {"changed": found.changed, "later": found.later, "number": number}
+        config, changed, later = reload_settings(
+            read_run_settings(self._memory.folder), asked, read_file(config_path(self._root)), values)
+        number = self._memory.change_run_settings(config)
+        if changed or later:
+            self._log_event(Event.SETTINGS_READ, f"settings were read again: {'; '.join(changed + later)}")
+        return {"changed": changed, "later": later, "number": number}
 
     def _reload(self) -> None:
         """Answer SIGHUP: read the settings again and log the result."""

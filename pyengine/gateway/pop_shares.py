@@ -30,10 +30,10 @@ from pyengine.gateway.connections import REQUESTER, Connection, TurnExecutor
 from pyengine.gateway.names import RETRY_PREFIX, Names
 from pyengine.gateway.positions import LEVEL, GroupOffsets, Positions
 from pyengine.gateway.tasks import Pending
-from pyengine.ipc.control_block import write_pops
+from pyengine.ipc.control_block import write_rows
 from pyengine.ipc.group_members import Claim
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.shared_objects import POPS, find_folder
 from pyengine.storage.acknowledgements import InFlight, SavedQueue, flip
 from pyengine.storage.consumer_offset import Table
 from pyengine.storage.durable_file import RunningClock
@@ -472,7 +472,7 @@ class Shares:
         if rows or self._noted:
             self._noted = bool(rows)
             with contextlib.suppress(EngineError, OSError):  # without it only those have no data
-                await self._executor.run(lambda: write_pops(find_folder(self._reader.root), rows))
+                await self._executor.run(lambda: write_rows(find_folder(self._reader.root), POPS, rows))
 
     async def close(self) -> None:
         """Release all queues, after the last flush of the offsets."""

@@ -37,7 +37,8 @@ from pyengine.gateway.connections import Answer, AskingConnection, Connection, C
 from pyengine.gateway.names import ORDERS_NAMESPACE, Address, Broker, Names, topic_fault, topics_document
 from pyengine.gateway.tls import CA_BYTES_MAX
 from pyengine.gateway.wire import Frame, WireError, as_object, read_json, read_object, write_json
-from pyengine.ipc.control_block import EngineMemory, now_ms, write_name_servers
+from pyengine.ipc.control_block import EngineMemory, now_ms, write_rows
+from pyengine.ipc.shared_objects import NAME_SERVERS
 from pyengine.native import control as native
 from pyengine.services.replication.ha_stream import TABLES, look_up
 from pyengine.settings import split_address
@@ -309,7 +310,7 @@ class Registration:
 
     def _publish(self) -> None:
         with contextlib.suppress(EngineError, OSError):  # then `status` shows what was written last
-            write_name_servers(self._memory.folder, [server.row() for server in self._servers])
+            write_rows(self._memory.folder, NAME_SERVERS, [server.row() for server in self._servers])
 
 
 def _identity(config: EngineConfig, address: Address) -> dict[str, str]:

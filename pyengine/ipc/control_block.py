@@ -25,7 +25,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from mmap import mmap
 from pathlib import Path
@@ -417,27 +416,13 @@ def read_run_settings(folder: SharedFolder) -> EngineConfig:
             raise EngineUnavailableError(f"{path} is damaged ({error}): stop the engine, then start it") from None
 
 
-def write_name_servers(folder: SharedFolder, rows: list[dict[str, Any]]) -> None:
-    """Write with which name servers the gateway is registered. For the gateway."""
-    folder.put(shared_objects.NAME_SERVERS, json.dumps(rows).encode())
+def write_rows(folder: SharedFolder, name: str, rows: list[dict[str, Any]]) -> None:
+    """Write what only the gateway knows into the object `name`: NAME_SERVERS or POPS."""
+    folder.put(name, json.dumps(rows).encode())
 
 
-def read_name_servers(folder: SharedFolder) -> list[dict[str, Any]]:
-    """Return what the gateway wrote last; empty without name servers."""
-    return _rows(folder, shared_objects.NAME_SERVERS)
-
-
-def write_pops(folder: SharedFolder, rows: list[dict[str, Any]]) -> None:
-    """Write what groups that pop have in flight, a row for each queue with messages. For the gateway."""
-    folder.put(shared_objects.POPS, json.dumps(rows).encode())
-
-
-def read_pops(folder: SharedFolder) -> list[dict[str, Any]]:
-    """Return what the gateway wrote last; empty without a group that pops."""
-    return _rows(folder, shared_objects.POPS)
-
-
-def _rows(folder: SharedFolder, name: str) -> list[dict[str, Any]]:
+def read_rows(folder: SharedFolder, name: str) -> list[dict[str, Any]]:
+    """Return what the gateway wrote last; empty if it wrote nothing."""
     with contextlib.suppress(EngineError, *PARSE_ERRORS), folder.attach(name, writable=False) as shared:
         rows: list[dict[str, Any]] = json.loads(shared.memory[:])
         return rows
@@ -446,7 +431,8 @@ def _rows(folder: SharedFolder, name: str) -> list[dict[str, Any]]:
 
 def read_masters(folder: SharedFolder) -> list[str]:
     """Return the HA addresses of this slave's master that name servers tell, those with which the gateway is registered."""
-    return list(dict.fromkeys(row["master"] for row in read_name_servers(folder) if row["registered"] and row.get("master")))
+    return list(dict.fromkeys(row["master"] for row in read_rows(folder, shared_objects.NAME_SERVERS)
+                              if row["registered"] and row.get("master")))
 
 
 def restart_differences(asked: EngineConfig, running: EngineConfig) -> list[str]:
@@ -484,21 +470,11 @@ def difference_from_file(root: str | os.PathLike[str], running: EngineConfig) ->
             " (SIGHUP to its supervisor is enough for those that are live: `pyengine config explain`)")
 
 
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """The settings of a running engine after they were read again.
-
-    `changed`: clauses about live settings that have changed; `later`: clauses about settings that need a restart.
-    """
-
-    config: EngineConfig
-    changed: list[str]
-    later: list[str]
-
-
-def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mapping[str, Value], live: Mapping[str, Value]) -> Reloaded:
+def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mapping[str, Value], live: Mapping[str, Value],
+                    ) -> tuple[EngineConfig, list[str], list[str]]:
     """Take live settings from the arguments, and all others from `running`.
 
+    Return (settings, clauses about live settings that have changed, clauses about settings that need a restart).
     `asked`: the settings from all sources, as at a start; `from_file`: those of the file alone; `live`: those of the current
     `pyengine config set`. A live set value takes precedence over the command line until the engine ends, and a value from
     the command line at the start takes precedence over the file.
@@ -523,7 +499,7 @@ def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mappi
         if value != values[name]:
             changed.append(f"{name} = {row.show(value)} ({origin}), {row.show(values[name])} before")
         values[name], origins[name] = value, origin
-    return Reloaded(EngineConfig(**values, origins=origins), changed, later)
+    return EngineConfig(**values, origins=origins), changed, later
 
 
 def overrides_of(running: EngineConfig, asked: EngineConfig | None) -> dict[str, str]:

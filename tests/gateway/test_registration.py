@@ -33,7 +33,8 @@ from pyengine.gateway.gateway import repeat
 from pyengine.gateway.names import Address, Names
 from pyengine.gateway.registration import ClusterRoutes, Registration, _Identity
 from pyengine.gateway.wire import ANSWER, Frame, WireError, encode_frame
-from pyengine.ipc.control_block import read_masters, read_name_servers, write_name_servers
+from pyengine.ipc.control_block import read_masters, read_rows, write_rows
+from pyengine.ipc.shared_objects import NAME_SERVERS
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
@@ -349,7 +350,7 @@ def test_a_name_server_that_reads_nothing_keeps_neither_connections_nor_bytes(ma
 
 def test_a_name_of_a_host_that_cannot_be_one_is_reported(make_owner):
     owner = make_owner()
-    script = partial(eventually, lambda: "a..b" in json.dumps(read_name_servers(owner.memory.folder)[0]["problem"]), "it says so")
+    script = partial(eventually, lambda: "a..b" in json.dumps(read_rows(owner.memory.folder, NAME_SERVERS)[0]["problem"]), "it says so")
     assert "a..b cannot be the name of a host" in while_registered(owner, SimpleNamespace(address="a..b:1"), script)[0]
 
 
@@ -451,7 +452,7 @@ def test_a_slave_stays_with_its_master_while_one_name_server_tells_it(make_owner
     folder = make_owner().folder
     for rows, told in (
             ([("a:1", True), ("b:1", True), ("a:1", True), ("", True)], ["a:1", "b:1"]), ([("a:1", False)], []), ([], [])):
-        write_name_servers(folder, [{"registered": is_registered, "master": master} for master, is_registered in rows])
+        write_rows(folder, NAME_SERVERS, [{"registered": is_registered, "master": master} for master, is_registered in rows])
         assert read_masters(folder) == told
 
 

@@ -170,18 +170,18 @@ def test_a_sleeper_is_woken_from_another_process(memory, folder):
 ])
 def test_a_reload_gives_a_live_setting_its_value_and_origin(was, asked, in_file, live, runs, origin):
     name = "flush_interval_commit_log_ms"
-    found = reload_settings(EngineConfig(**{name: was[0]}, origins={name: was[1]}),
-                            EngineConfig(**{name: asked[0]}, origins={name: asked[1]}),
-                            {} if in_file is None else {name: in_file}, {} if live is None else {name: live})
-    assert (getattr(found.config, name), found.config.origins[name]) == (runs, origin)
-    assert len(found.changed) == (was[0] != runs) and found.later == []
+    config, changed, later = reload_settings(
+        EngineConfig(**{name: was[0]}, origins={name: was[1]}), EngineConfig(**{name: asked[0]}, origins={name: asked[1]}),
+        {} if in_file is None else {name: in_file}, {} if live is None else {name: live})
+    assert (getattr(config, name), config.origins[name]) == (runs, origin)
+    assert len(changed) == (was[0] != runs) and later == []
 
 
 def test_a_changed_setting_that_needs_a_restart_is_named_and_not_applied():
     asked = EngineConfig(flush_disk_type="SYNC_FLUSH", origins={"flush_disk_type": "engine.toml"})
-    found = reload_settings(EngineConfig(), asked, {"flush_disk_type": "SYNC_FLUSH"}, {})
-    assert found.config == EngineConfig() and found.changed == []
-    assert found.later == ["flush_disk_type = SYNC_FLUSH (engine.toml) needs a restart, ASYNC_FLUSH runs"]
+    config, changed, later = reload_settings(EngineConfig(), asked, {"flush_disk_type": "SYNC_FLUSH"}, {})
+    assert config == EngineConfig() and changed == []
+    assert later == ["flush_disk_type = SYNC_FLUSH (engine.toml) needs a restart, ASYNC_FLUSH runs"]
 
 
 def test_changed_settings_and_limits_are_there_before_the_number_rises(make_owner):
