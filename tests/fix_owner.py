@@ -72,9 +72,13 @@ class Owner:
 
     def make_rest(self) -> None:
         """The objects that single workers do without: with them the memory is whole, for `status`."""
-        write_run_settings(self.folder, self.config)
+        self.use_settings()
         create_cleaning(self.folder, self.memory.identity.epoch)
         create_replication(self.folder, self.memory.identity.epoch)
+
+    def use_settings(self, **settings) -> None:
+        """Replace the run settings; workers that are started later take them."""
+        write_run_settings(self.folder, replace(self.config, **settings))
 
     def position(self, offset: int, ready_end: int | None = None) -> None:
         """Let the log end at `offset`, everything below it durable and dispatched."""
@@ -91,6 +95,7 @@ class Owner:
     def publish(self, state: int = native.STATE_RUNNING) -> None:
         """Let workers in."""
         Heartbeat(self.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()))
+        self.use_settings()
         self.memory.publish()
         native.store(self.control.state, "state", state)
         self.lock.share()

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyengine.engine.fork_server import ForkedWorker, ForkServer
@@ -34,7 +34,6 @@ from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.storage.config import set_arguments
 from pyengine.storage.file_system import HeldStore
 
 BOOT_FAILURES_MAX = 5     # in a row, by a worker that had come up before
@@ -64,33 +63,21 @@ class _Child:
     exit_code: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStarter:
-    """Starts workers by the store's fork server, or by exec; `overrides` are the settings on their command line."""
-
-    store: HeldStore
-    overrides: Mapping[str, str]
-    fork_server: ForkServer | None = None
-
-    def start(self, kind: Kind) -> subprocess.Popen[bytes] | ForkedWorker:
-        """Start a worker of this kind; OSError when the system cannot create a process at this moment."""
-        words = [sys.executable, "-P", "-m", kind.module, str(self.store.name), *set_arguments(self.overrides),
-                 "--store-fd", str(self.store.descriptor)]
-        forked = self.fork_server.start_worker(words) if self.fork_server else None
-        return forked or subprocess.Popen(words, stdin=subprocess.DEVNULL, env=without_systemd(child_environment()), process_group=0,
-                                          pass_fds=(self.store.descriptor,))
-
-
 class Children:
     """All workers of one engine."""
 
     def __init__(self, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector, kinds: Sequence[Kind],
-                 starter: WorkerStarter, report: Report, died: Callable[[int], None] = lambda kind: None) -> None:
-        """`report` is called with each sentence for the log, `died` with the kind of each worker that died and is restarted."""
+                 store: HeldStore, fork_server: ForkServer | None, report: Report,
+                 died: Callable[[int], None] = lambda kind: None) -> None:
+        """`report` is called with each sentence for the log, `died` with the kind of each worker that died and is restarted.
+
+        Workers are started by exec if there is no `fork_server`, or it fails.
+        """
         self._memory = memory
         self._lock = lock
         self._selector = selector
-        self._starter = starter
+        self._store = store
+        self._fork_server = fork_server
         self._report = report
         self._note_death = died
         self._children = {kind.number: _Child(kind) for kind in kinds}
@@ -178,13 +165,20 @@ class Children:
         child.aborted_s, child.exit_code = NEVER_S, None
         return True
 
+    def _spawn(self, kind: Kind) -> subprocess.Popen[bytes] | ForkedWorker:
+        """Start a worker of this kind; OSError when the system cannot create a process at this moment."""
+        words = [sys.executable, "-P", "-m", kind.module, str(self._store.name), "--store-fd", str(self._store.descriptor)]
+        forked = self._fork_server.start_worker(words) if self._fork_server else None
+        return forked or subprocess.Popen(words, stdin=subprocess.DEVNULL, env=without_systemd(child_environment()), process_group=0,
+                                          pass_fds=(self._store.descriptor,))
+
     def _start(self, child: _Child) -> None:
         if self._lock.kind_taken(child.kind.number):  # a thread of the dead worker still exists, or another worker of this kind runs
             if not self._adopt(child):
                 child.due_s = time.monotonic() + LOCK_POLL_INTERVAL_S
             return
         try:
-            child.process = self._starter.start(child.kind)
+            child.process = self._spawn(child.kind)
         except OSError as error:  # no memory or too many processes for the moment
             self._report(Event.WORKER_NOT_STARTED,
                       f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
@@ -255,8 +249,8 @@ class Children:
 
     def tick(self) -> None:
         """Start the workers that are due, and kill those whose heartbeat is too old."""
-        if self._starter.fork_server:
-            self._starter.fork_server.tick()
+        if self._fork_server:
+            self._fork_server.tick()
         if self._down_reason and self.all_ready:
             self._down_reason = ""
         self._publish_down_reason()

@@ -43,7 +43,7 @@ from pyengine.engine.bring_up import (
     prepare_root,
     require_descriptors,
 )
-from pyengine.engine.children import Children, WorkerStarter
+from pyengine.engine.children import Children
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import begin_process, kinds_of, raise_descriptors
 from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
@@ -63,7 +63,6 @@ from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
     MODE_NAMES,
     EngineMemory,
-    overrides_of,
     read_run_settings,
     reload_settings,
     require_same_settings,
@@ -203,7 +202,7 @@ class Supervisor:
         with StoreLock(self._root, create=True) as lock:
             memory = self._own(lock)
             if memory is not None:
-                overrides = self._adopt(memory, config)
+                self._adopt(memory, config)
                 outcome: dict[str, object] = {"adopted": True}
             elif config is None:
                 return ExitCode.OK  # the last worker has ended meanwhile
@@ -211,7 +210,6 @@ class Supervisor:
                 brought = bring_up(self._root, config, lock, lambda problem: self._await_master(config, problem),
                                    lambda done, total: self._report({"progress": [done, total]}), self._find_master)
                 self._memory, self._presence = brought.memory, brought.presence
-                overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
                 self._log_event(Event.ENGINE_RECOVERED if brought.report.state is RecoveryState.RECOVERED else Event.LOG_DAMAGED,
                           f"{brought.report.sentence} ({brought.seconds:.2f} s)")
@@ -220,7 +218,7 @@ class Supervisor:
                 self._log_change(Event.TABLE_UNUSABLE, _problem_of_topics(self._root))
             self._store.watch(ID_NAME)
             try:
-                return self._serve(overrides, lock, outcome)
+                return self._serve(lock, outcome)
             finally:
                 with contextlib.suppress(BufferError):
                     self._memory.close()
@@ -281,8 +279,8 @@ class Supervisor:
             time.sleep(LOST_POLL_INTERVAL_S)
         return None
 
-    def _adopt(self, memory: EngineMemory, asked: EngineConfig | None) -> dict[str, str]:
-        """Adopt the workers whose supervisor died; return the settings for the workers that must be started.
+    def _adopt(self, memory: EngineMemory, asked: EngineConfig | None) -> None:
+        """Adopt the workers whose supervisor died.
 
         StoreBusyError if they run with other settings than `asked`. Under a service manager, where a user would
         not read that error, the workers are stopped in order and started with `asked`.
@@ -306,7 +304,6 @@ class Supervisor:
         self._memory = memory
         if asked is not None and not self._restart_reason:
             self._take_settings({}, asked)
-        return overrides_of(running, asked)
 
     def _take_settings(self, live: Mapping[str, str], asked: EngineConfig | None = None) -> dict[str, object]:
         """Read all settings again, as at the start, and give the live ones to the workers; return what changed.
@@ -333,7 +330,7 @@ class Supervisor:
             if not found["changed"] and not found["later"]:
                 self._log_event(Event.SETTINGS_READ, "settings were read again: nothing has changed")
 
-    def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
+    def _serve(self, lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
         line = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
         line.state(native.WORKER_READY)
         if self._arguments.shared:
@@ -342,7 +339,7 @@ class Supervisor:
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else kinds_of(self._memory.identity)
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
-        children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._store, overrides, self._fork_server),
+        children = Children(self._memory, lock, self._selector, kinds, self._store, self._fork_server,
                             self._log_event, self._note_death)
         sessions = Sessions(self._memory, max(1, self._memory.identity.sessions_max - len(WORKER_KINDS)))
         server = SessionServer(self._memory, self._selector, sessions, self._take_settings)
@@ -485,7 +482,7 @@ class Supervisor:
         if self._arguments.no_children:
             may_start = children.may_start
             kinds = [kind for kind in kinds_of(self._memory.identity) if lock.kind_taken(kind.number)]
-            children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._store, {}), self._log_event)
+            children = Children(self._memory, lock, self._selector, kinds, self._store, None, self._log_event)
             children.start()
             children.may_start = may_start
         if loss and loss.is_taken:

@@ -21,18 +21,19 @@ Exit codes: pyengine.engine.kinds.WorkerExit. An uncaught exception is a crash: 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import faulthandler
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pyengine.engine.kinds import KINDS, WorkerExit, begin_process
 from pyengine.engine.log_file import LogFile, log_event, notify, pause_before_restart, watchdog_interval_s
-from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, command, os_error_sentence
+from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, command, os_error_sentence
 from pyengine.events import Event
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
@@ -43,7 +44,6 @@ from pyengine.native import waiting
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.recorder import BLOCKED_PHASE, THRESHOLD_NS, count_resumes
 from pyengine.services.service import Service, ServiceContext
-from pyengine.storage.config import EngineConfig, checked_set, load_config
 from pyengine.storage.engine_id import ID_NAME
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.message_store import MessageStore
@@ -68,13 +68,13 @@ class Worker:
     `context` is for its service; a loop must read `stopping` in every round.
     """
 
-    def __init__(self, kind: int, store: HeldStore, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
+    def __init__(self, kind: int, store: HeldStore, memory: EngineMemory, lock: StoreLock) -> None:
         store.watch(ID_NAME)
         self.kind = kind
         self.store = store
         self.root = root = store.root
         self._settings_seq = waiting.load_sequence(memory.control.settings_seq)
-        self.config = _settings_of(memory, root, settings)
+        self.config = read_run_settings(memory.folder)
         self.memory = memory
         self.lock = lock
         self.latch = memory.latch(kind)
@@ -238,19 +238,8 @@ class Worker:
         self.lock.close()
 
 
-def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) -> EngineConfig:
-    """Return the run settings of the engine, or this worker's own if those cannot be read.
-
-    So all workers run with the same settings, even if the environment or engine.toml has changed since the start.
-    """
-    try:
-        return read_run_settings(memory.folder)
-    except EngineUnavailableError:
-        return load_config(root, settings)
-
-
-def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float, descriptor: int = -1) -> Worker:
-    """Wait for the store's owner and attach as its only worker of this kind. `settings`: those given by --set.
+def attach(kind: int, root: Path, wait_s: float, descriptor: int = -1) -> Worker:
+    """Wait for the store's owner and attach as its only worker of this kind.
 
     `descriptor`: the store's folder, which the supervisor holds open; without one the folder at `root` is opened.
     EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: another worker of this kind runs.
@@ -258,41 +247,36 @@ def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float, de
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
-            return _attach_now(kind, root, descriptor, settings)
+            return _attach_now(kind, root, descriptor)
         except EngineUnavailableError as error:
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
         time.sleep(POLL_INTERVAL_S)
 
 
-def _attach_now(kind: int, root: Path, descriptor: int, settings: Mapping[str, str]) -> Worker:
-    try:
-        store = HeldStore(root, descriptor)
-    except (FileNotFoundError, NotADirectoryError):
-        raise EngineUnavailableError("there is no such folder") from None
-    try:
-        return _attach_to(kind, store, settings)
-    except BaseException:
-        if descriptor < 0:
-            store.close()
-        raise
-
-
-def _attach_to(kind: int, store: HeldStore, settings: Mapping[str, str]) -> Worker:
-    root = store.root
-    folder = find_folder(root)
-    with EngineMemory.attach(folder, writable=False) as seen:
-        _check_owner(root, seen)
-        lock = StoreLock(root)
+def _attach_now(kind: int, root: Path, descriptor: int) -> Worker:
+    with contextlib.ExitStack() as on_error:
         try:
+            store = HeldStore(root, descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            raise EngineUnavailableError("there is no such folder") from None
+        if descriptor < 0:
+            on_error.callback(store.close)
+        root = store.root
+        folder = find_folder(root)
+        with EngineMemory.attach(folder, writable=False) as seen:
+            _check_owner(root, seen)
+            lock = StoreLock(root)
+            on_error.callback(lock.close)
             if not lock.share():
                 raise EngineUnavailableError("the store is being recovered, or open in a RocketMQ broker")
             _check_owner(root, seen)
             lock.take_kind(kind)
-            return Worker(kind, store, settings, EngineMemory.attach(folder).open_latches(), lock)
-        except BaseException:
-            lock.close()
-            raise
+            memory = EngineMemory.attach(folder)
+            on_error.callback(memory.close)
+            worker = Worker(kind, store, memory.open_latches(), lock)
+        on_error.pop_all()
+        return worker
 
 
 def _check_owner(root: Path, memory: EngineMemory) -> None:
@@ -307,14 +291,13 @@ def _check_owner(root: Path, memory: EngineMemory) -> None:
 
 
 def _arguments(kind: int, what: str) -> argparse.Namespace:
-    """Parse STORE [--set key=value]... [--wait S] of this process; `what` is the description in --help."""
+    """Parse STORE [--wait S] of this process; `what` is the description in --help."""
     parser = argparse.ArgumentParser(
         prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
         epilog="SIGTERM: finish what is published, exit 0; SIGHUP, SIGUSR1: nothing (the supervisor reads settings again). "
                "The store's supervisor must run (pyengine start, or python -m pyengine.workers.supervisor STORE --no-children).")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
-    parser.add_argument("--set", action="append", default=[], metavar="key=value",
-                        help="a setting, for an engine that has not noted its own: those of its start hold for all of its workers")
+    parser.add_argument("--set", action="append", help=argparse.SUPPRESS)  # of an earlier version's supervisor: without effect
     parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S",
                         help="how long to wait for the owner (%(default)s)")
     parser.add_argument("--store-fd", type=int, default=-1, metavar="FD", help="descriptor of that directory, from the supervisor")
@@ -342,10 +325,9 @@ def run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
 def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
     arguments = _arguments(kind, what)
     try:
-        # Not engine.toml and environment, which may be wrong by now: the engine runs with the settings of its start.
         if arguments.store_fd >= 0:
             os.set_inheritable(arguments.store_fd, False)
-        worker = attach(kind, arguments.store, checked_set(arguments.set), arguments.wait, arguments.store_fd)
+        worker = attach(kind, arguments.store, arguments.wait, arguments.store_fd)
     except StoreBusyError as error:
         log_event(kind, arguments.store, Event.START_FAILED, str(error))
         return WorkerExit.ALREADY_RUNNING
@@ -355,8 +337,6 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
         log_event(kind, arguments.store, Event.START_FAILED, f"cannot start: {why}")
         notify(f"STATUS=cannot start: {' '.join(why.split())}")
-        if isinstance(error, ConfigError) and error.__cause__ is None:  # with a cause, the settings file could not be read
-            return WorkerExit.USAGE
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     served = False
     try:

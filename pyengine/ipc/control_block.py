@@ -500,9 +500,3 @@ def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mappi
             changed.append(f"{name} = {row.show(value)} ({origin}), {row.show(values[name])} before")
         values[name], origins[name] = value, origin
     return EngineConfig(**values, origins=origins), changed, later
-
-
-def overrides_of(running: EngineConfig, asked: EngineConfig | None) -> dict[str, str]:
-    """Return the --set values with which a worker runs with `running` although its own sources give `asked` (None: unknown)."""
-    return running.overrides() | {name: row.show(getattr(running, name)) for name, row in SETTINGS.items()
-                                  if asked is not None and getattr(asked, name) != getattr(running, name)}

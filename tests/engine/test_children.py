@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from fix_owner import CHECKOUT
-from pyengine.engine.children import NEVER_S, Children, WorkerStarter
+from pyengine.engine.children import NEVER_S, Children
 from pyengine.engine.kinds import KINDS, WorkerExit, child_environment
 from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
@@ -32,12 +32,11 @@ COMMITTER = next(kind for kind in KINDS if kind.number == native.COMMITTER)
 class Rig:
     """Children of an owner in the test's own process, with its selector."""
 
-    def __init__(self, owner, *kinds, overrides=None) -> None:
+    def __init__(self, owner, *kinds) -> None:
         self.owner = owner
         self.reported = Reported()
         self.selector = selectors.DefaultSelector()
-        self.children = Children(owner.memory, owner.lock, self.selector, kinds, WorkerStarter(HeldStore(owner.root), overrides or {}),
-                                 self.reported)
+        self.children = Children(owner.memory, owner.lock, self.selector, kinds, HeldStore(owner.root), None, self.reported)
 
     def pump(self, seconds: float = 0.02) -> None:
         for key, _ in self.selector.select(max(0.0, seconds)):
@@ -59,11 +58,12 @@ class Rig:
 def rig(make_owner):
     rigs = []
 
-    def make(*kinds, overrides=None, **identity):
+    def make(*kinds, settings=None, **identity):
         owner = make_owner(**identity)
         owner.position(0)
         owner.publish()
-        rigs.append(Rig(owner, *kinds, overrides=overrides))
+        owner.use_settings(**settings or {})
+        rigs.append(Rig(owner, *kinds))
         return rigs[-1]
 
     yield make
@@ -111,7 +111,7 @@ def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
 def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
     """A stopped process cannot even act on SIGABRT."""
     monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", 0.3)
-    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), overrides={"flush_interval_commit_log_ms": "50"})
+    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 50})
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
     first = native.load(line(made), "pid")
@@ -122,7 +122,7 @@ def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
 
 
 def test_a_worker_that_loops_leaves_a_trace(rig, monkeypatch, capfd):
-    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), overrides={"flush_interval_commit_log_ms": "3600000"})
+    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 3600000})
     made.children.start()  # an idle flusher with so long an interval is silent for longer than heartbeat_timeout_s
     made.go_until(lambda: any("SIGABRT" in text for text in made.reported), "aborted")
     assert "Fatal Python error: Aborted" in capfd.readouterr().err
@@ -236,7 +236,7 @@ def test_a_stopped_worker_is_resumed_to_finish(rig):
 
 
 def test_an_adopted_worker_that_is_stopped_is_resumed_and_its_silence_forgiven(rig):
-    made = rig(FLUSHER, overrides={"flush_interval_commit_log_ms": "50"})
+    made = rig(FLUSHER, settings={"flush_interval_commit_log_ms": 50})
     worker = made.owner.spawn("pyengine.workers.flusher")
     eventually(lambda: native.load(line(made), "state") == native.WORKER_READY, "it is up")
     os.kill(worker.pid, signal.SIGSTOP)

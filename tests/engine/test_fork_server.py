@@ -79,7 +79,7 @@ def test_workers_are_forked_and_children_of_the_supervisor_under_their_own_comma
     for kind, pid in engine.pids().items():
         if kind != "supervisor":
             words = words_of(pid)
-            assert words[:5] == [sys.executable, "-P", "-m", f"pyengine.workers.{kind}", str(engine.root)] and words[5] == "--set"
+            assert words[:5] == [sys.executable, "-P", "-m", f"pyengine.workers.{kind}", str(engine.root)] and words[5] == "--store-fd"
             assert is_forked(engine, kind) and parent_of(pid) == supervisor
             assert os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(supervisor)
     found = subprocess.run(["pgrep", "-f", f"pyengine.workers.flusher {engine.root}"], capture_output=True, text=True)

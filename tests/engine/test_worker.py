@@ -221,7 +221,6 @@ def test_a_worker_keeps_off_old_memory_while_a_new_owner_comes_up(make_owner):
 @pytest.mark.parametrize(("arguments", "code", "says"), [
     ((), 2, "STORE"),
     (("STORE", "--bogus"), 2, "bogus"),
-    (("STORE", "--set", "flush_dsk_type=x", "--wait", "0"), WorkerExit.USAGE, "flush_disk_type"),
     (("STORE", "--wait", "0"), WorkerExit.BOOT_FAILED, "no engine has ever run"),
 ])
 def test_wrong_arguments_get_one_sentence(tmp_path, arguments, code, says):

@@ -255,7 +255,8 @@ def test_group_commit_sleeps_on_its_latch_and_is_woken_by_a_put(make_owner):
 @pytest.mark.parametrize("mode", [native.MODE_MAPPED, native.MODE_SYNC])
 def test_a_killed_flusher_is_succeeded_where_it_stood(make_owner, mode):
     owner, writer = rig(make_owner, mode)
-    first = owner.spawn("pyengine.workers.flusher", "--set", "flush_interval_commit_log_ms=5")
+    owner.use_settings(flush_interval_commit_log_ms=5)
+    first = owner.spawn("pyengine.workers.flusher")
     owner.wait_ready(native.FLUSHER)
     writer.vouch()
     writer.put(b"x" * 100)
@@ -264,7 +265,7 @@ def test_a_killed_flusher_is_succeeded_where_it_stood(make_owner, mode):
     first.kill()
     first.wait()
     writer.put(b"y" * 100)
-    owner.spawn("pyengine.workers.flusher", "--set", "flush_interval_commit_log_ms=5")
+    owner.spawn("pyengine.workers.flusher")
     owner.wait_ready(native.FLUSHER, incarnation=2)
     eventually(lambda: native.load(owner.control.flusher, "incarnation") == 2, "a second incarnation")
     assert flushed(owner) == end, "the writer has not vouched for it"

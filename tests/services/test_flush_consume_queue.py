@@ -261,7 +261,8 @@ def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig, 
 
 
 def test_the_worker_writes_while_it_runs_and_when_it_is_asked_to_stop(rig):
-    child = rig.owner.spawn("pyengine.workers.checkpointer", "--set", "flush_interval_consume_queue_ms=10")
+    rig.owner.use_settings(flush_interval_consume_queue_ms=10)
+    child = rig.owner.spawn("pyengine.workers.checkpointer")
     rig.owner.wait_ready(native.CHECKPOINTER)
     rig.writer.put(b"one")
     rig.dispatch()

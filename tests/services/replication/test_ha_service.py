@@ -629,10 +629,10 @@ def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
     rig = Rig(owner)
     rig.service.close()
     rig.fill(SEGMENT + 100)
-    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={rig.service.port}", "--set", "ha_allow_plain=127.0.0.1"]
+    owner.use_settings(broker_role="SYNC_MASTER", ha_listen_port=rig.service.port, ha_allow_plain="127.0.0.1")
     with replication.Replication(owner.folder) as shared:
         for incarnation in (1, 2):
-            child = owner.spawn("pyengine.workers.replicator", *settings)
+            child = owner.spawn("pyengine.workers.replicator")
             owner.wait_ready(native.REPLICATOR, incarnation)
             assert shared.snapshot().listening_port == rig.service.port
             slave = WireSlave(rig.service.port)
@@ -656,11 +656,11 @@ def test_a_port_that_is_taken_while_the_replicator_is_down_halts_no_worker(make_
     rig.service.close()
     rig.fill(1000)
     port = rig.service.port
-    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={port}", "--set", "ha_allow_plain=127.0.0.1"]
+    owner.use_settings(broker_role="SYNC_MASTER", ha_listen_port=port, ha_allow_plain="127.0.0.1")
     holder = socket.create_server(("127.0.0.1", port))
-    first = owner.spawn("pyengine.workers.replicator", *settings)
+    first = owner.spawn("pyengine.workers.replicator")
     assert first.wait(30) == WorkerExit.BOOT_FAILED, "the engine's start says so"
-    child = owner.spawn("pyengine.workers.replicator", *settings)
+    child = owner.spawn("pyengine.workers.replicator")
     owner.wait_ready(native.REPLICATOR, 2)
     eventually(lambda: "cannot listen for slaves" in native.read_blocked_reason(owner.memory.blocked_reasons, native.REPLICATOR),
                "it says so")
@@ -676,14 +676,14 @@ def test_a_port_that_is_taken_while_the_replicator_is_down_halts_no_worker(make_
     assert child.wait(30) == 0
 
 
-def test_a_replicator_has_the_role_of_its_engine_whatever_settings_it_is_started_with(make_owner):
+def test_a_replicator_has_the_role_of_its_engine_whatever_the_settings_say(make_owner):
     owner = make_owner(role=SYNC_MASTER, replicates=1)
     owner.position(0, ready_end=0)
     owner.publish()
     replication.create_replication(owner.folder, 1)
     native.store(owner.control.replicator, "slaves_connected", 3)
-    child = owner.spawn("pyengine.workers.replicator", "--set", "broker_role=SLAVE", "--set", "ha_master_address=127.0.0.1:1",
-                        "--set", "ha_listen_port=0")
+    owner.use_settings(broker_role="SLAVE", ha_master_address="127.0.0.1:1", ha_listen_port=0)
+    child = owner.spawn("pyengine.workers.replicator")
     owner.wait_ready(native.REPLICATOR)
     eventually(lambda: native.load(owner.control.replicator, "slaves_connected") == 0, "it serves, and no slave has come")
     child.terminate()
@@ -695,7 +695,8 @@ def test_no_replicator_comes_up_beside_an_engine_without_replication(make_owner)
     owner.position(0, ready_end=0)
     owner.publish()
     replication.create_replication(owner.folder, 1)
-    child = owner.spawn("pyengine.workers.replicator", "--set", "ha_listen_port=1")
+    owner.use_settings(ha_listen_port=1)
+    child = owner.spawn("pyengine.workers.replicator")
     assert child.wait(30) == WorkerExit.BOOT_FAILED
     assert "without replication" in child.stderr.read()
 
