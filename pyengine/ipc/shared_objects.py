@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import mmap
 import os
 import stat
@@ -44,10 +43,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, command, disk_error, disk_errors, passing
-from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.errors import DiskError, DiskFullError, EngineError, EngineUnavailableError, command, disk_error, passing
 from pyengine.native.failpoints import failpoint
-from pyengine.storage.durable_writes import open_new
+from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.engine_id import EngineId, read_engine_id
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.ofd_lock import remove_unlocked
@@ -201,7 +199,7 @@ class SharedFolder:
                     errno=error.errno, path=str(path)) from error
             raise disk_error(error, "make", path) from error
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes | mmap.mmap) -> None:
         """Put an object with this content in the place of the one of that name: others read the old content or the new one.
 
         Only one process may put a name. A crash may leave another file, NAME.new, which the next call removes.
@@ -210,6 +208,7 @@ class SharedFolder:
         self.unlink(new)
         with self.create(new, len(content)) as shared:
             shared.memory[:] = content
+        failpoint("object_copied")
         os.rename(self.path / new, self.path / name)
 
     def attach(self, name: str, *, writable: bool = True) -> SharedObject:
@@ -277,12 +276,7 @@ class SharedFolder:
         No other process may write to the object any more. After a crash the copy is complete or does not have the name.
         """
         if not self.is_named(shared):
-            unfinished = f"{shared.name}.tmp"
-            self.unlink(unfinished)
-            with self.create(unfinished, shared.size_bytes) as copy:
-                copy.memory[:] = shared.memory
-            failpoint("object_copied")
-            os.rename(self.path / unfinished, self.path / shared.name)
+            self.put(shared.name, shared.memory)
 
     def names(self) -> list[str]:
         """Return the names of the existing objects, sorted."""
@@ -361,24 +355,16 @@ def _foreign_semaphore(name: str) -> EngineUnavailableError:
                                   "user or as root")
 
 
-def engine_run_path(root: str | os.PathLike[str]) -> Path:
-    """Return the path of the file in which the last start noted its shm_directory for other processes."""
-    return Path(root) / "config" / "engine-run.json"
+ENGINE_RUN: DurableRecord[str] = DurableRecord(
+    "engine-run.json", lambda directory: {"shm_directory": directory}, lambda fields: str(fields["shm_directory"]), is_sealed=False)
 
 
 def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]) -> None:
-    """Note shm_directory, so that other processes find the shared objects. Not synced: it is used only while the engine runs."""
-    path = engine_run_path(root)
-    text = json.dumps({"shm_directory": str(shm_directory)}) + "\n"
-    with contextlib.suppress(OSError):
-        if read_small_file(path) == text.encode():
+    """Note shm_directory, so that other processes find the shared objects."""
+    with contextlib.suppress(DiskError):
+        if ENGINE_RUN.read(root).record == str(shm_directory):
             return
-    temporary = path.with_name(path.name + ".tmp")
-    with disk_errors("write", path):
-        with open(open_new(temporary), "w", encoding="utf-8") as file:
-            file.write(text)
-        failpoint("run_written")
-        os.rename(temporary, path)
+    ENGINE_RUN.write(root, str(shm_directory))
 
 
 def find_folder(root: str | os.PathLike[str], engine_id: EngineId | None = None) -> SharedFolder:
@@ -390,6 +376,6 @@ def find_folder(root: str | os.PathLike[str], engine_id: EngineId | None = None)
             f", which does not exist: it was moved or removed, or the path is wrong; {start} makes a new store")
         raise passing(EngineUnavailableError(f"no engine has ever run on {root}{how}"))
     directory = DEFAULT_SHM_DIRECTORY
-    with contextlib.suppress(OSError, *PARSE_ERRORS):
-        directory = str(json.loads(read_small_file(engine_run_path(root)))["shm_directory"])
+    with contextlib.suppress(DiskError):
+        directory = ENGINE_RUN.read(root).record or directory
     return SharedFolder.of(engine_id, directory)

@@ -96,7 +96,7 @@ def test_a_supervisor_that_dies_while_it_names_the_memory_again_leaves_a_store_t
     eventually(lambda: living_kinds(engine.root) == [], "the supervisor was killed between two copies", timeout_s=90)
     assert board.struck_pid
     board.disarm()
-    assert {"pool-0", "pool-1", "pool-2.tmp"} <= set(find_folder(engine.root).names())
+    assert {"pool-0", "pool-1", "pool-2.new"} <= set(find_folder(engine.root).names())
     assert engine.start()["state"] == "running"
     engine.stop()
     found = stored(engine)

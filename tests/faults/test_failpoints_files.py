@@ -12,7 +12,6 @@ import pytest
 
 from crash.steps import FAILPOINTS
 from pyengine.errors import ExitCode
-from pyengine.ipc.shared_objects import engine_run_path, note_run
 from pyengine.storage.checkpoint import create_abort_file, read_sync_failure, read_watermark
 from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.durable_writes import create_file, sweep_unfinished, write_config
@@ -106,15 +105,6 @@ def test_a_deleted_file_has_no_name_whenever_its_killer_comes(tmp_path, name):
     os.close(create_file(tmp_path, "file", SIZE))
     killed_at(name, REMOVE, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kill_leaves_the_note_of_the_memory_folder_whole_or_absent(tmp_path):
-    (tmp_path / "config").mkdir()
-    killed_at("run_written", "from pyengine.ipc.shared_objects import note_run; note_run({folder!r}, '/dev/shm')", tmp_path)
-    assert not engine_run_path(tmp_path).exists()
-    note_run(tmp_path, "/elsewhere")
-    assert [path.name for path in (tmp_path / "config").iterdir()] == ["engine-run.json"]
-    assert "/elsewhere" in engine_run_path(tmp_path).read_text()
 
 
 def test_a_recovery_that_gives_up_bytes_finishes_giving_them_up(build_store):

@@ -140,5 +140,5 @@ def test_another_process_finds_the_folder_of_a_run(root, tmp_path):
     note_run(root, elsewhere)
     note_run(root, elsewhere)
     assert find_folder(root).path == elsewhere / f"pyengine-{identity.short}"
-    shared_objects.engine_run_path(root).write_bytes(b"[")
+    shared_objects.ENGINE_RUN.path(root).write_bytes(b"[")
     assert find_folder(root).path == SharedFolder.of(identity).path

@@ -276,7 +276,7 @@ def _place_by_queue(store: MessageStore, ack: dict[str, Any]) -> int | None:
 
 
 BACKUP = ".bak"
-NOT_KEPT = frozenset(("engine-run.json",))  # the place of the last engine's shared memory: never synced, and useless after a reboot
+NOT_KEPT = frozenset(("engine-run.json",))  # the place of the last engine's shared memory, useless after a reboot
 
 
 BROKER_REPLACES_S = 1.0  # a broker has replaced a table long before
