@@ -5,8 +5,8 @@ A slot of the table goes FREE -> OPEN (by the supervisor) -> DEAD (by the superv
 object's name has the epoch and the generation, so that it never refers to another session, of this
 engine or of an earlier one.
 A lock on the object's file lasts as long as any copy of the producer's descriptor or of its mapping:
-by it the supervisor notices a producer that dropped its session without closing it, or that runs
-another program by exec. A pidfd reports the end of the producer's process at once.
+by it the supervisor notices, at each tick and when all slots are taken, a producer that dropped its session without
+closing it, or that runs another program by exec. It closes the session of an ended process even if a child has the lock.
 Every step is one compare-and-swap; after it `session_seq` rises and the writer is woken.
 
 A producer opens its session at a Unix socket in the engine's folder, which the supervisor serves.
@@ -36,7 +36,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import selectors
 import socket
 import struct
@@ -50,11 +49,11 @@ from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, opened
 from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
 from pyengine.ipc.shared_objects import CONTROL, SOCKET, session_name
-from pyengine.ipc.store_lock import hold, is_held
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.native import waiting
 from pyengine.native.failpoints import failpoint
+from pyengine.storage.ofd_lock import find_lock, try_lock
 
 if TYPE_CHECKING:
     from pyengine._native import ms_session_slot
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 LINE_BYTES_MAX = 4096
 TIMEOUT_S = 5.0
 PEERS_MAX = 64
-SPARE_DESCRIPTORS = 12  # to accept a connection, make a session and send it, and for the supervisor's other work
 WORKER_KINDS = (native.SCHEDULER, native.REPLICATOR, native.GATEWAY)  # they put through sessions too, for which slots are kept
 _CREDENTIALS = struct.Struct("3i")
 NO_ATTACH_COUNT = -1
@@ -110,7 +108,7 @@ class Sessions:
         folder.unlink(name)  # left by a supervisor that died in this function
         with folder.create(name, native_session.session_bytes(ring_bytes)) as shared:
             native_session.format_session(native_session.view(shared.memory), ring_bytes, slot, generation, epoch)
-            hold(shared.descriptor)
+            try_lock(shared.descriptor, 0, name)  # until the last copy of the descriptor is closed and the last mapping is unmapped
             descriptor = os.dup(shared.descriptor)
         failpoint("session_object_made")
         line.pid, line.uid, line.start_time_ms = pid, uid, start_ms
@@ -139,18 +137,19 @@ class Sessions:
         raise DiskFullError(sentence)
 
     def close_dropped(self) -> list[int]:
-        """Mark the sessions dead that no process has open any more; return their slots."""
-        return [slot for slot, generation, _ in self.open_slots()
-                if not self._is_held(slot, generation) and self.close(slot, generation)]
+        """Mark the sessions dead whose process has ended, or that no process has open any more; return their slots."""
+        closed = []
+        for slot, generation, _ in self.open_slots():
+            with contextlib.suppress(OSError):  # the name was removed, or no descriptor is free
+                if not (self.owner_lives(slot) and self._is_held(slot, generation)) and self.close(slot, generation):
+                    closed.append(slot)
+        return closed
 
     def _is_held(self, slot: int, generation: int) -> bool:
-        name = session_name(self._memory.identity.epoch, slot, generation)
-        try:
-            descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:  # the name was removed: only the pidfd tells
-            return True
-        with opened(descriptor):
-            return is_held(descriptor)
+        """Whether a process has the session's object open."""
+        path = self._memory.folder.path / session_name(self._memory.identity.epoch, slot, generation)
+        with opened(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)) as descriptor:
+            return find_lock(descriptor, 0) is not None
 
     def close(self, slot: int, generation: int) -> bool:
         """Mark a session dead; its published entries are still executed. False when it was closed already."""
@@ -178,11 +177,6 @@ class Sessions:
             if native.load(line, "state") == native.SESSION_OPEN:
                 found.append((slot, native.load(line, "generation"), native.load(line, "pid")))
         return found
-
-    def close_orphans(self) -> list[int]:
-        """Mark the sessions of ended processes dead, for a supervisor that takes over; return their slots."""
-        return [slot for slot, generation, _ in self.open_slots()
-                if not self.owner_lives(slot) and self.close(slot, generation)]
 
     def sweep_objects(self) -> list[str]:
         """Remove session and side objects whose session is closed and drained; return their names."""
@@ -252,12 +246,10 @@ class SessionServer:
         self._selector = selector
         self._sessions = sessions
         self._peers: set[_Peer] = set()
-        self._pidfds: dict[int, tuple[int, int, int]] = {}  # pidfd -> (slot, generation, pid)
         self._listener = bound_socket(memory.folder.path)
         self._listener.listen(PEERS_MAX)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        sessions.close_orphans()
-        self._watch_open()
+        sessions.close_dropped()
 
     @property
     def is_reachable(self) -> bool:
@@ -345,7 +337,6 @@ class SessionServer:
         self._check_serving()
         answer, descriptor = self._sessions.open(peer.pid, peer.uid, ring_bytes)
         descriptors.append(descriptor)
-        self._watch(answer["slot"], answer["generation"], peer.pid)
         descriptors.append(os.open(self._memory.folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         return answer
 
@@ -379,56 +370,8 @@ class SessionServer:
         self._selector.unregister(peer.channel)
         peer.channel.close()
 
-    def _watch(self, slot: int, generation: int, pid: int) -> None:
-        """Watch the process by a pidfd, which reports its end at once and is safe if its pid is reused.
-
-        If the last SPARE_DESCRIPTORS are free only, it does nothing: tick() tries again, and until then notices the end by the lock
-        on the object.
-        """
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._sessions.close(slot, generation)
-            return
-        except OSError:
-            return
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if soft != resource.RLIM_INFINITY and pidfd >= soft - SPARE_DESCRIPTORS:
-            os.close(pidfd)
-            return
-        try:
-            lives = self._sessions.owner_lives(slot)  # not if it ended before the pidfd was opened, and another process got its pid
-            if lives:
-                self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(pidfd))
-        except OSError:
-            os.close(pidfd)
-            return
-        if lives:
-            self._pidfds[pidfd] = slot, generation, pid
-        else:
-            os.close(pidfd)
-            self._sessions.close(slot, generation)
-
-    def _watch_open(self) -> None:
-        """Watch the processes of all open sessions, and no others."""
-        living = set(self._sessions.open_slots())
-        for pidfd in [pidfd for pidfd, session in self._pidfds.items() if session not in living]:
-            self._forget(pidfd)
-        for slot, generation, pid in living.difference(self._pidfds.values()):
-            self._watch(slot, generation, pid)
-
-    def _on_exit(self, pidfd: int) -> None:
-        slot, generation, _ = self._pidfds[pidfd]
-        self._sessions.close(slot, generation)
-        self._forget(pidfd)
-
-    def _forget(self, pidfd: int) -> None:
-        del self._pidfds[pidfd]
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-
     def tick(self) -> None:
-        """Drop silent peers; mark dropped sessions dead; watch the processes of open ones only; remove drained objects."""
+        """Drop silent peers; mark dropped sessions dead; remove drained objects."""
         now_s = time.monotonic()
         for peer in [peer for peer in self._peers if peer.until_s < now_s]:
             self._drop(peer)
@@ -436,7 +379,6 @@ class SessionServer:
             with contextlib.suppress(OSError):
                 self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._sessions.close_dropped()
-        self._watch_open()
         self._sessions.sweep_objects()
 
     def no_session_reason(self) -> str:
@@ -453,8 +395,6 @@ class SessionServer:
         """Refuse new sessions from now on; open ones continue."""
         for peer in list(self._peers):
             self._drop(peer)
-        for pidfd in list(self._pidfds):
-            self._forget(pidfd)
         if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
         self._listener.close()

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusyError, command, disk_error
+from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, command, disk_error
 from pyengine.formats.small_file import open_regular, opened
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
 from pyengine.native import control as native
@@ -307,17 +307,6 @@ def living_kinds(root: str | os.PathLike[str], kinds: int = len(KIND_NAMES)) -> 
         return [kind for kind in range(kinds) if find_lock(descriptor, KIND_BYTE + kind) is not None]
     finally:
         os.close(descriptor)
-
-
-def hold(descriptor: int) -> None:
-    """Lock byte 0 of an open file until the last copy of this descriptor is closed and the last mapping of it is unmapped."""
-    if not try_lock(descriptor, 0, "a shared object"):
-        raise InvariantError("a shared object that was just made is locked already")
-
-
-def is_held(descriptor: int) -> bool:
-    """Whether byte 0 is locked through another open file description."""
-    return find_lock(descriptor, 0) is not None
 
 
 def open_lock(root: str | os.PathLike[str]) -> int:

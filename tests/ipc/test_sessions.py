@@ -335,24 +335,6 @@ def test_a_connection_that_speaks_in_the_turn_in_which_it_is_dropped_does_no_har
         assert b"unknown request" in last.recv(4096)
 
 
-def test_a_session_of_a_process_that_ended_before_it_was_watched_is_over(make_owner, monkeypatch):
-    """Its pid, given to another process meanwhile, is what would be watched."""
-    owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
-    owner.position(0)
-    owner.publish()
-    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-        sessions = Sessions(owner.memory)
-        server = SessionServer(owner.memory, selector, sessions)
-        stack.callback(server.close)
-        monkeypatch.setattr(sessions, "owner_lives", lambda slot: False)
-        channel = stack.enter_context(connect_socket(owner.folder.path, 10))
-        channel.sendall(b'{"want": "session"}\n')
-        while not native.load(owner.control.sessions[0], "generation"):
-            for key, _ in selector.select(10):
-                key.data()
-        assert sessions.open_slots() == []
-
-
 def test_a_producer_that_vanishes_before_it_is_answered_leaves_no_session(make_owner):
     owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
     owner.position(0)
@@ -435,24 +417,6 @@ def test_a_server_without_a_free_descriptor_waits_for_the_next_tick(make_owner, 
                 key.data()
 
 
-def test_watching_leaves_descriptors_to_serve_with(server, monkeypatch):
-    """Otherwise the watches of the sessions that are open take the last one, and no other session can be opened."""
-    def watched() -> int:
-        links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-        return sum(os.readlink(link) == "anon_inode:[pidfd]" for link in links if os.path.lexists(link))
-
-    free = os.dup(0)
-    os.close(free)
-    with monkeypatch.context() as patch:
-        patch.setattr(sessions.resource, "getrlimit", lambda which: (free + 8, free + 8))
-        with open_session(server.owner.root), open_session(server.owner.root):
-            before = server.ticks
-            eventually(lambda: server.ticks > before + 2, "the server has ticked")
-            assert watched() == 0
-            patch.undo()
-            eventually(lambda: watched() == 2, "both are watched")
-
-
 LIMITED = """
 import os, resource, sys
 from pyengine.errors import EngineError
@@ -515,7 +479,7 @@ def test_a_connection_that_the_selector_cannot_take_is_closed(make_owner, monkey
 def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, monkeypatch):
     with open_session(server.owner.root) as session:
         server.close()
-        monkeypatch.setattr(os, "pidfd_open", lambda pid: raise_error(OSError(errno.EMFILE, "Too many open files")))
+        monkeypatch.setattr(Sessions, "owner_lives", lambda *_: raise_error(OSError(errno.EMFILE, "Too many open files")))
         successor = Server(server.owner)
         monkeypatch.undo()
         assert session.is_open
@@ -525,14 +489,10 @@ def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, 
         successor.close()
 
 
-@pytest.mark.parametrize("scarce", ["the pidfd", "the look at its start time"])
-def test_a_producer_that_was_not_watched_for_lack_of_a_descriptor_is_watched_later(server, monkeypatch, scarce):
-    """Otherwise its session stays open as long as a child that it has forked lives: the child shares the lock on the object."""
+def test_the_session_of_a_dead_producer_is_closed_although_its_child_has_the_lock(server, monkeypatch):
+    """Also after the supervisor had no descriptor to look at the process with."""
     with monkeypatch.context() as patch:
-        if scarce == "the pidfd":
-            patch.setattr(os, "pidfd_open", lambda pid: raise_error(OSError(errno.EMFILE, "Too many open files")))
-        else:
-            patch.setattr(server.sessions, "owner_lives", lambda slot: raise_error(OSError(errno.EMFILE, "Too many open files")))
+        patch.setattr(server.sessions, "owner_lives", lambda slot: raise_error(OSError(errno.EMFILE, "Too many open files")))
         child, slot, _ = producer(server, FORKING_PRODUCER)
         eventually(lambda: server.ticks > 2, "the server has ticked without a descriptor")
     assert state(server, slot) == native.SESSION_OPEN
