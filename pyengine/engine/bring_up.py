@@ -79,8 +79,7 @@ QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # this part of the pool is made before READY, the rest while the engine runs
 _STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", log_file.NAME))
 SLAVE = "SLAVE"
-# In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 36 descriptors;
-# each further producer, and each buffer of a pool, takes one more in the supervisor.
+# In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 36 descriptors.
 DESCRIPTORS_MIN = 48
 DESCRIPTORS_RAISED_TO = 2048  # enough for the most producers and pool buffers that can be set
 # Of the writer, beside one for each session and two for each pool buffer: its objects and some segments that are not flushed yet.

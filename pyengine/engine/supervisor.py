@@ -72,7 +72,7 @@ from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
 from pyengine.ipc.sessions import WORKER_KINDS, Sessions, SessionServer
 from pyengine.ipc.shared_objects import SOCKET, removed_names
 from pyengine.ipc.statistics import StoreStatsService
-from pyengine.ipc.store_lock import Ownership, SharingLock, StoreLock, kill_workers, living_kinds, name_processes, require_startable
+from pyengine.ipc.store_lock import SharingLock, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
@@ -263,7 +263,7 @@ class Supervisor:
         names the processes that do not end.
         """
         deadline_s = time.monotonic() + LOST_WORKERS_S
-        while lock.own() is Ownership.ADOPTED:
+        while not lock.own():
             try:
                 return _attach_to_living(self._root)
             except OtherLayoutError as error:

@@ -28,7 +28,6 @@ Only the store's user can open it: a lock of another user would keep the engine 
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import os
 import signal
@@ -57,13 +56,6 @@ WORKER_CHECKS_MAX = 25
 POLL_INTERVAL_S = 0.02
 # The file does not exist, cannot be locked, or is another user's.
 _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
-
-
-class Ownership(enum.Enum):
-    """How StoreLock.own() got the store."""
-
-    EXCLUSIVE = "exclusive"  # no other process has the store open: recover it
-    ADOPTED = "adopted"      # workers of a dead supervisor are alive: adopt them, without recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +94,11 @@ class StoreLock:
             self.close()
             raise DiskError(f"cannot use {self.path}: it is not a regular file", path=str(self.path))
 
-    def own(self) -> Ownership:
+    def own(self) -> bool:
         """Become the store's only owner (supervisor, `recover`), or raise StoreBusyError.
 
-        EXCLUSIVE: no other process can change the store until share(). ADOPTED: workers
-        without a supervisor live, and this process now shares the store with them.
+        True: no other process can change the store until share(): recover it. False: workers
+        without a supervisor live, and this process now shares the store with them: adopt them, without recovery.
         StoreRefusedError for a store that this engine must not write to (storage/later_format.py).
         """
         require_known_format(self.path.parent)
@@ -115,7 +107,7 @@ class StoreLock:
             raise StoreBusyError(f"{root} is in use by another engine or repair: {how_to_use(root)}")
         if self._set(OWNER_BYTE, EXCLUSIVE):
             self._write_content()
-            return Ownership.EXCLUSIVE
+            return True
         if self._set(OWNER_BYTE, SHARED):
             found = self._wait_for_workers()
             if found is not None:
@@ -125,19 +117,20 @@ class StoreLock:
             raise StoreBusyError(f"a process that is not a worker holds a lock on {self.path}, which any process that may read it can do: "
                                  f"`fuser {self.path}` names the process, as root")
         self._set(KIND_BYTE, UNLOCKED)
-        raise StoreBusyError(self._sentence())
+        _require_no_broker(self.path.parent, _holder(self._descriptor))
+        raise StoreBusyError(f"{self.path.parent} is being opened or recovered by another process: wait for it or stop it first")
 
-    def _wait_for_workers(self) -> Ownership | None:
-        """Find out which process shares byte 0: ADOPTED for a worker, which locks the byte of its kind a moment later.
+    def _wait_for_workers(self) -> bool | None:
+        """Find out which process shares byte 0, as own() returns it: a worker locks the byte of its kind a moment later.
 
-        EXCLUSIVE when that process has ended meanwhile; None when it is not a worker.
+        True when that process has ended meanwhile; None when it is not a worker.
         """
         for _ in range(WORKER_CHECKS_MAX):
             if any(self.kind_taken(kind) for kind in range(1, len(KIND_NAMES))):
-                return Ownership.ADOPTED
+                return False
             if self._set(OWNER_BYTE, EXCLUSIVE):
                 self._write_content()
-                return Ownership.EXCLUSIVE
+                return True
             time.sleep(POLL_INTERVAL_S)
         return None
 
@@ -157,10 +150,6 @@ class StoreLock:
         """Whether another process holds the kind's byte."""
         return find_lock(self._descriptor, KIND_BYTE + kind) is not None
 
-    def holder(self) -> Holder:
-        """Return the other holder of byte 0."""
-        return _holder(self._descriptor)
-
     def close(self) -> None:
         """Release all locks."""
         if self._descriptor >= 0:
@@ -175,12 +164,6 @@ class StoreLock:
 
     def _set(self, byte: int, how: int) -> bool:
         return try_lock(self._descriptor, byte, self.path, how)
-
-    def _sentence(self) -> str:
-        holder = self.holder()
-        if holder.kind == "foreign":
-            return f"{self.path.parent} is open in {holder.description}: stop that first"
-        return f"{self.path.parent} is being opened or recovered by another process: wait for it or stop it first"
 
     def _write_content(self) -> None:
         if os.pread(self._descriptor, 16, 0) != LOCK_CONTENT:
@@ -266,7 +249,7 @@ class SharingLock:
 def owning(root: str | os.PathLike[str]) -> Iterator[None]:
     """Own the stopped store at `root` inside the block; StoreBusyError if another process has it open."""
     with StoreLock(root, create=True) as lock:
-        if lock.own() is Ownership.ADOPTED:
+        if not lock.own():
             raise StoreBusyError(f"{root} still has living workers, though no supervisor: {command('start', root)} takes them over, "
                                  f"{command('stop', root)} ends them")
         yield
@@ -292,9 +275,7 @@ def how_to_use(root: str | os.PathLike[str]) -> str:
 
 def require_startable(root: str | os.PathLike[str]) -> None:
     """Raise StoreBusyError while another program than an engine has the store open, StoreRefusedError as own(). Creates no file."""
-    holder = read_holder(root)
-    if holder.kind == "foreign":
-        raise StoreBusyError(f"{root} is open in {holder.description}: stop that first")
+    _require_no_broker(root, read_holder(root))
     require_known_format(root)
 
 
@@ -383,6 +364,11 @@ def lock_modified_ns(root: str | os.PathLike[str]) -> int:
         if error.errno in _NO_LOCK_THERE:
             return 0
         raise disk_error(error, "read", path) from error
+
+
+def _require_no_broker(root: str | os.PathLike[str], holder: Holder) -> None:
+    if holder.kind == "foreign":
+        raise StoreBusyError(f"{root} is open in {holder.description}: stop that first")
 
 
 def _holder(descriptor: int) -> Holder:
