@@ -273,8 +273,8 @@ def test_workers_that_a_successor_starts_run_with_the_settings_of_the_others(mak
     outcome = start_engine(engine.root, {}, timeout_s=60)
     assert outcome["adopted"] and outcome["mode"] == mode_of(engine) == "sync"
     engine.wait_back("cleaner", before)
-    words = Path(f"/proc/{engine.pid('cleaner')}/cmdline").read_text().split("\0")
-    assert "file_reserved_time_hours=77" in words and "flush_disk_type=SYNC_FLUSH" in words
+    running = read_run_settings(find_folder(engine.root))
+    assert (running.file_reserved_time_hours, running.flush_disk_type) == (77, "SYNC_FLUSH")
     engine.stop()
 
 
@@ -550,15 +550,15 @@ def test_a_worker_that_cannot_start_halts_the_start(make_engine, monkeypatch):
     engine = make_engine()
     site = engine.root.parent / "site"
     site.mkdir()
-    # seen by one child only: a setting that it refuses
+    # seen by one child only: an argument that it refuses
     (site / "sitecustomize.py").write_text(
         "import sys\nif '-m' in sys.orig_argv and 'pyengine.workers.allocator' in sys.orig_argv:\n"
-        "    sys.argv += ['--set', 'flush_disk_type=SOMETIMES']\n")
+        "    sys.argv += ['--sometimes']\n")
     monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{site}")
     monkeypatch.setenv("LD_PRELOAD", "")  # workers are started by exec then, and each reads that file
     with pytest.raises(EngineError, match="the allocator cannot start"):
         start_engine(engine.root, engine.settings, timeout_s=60)
-    assert "SOMETIMES" in engine.log()
+    assert "--sometimes" in engine.log()
     engine.wait_gone()
     monkeypatch.undo()
     engine.start()
