@@ -6,13 +6,10 @@ A crash may interrupt every step: until the control block is published no proces
 attach, and the next start begins again. A store that recovery refuses is refused before
 any shared object is created.
 
-A store that was a slave is refused as a master unless it was promoted: messages it accepted now would exist
-on no other store, and its next start as a slave would truncate them. A master whose log ends before the offset
-that its slaves have confirmed has lost bytes (a power cut, an old copy restored), and its slaves have the more
-complete log. A SYNC_MASTER, which has promised those puts to its producers, refuses to start then. `confirm` is
-never beyond the end of the log: the start settles the confirmed offset, durably, before it accepts a put.
+A store that was a slave is refused as a master unless it was promoted, and a SYNC_MASTER whose log ends before what its slaves have
+confirmed is refused (docs/replication.md). `confirm` is never beyond the end of the log: the start settles the confirmed offset,
+durably, before it accepts a put.
 
-The supervisor also adds to the memory of a running engine: a larger queue table, the rest of the pool.
 When the writer asks for a larger queue table, the supervisor makes an empty one; the writer copies its entries
 into it, switches to it and removes the old one. Until then the writer continues with the old table, or waits,
 for a bounded time, when that is full. The pool buffers that a start does not need are made while the engine runs.

@@ -1,10 +1,9 @@
 """The common part of every worker process: attach, report ready, run rounds, end in order.
 
 A worker does not create shared objects or recover the store. It waits (bounded) for the store's
-owner, a living supervisor whose control block is published. Then it holds the store's lock byte
-shared and the byte of its kind exclusively (ipc/store_lock.py), so that a second worker of its
-kind cannot run and RocketMQ cannot start while it lives. Before that it writes to no shared
-memory, so a worker that starts on the remains of a dead engine changes nothing.
+owner, a living supervisor whose control block is published. Then it holds its bytes of the store's lock
+(ipc/store_lock.py). Before that it writes to no shared memory, so a worker that starts on the remains of a
+dead engine changes nothing.
 
 SIGHUP and SIGUSR1 are ignored: the supervisor reads the settings again, and each worker takes the live ones when a sequence in
 the control block has risen; a worker reopens a log that was renamed by itself (log_file.py).
@@ -14,8 +13,6 @@ names of the shared memory were removed, since no process can attach any more, o
 was moved, removed or replaced. The supervisor stops the engine in that case; if the supervisor is
 dead, each worker ends by itself after the kinds whose work it finishes. A worker survives SIGKILL at any instruction: the next incarnation
 continues from the positions in shared memory.
-
-Exit codes: pyengine.engine.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
 """
 
 from __future__ import annotations

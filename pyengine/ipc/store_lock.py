@@ -6,11 +6,7 @@
 | 0 | exclusive | the owner while it recovers the store; RocketMQ while it runs (a POSIX record lock) |
 | 16 + k | exclusive | the only living worker of kind k (k = 0: the supervisor) |
 
-So RocketMQ cannot lock byte 0 until the last process of the engine has ended, and two
-workers of a kind cannot run. The locks are open-file-description locks, because a process loses
-its POSIX record locks when it closes any descriptor of the file. The kernel releases
-them when the last descriptor is closed, also after kill -9. The file has RocketMQ's four
-letters; pyengine writes them only if they are missing, so the modification time tells whether
+The file has RocketMQ's four letters; pyengine writes them only if they are missing, so the modification time tells whether
 RocketMQ has started on the store since.
 
 The file `config/sharing.lock` has the locks of an engine that processes share (Engine(shared=True)):

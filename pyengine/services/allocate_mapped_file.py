@@ -1,21 +1,18 @@
 """AllocateMappedFileService: create the next segment, and reserve its blocks, before the writer needs them.
 
-In RocketMQ a put requests the next file and the one after it. Here the writer publishes the offset up to which it wants the log
-(`wanted_end`), and this service always keeps one segment ready after the one being written. A segment is complete when its name appears
-(storage/durable_writes.py), with its full length and without blocks; afterwards the service moves `ready_end` and wakes the writer. An
-orderly stop removes the segments that were never used, as RocketMQ's shutdown does.
+The writer publishes the offset up to which it wants the log (`wanted_end`); this service always keeps one segment ready after the one
+being written. A segment is complete when its name appears (storage/durable_writes.py), with its full length and without blocks;
+afterwards the service moves `ready_end` and wakes the writer.
 
 Blocks follow the writer: the service allocates them some steps ahead (storage/commit_log.py) and then moves `reserved_end`, beyond which
 the writer stores nothing. What was reserved before a restart is allocated again, which changes nothing.
 
 A full disk is not a failure, and neither is one on which a step would leave too little space for queues and index
-(storage/file_system.py): the service tries smaller steps, puts the errno into the control block (at `reserved_end` the writer answers
-CREATE_MAPEDFILE_FAILED meanwhile) and tries again each half second.
+(storage/file_system.py): the service tries smaller steps, puts the errno into the control block and tries again each half second.
 
-In async mapped mode PageWarmer populates pages ahead of the writer. Without it a store to an absent page costs a fault of 0.8 us and,
-if a virtual machine's host has reclaimed the memory, up to 9 us; populating whole pieces ahead makes appends 2-5 times faster. It does
-not do so ahead of large passes, which the writer writes by system call: a write makes its own pages for less. It never does in sync
-mode: a store into a populated mapping dirties its whole large folio, a megabyte to the device per small put (measured).
+In async mapped mode PageWarmer populates pages ahead of the writer, which makes appends 2-5 times faster (bench/notes/engine.md). It
+does not do so ahead of large passes, which the writer writes by system call: a write makes its own pages for less. It never does in
+sync mode: a store into a populated mapping dirties its whole large folio, a megabyte to the device per small put (measured).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CleanCommitLogService and CleanConsumeQueueService: decide which files are deleted, and delete them in paced steps.
+"""CleanCommitLogService and CleanConsumeQueueService: decide which files are deleted (docs/cleaning.md), and delete them in paced steps.
 
 The log is deleted one segment at a time, always the oldest: new holds are refused, the service waits for current holders, removes the
 name (durably), moves `min`, and frees the blocks in steps. Files of queues, extensions and index are deleted after the log: when the
@@ -16,10 +16,7 @@ position of the next entry. The rules are RocketMQ's:
     an extension file    the queue's first valid entry points after it (ConsumeQueueExt.truncateByMinAddress)
     an index file        the record of its last key is below it    (IndexService.deleteExpiredFile)
 
-The rules for the log, of which the first that applies decides, are in docs/cleaning.md: those of RocketMQ's
-DefaultMessageStore.CleanCommitLogService, and log_retention_bytes. While disk_space_enough_bytes are free, no segment is deleted
-before its age for the disk's use, and no put is refused for it. If the use of a disk is unknown, no segment is deleted and no put is
-refused (RocketMQ deletes then). `decide` and the functions next to it do no I/O and read no clock: both are arguments.
+`decide` and the functions next to it do no I/O and read no clock: both are arguments.
 """
 
 from __future__ import annotations

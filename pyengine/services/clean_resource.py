@@ -1,17 +1,15 @@
-"""The cleaner's rounds (DefaultMessageStore.cleanFilesPeriodically), requests by hand, and the probe of the disk.
+"""The cleaner's rounds (DefaultMessageStore.cleanFilesPeriodically), requests by hand, and the probe of the disk (docs/cleaning.md).
 
-A round starts each clean_resource_interval_ms, or at once for a request by hand, which is answered when the round is complete. It
-consists of small steps with pauses in between, so that deletion does not use all of the disk's time, the worker records a heartbeat,
-and a stop can interrupt it at any step. In a frozen store nothing is deleted: recovery must find the files as they were.
+A round consists of small steps with pauses in between, so that deletion does not use all of the disk's time, the worker records a
+heartbeat, and a stop can interrupt it at any step. In a frozen store nothing is deleted: recovery must find the files as they were.
 
 DiskSpaceProbe is DefaultMessageStore.isSpaceFull. It runs in a thread of its own, since in RocketMQ a mass deletion blocks it just when
 it is needed. Each second it measures the file systems of log and queues, without a write, and sets or clears two bits of
-`refuse_puts`: while one is set, the writer answers SERVICE_NOT_AVAILABLE with a reason. After a crash the bits stay as they are until
-the next cleaner's first check.
+`refuse_puts`. After a crash the bits stay as they are until the next cleaner's first check.
 
-`pyengine clean` deletes by hand: `clean_stopped` cleans a store that no process has open, with the same rules and steps;
-`request_cleaning` sends a request to the cleaner of a running engine. One process at a time does so, under a lock on the shared object
-that the kernel releases when its owner dies. A request is executed even if its sender does not wait.
+`clean_stopped` cleans a store that no process has open, with the same rules and steps; `request_cleaning` sends a request to the
+cleaner of a running engine. One process at a time does so, under a lock on the shared object that the kernel releases when its owner
+dies. A request is executed even if its sender does not wait.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
 """CommitLog's services: commit the pool's buffers to the segment files, and flush the log, by the store's flush mode.
 
-FlushRealTimeService, for the asynchronous modes, syncs everything that is dirty once in an interval, so that `flushed` lags the
-interval plus one sync at most; RocketMQ's waits for four pages or 10 s. Wake-ups before the interval has passed are ignored, as with
-flushCommitLogTimed.
+FlushRealTimeService, for the asynchronous modes, syncs everything that is dirty once in an interval. Wake-ups before the interval has
+passed are ignored, as with RocketMQ's flushCommitLogTimed.
 
 GroupCommitService, for sync mode, syncs as soon as a record is appended, and again until none is left. A waiting put watches
 `flushed` itself, so that a round is one fdatasync and one broadcast. The rounds of both are in C (csrc/group_commit.cdef.h).
 
 CommitRealTimeService, with a pool, writes the new bytes of its buffers to the files with pwrite and then moves `committed`
 (MappedFile.commit, TransientStorePool). RocketMQ waits for four pages or 200 ms; here a put on an idle store is committed, and so
-visible to readers, at once, and under load pieces grow to PIECE_BYTES or to the puts of a millisecond. One call of C runs the common
-round, from the wake-up to the next sleep (csrc/pool_commit.cdef.h); the code here handles what that call returns for: the next
-segment, errors, buffers to free. A full disk is not a failure: `committed` waits, the service tries again each half second, and
-while its errno is in shared memory the writer refuses puts that find no free buffer.
+visible to readers, at once, and under load pieces grow to PIECE_BYTES or to the puts of a millisecond. C runs the common round
+(csrc/pool_commit.cdef.h); the code here handles what that call returns for: the next segment, errors, buffers to free. A full disk is
+not a failure: `committed` waits, the service tries again each half second, and while its errno is in shared memory the writer refuses
+puts that find no free buffer.
 """
 
 from __future__ import annotations

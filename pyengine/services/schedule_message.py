@@ -1,24 +1,21 @@
-"""ScheduleMessageService: deliver delayed messages when they are due.
+"""ScheduleMessageService: deliver delayed messages when they are due (docs/delayed.md).
 
-A delayed message waits in SCHEDULE_TOPIC_XXXX, in the queue of its level, whose entries have the due time instead of a tag hash. When
-it is due, the scheduler puts it once more, into its real topic (formats/delayed_message.py), through a session like any producer's.
-Each level is delivered in the order of its queue, which is the order of due times. The exception is a message whose put is refused for
-the moment (a full disk): later ones that were accepted come before it.
+The entries in the queue of a level have the due time instead of a tag hash. The scheduler puts a message that is due once more, into
+its real topic (formats/delayed_message.py), through a session like any producer's. A message whose put is refused for the moment (a
+full disk) comes after later ones that were accepted.
 
 RocketMQ polls each level every 100 ms. Here the head of a queue says when it is due, and an empty queue is polled at a part of its
 level's delay: a message that is put meanwhile is not due before.
 
-At least once. `config/delayOffset.json` counts a message as delivered only when the delivered record is flushed, so neither kill -9 nor
-a power cut loses one; messages delivered after the last write of the file (flush_delay_offset_interval_ms) are delivered again after a
-crash.
+`config/delayOffset.json` counts a message as delivered only when the delivered record is flushed, so neither kill -9 nor a power cut
+loses one.
 
 The store's time is the wall clock, but never before the newest store time, from which due times are counted. When the wall clock was
 set back, a steady clock measures the waits (StalledClock): deliveries may be late then, never early. A due time further ahead than its
-level's delay is a mistake, for this service as for RocketMQ, and the message is due at once. A message with a delivery time
-(`deliver_at`) moves from level to level until that time. Messages that a broker moved to TIMER_TOPIC while it had the store open are
-delivered after the start. A cancelled message is left out, wherever it waits: the scheduler notes which messages it takes, reads the
-cancels that came before that note (DelayCancels), and puts the others. An engine that replays a clock (`replay_clock`) delivers no
-message, and neither does a slave.
+level's delay is a mistake, for this service as for RocketMQ, and the message is due at once. Messages that a broker moved to
+TIMER_TOPIC while it had the store open are delivered after the start. The scheduler notes which messages it takes, reads the cancels
+that came before that note (DelayCancels), and puts the others. An engine that replays a clock (`replay_clock`) delivers no message,
+and neither does a slave.
 """
 
 from __future__ import annotations

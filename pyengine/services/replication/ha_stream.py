@@ -9,17 +9,12 @@ FrameCutter and RecordStream use no socket and no clock, and only read the store
 log's end with it, and keeps later bytes until they are complete records: lengths, CRC and offset are right, no record crosses a
 segment boundary, and a blank fills its segment. Other bytes are an error, and do not reach the writer.
 
-The tables have the topics, the groups and the offsets of groups and delay levels, so that a promoted slave can continue from them.
-
     master   once a second: TableSource.reload() reads the files that were changed, HAConnection sends them as messages
     slave    TableSink.take(kind, content, position) keeps them, apply() makes them durable
 
-They are sent only on links whose ends have proven that they have the secret. A table belongs to the master's log up to its end at
-that moment: it is sent after those bytes, and the slave writes it once it has them on its disk. Otherwise a promoted slave could
-count a delayed message as delivered without having the delivered record.
-
-Topics, groups, delay offsets and the marks of cancelled messages are replaced by the master's. Consumer offsets are replaced for
-each group and topic that the master has, and others are kept, as by a RocketMQ slave.
+A table belongs to the master's log up to its end at that moment: it is sent after those bytes, and the slave writes it once it has
+them on its disk. Otherwise a promoted slave could count a delayed message as delivered without having the delivered record. What a
+slave keeps of its own: docs/replication.md.
 """
 
 from __future__ import annotations
