@@ -1,7 +1,7 @@
 """Checkpointer: syncs queues and index, writes `checkpoint` and `config/watermark`.
 
 Promise: no value in either file exceeds what is durable. Time bound: the values lag by flush_interval_consume_queue_ms; the
-watermark is written at most once a second. If it dies, recovery after a crash reads more of the log.
+watermark is written at most once a second.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Promise: it does not delete the last segment, data that is not yet committed, flushed, dispatched and recorded in the
 checkpoint, or a segment that a living reader holds (up to a time limit). The store is consistent at every moment.
-A thread of its own measures the disk, so that deletions do not delay it; puts are accepted again once there is room. If
-the cleaner dies, nothing is deleted and the state of the disk stays as published until the next one starts; the
-kernel frees a file that was deleted in part.
+If the cleaner dies, the state of the disk stays as published until the next one starts; the kernel frees a file that was
+deleted in part.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Promise: it sends only committed bytes, as they are in the log; `confirm` moves only over what enough slaves have
 reported. A slave appends whole records, through its writer. A peer that sends wrong bytes loses its connection. If the
-replicator dies, slaves reconnect to the next one and report their position; puts that wait for slaves wait on, each until
-its deadline.
+replicator dies, puts that wait for slaves wait on, each until its deadline.
 """
 
 from __future__ import annotations

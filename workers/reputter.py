@@ -1,8 +1,7 @@
 """Reputter: the only process that dispatches the log into consume queues and index, and moves `reput_from`.
 
-Promise: readers find everything below `reput_from` by queue and by key, in the order of the log. If it dies, puts
-continue and consumers see nothing new until the next reputter, which continues at `reput_from`. On a full disk it waits,
-reports the reason, and continues once there is room.
+Promise: readers find everything below `reput_from` by queue and by key, in the order of the log. On a full
+disk it waits, reports the reason, and continues once there is room.
 """
 
 from __future__ import annotations

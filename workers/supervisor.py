@@ -1,7 +1,6 @@
 """Supervisor: owns the store, recovers it, starts and watches the workers, opens sessions, stops the engine.
 
-Time bound: it restarts a dead worker after `restart_pause_s`. If it dies, the workers continue; the next supervisor takes
-its lock byte and adopts them.
+Time bound: it restarts a dead worker after `restart_pause_s`.
 """
 
 from __future__ import annotations
