@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +32,11 @@ UNLINKED_WAIT_S = 1.0  # for the writer to append what arrived before the link w
 OF_A_SLAVE = ("broker_role", "ha_master_address")
 
 
-class StartedBy(enum.Enum):
-    """What started the supervisor and must restart it."""
-
-    BACKGROUND = "pyengine start"
-    FOREGROUND = "pyengine start --foreground"  # or by a container or service manager
-    EMBEDDED = "a program that embeds it"
-    UNITS = "systemd units"
+# What started the supervisor and must restart it.
+BACKGROUND = "pyengine start"
+FOREGROUND = "pyengine start --foreground"  # or by a container or service manager
+EMBEDDED = "a program that embeds it"
+UNITS = "systemd units"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Start:
     """How a living supervisor was started; `settings` are text by pyengine's names, without the sizes that the store keeps."""
 
     pid: int
-    by: StartedBy
+    by: str
     settings: dict[str, str]
 
 
@@ -66,12 +63,12 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
     return Start(pid, started_by(arguments), {name: value for name, value in overrides.items() if name not in FIXED_NAMES})
 
 
-def started_by(arguments: Arguments) -> StartedBy:
+def started_by(arguments: Arguments) -> str:
     if arguments.no_children:
-        return StartedBy.UNITS
+        return UNITS
     if arguments.embedder_descriptor >= 0:
-        return StartedBy.EMBEDDED
-    return StartedBy.BACKGROUND if arguments.report_descriptor >= 0 else StartedBy.FOREGROUND
+        return EMBEDDED
+    return BACKGROUND if arguments.report_descriptor >= 0 else FOREGROUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         if ROLE_NAMES[memory.identity.role] != SLAVE:
             raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
         start = launch_settings(root, memory)
-        if start.by is not StartedBy.BACKGROUND:
+        if start.by != BACKGROUND:
             raise StoreBusyError(manual_steps(root, start, role))
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
         kept["broker_role"] = role
@@ -158,14 +155,14 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
 
 
 def manual_steps(root: Path, start: Start, role: str) -> str:
-    if start.by is StartedBy.UNITS:
+    if start.by == UNITS:
         name = root.absolute().name
         target, unit = quote(f"pyengine@{name}.target"), quote(f"pyengine-store@{name}.service")
         return (f"{root} runs under systemd. Take PYENGINE_BROKER_ROLE and PYENGINE_HA_MASTER_ADDRESS out of its settings "
                 f"(/etc/pyengine/{name}.env), then `systemctl stop {target} {unit}`, {command('promote', root, '--role', role)}, "
                 f"`systemctl start {target}`")
-    advice = "stop the program that embeds it" if start.by is StartedBy.EMBEDDED else f"stop it (kill -TERM {start.pid})"
-    return (f"{root} was started by {start.by.value}, which this command cannot do for you: {advice}, then "
+    advice = "stop the program that embeds it" if start.by == EMBEDDED else f"stop it (kill -TERM {start.pid})"
+    return (f"{root} was started by {start.by}, which this command cannot do for you: {advice}, then "
             f"{command('promote', root, '--role', role)}, then start it as before, without broker_role and ha_master_address")
 
 

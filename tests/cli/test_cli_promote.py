@@ -15,9 +15,12 @@ from damage import flip
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
 from pyengine.cli.promote import (
+    BACKGROUND,
+    EMBEDDED,
+    FOREGROUND,
+    UNITS,
     SlaveProgress,
     Start,
-    StartedBy,
     _wait_until_caught_up,
     judge,
     manual_steps,
@@ -137,14 +140,14 @@ def test_a_store_that_could_not_run_as_a_master_is_unchanged(make_engine):
 
 
 @pytest.mark.parametrize(("words", "by", "told"), [
-    (["--report-fd", "5"], StartedBy.BACKGROUND, None),
-    ([], StartedBy.FOREGROUND, "kill -TERM 42"),
-    (["--report-fd", "5", "--embedder-fd", "6"], StartedBy.EMBEDDED, "stop the program"),
-    (["--no-children"], StartedBy.UNITS, "`systemctl stop pyengine@store.target pyengine-store@store.service`, `pyengine promote"),
+    (["--report-fd", "5"], BACKGROUND, None),
+    ([], FOREGROUND, "kill -TERM 42"),
+    (["--report-fd", "5", "--embedder-fd", "6"], EMBEDDED, "stop the program"),
+    (["--no-children"], UNITS, "`systemctl stop pyengine@store.target pyengine-store@store.service`, `pyengine promote"),
 ])
 def test_the_supervisors_command_line_tells_how_its_engine_was_started(words, by, told):
     root = Path("/srv/store")
-    assert started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) is by
+    assert started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) == by
     if told:
         sentence = manual_steps(root, Start(42, by, {}), "SYNC_MASTER")
         assert told in sentence and f"pyengine promote {root} --role SYNC_MASTER" in sentence
