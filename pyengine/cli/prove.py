@@ -46,7 +46,6 @@ QUEUES = 4
 PUT_BYTES_MAX = 4000
 PROVE_MOMENT_S_MAX = 0.2  # from "acknowledgements move" to the kill
 HANG_S = 60.0             # without an acknowledgement for so long the run fails
-SILENT_S = 10.0           # an interrupted run without an acknowledgement for so long leaves its stores
 LOG_BYTES_MAX = 1 << 30   # of one mode's store: then the next mode follows
 RETRY_INTERVAL_S = 0.01
 EVERYTHING = "everything"
@@ -102,7 +101,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
             runs.append(ModeRun(folder, mode, seed, _show, settings))
             runs[-1].run(max(0.0, (until_s - time.monotonic()) / (len(chosen) - turn)))
     except BaseException as error:
-        if runs and (keep or not isinstance(error, KeyboardInterrupt) or any(run.failures or run.was_silent for run in runs)):
+        if runs and (keep or not isinstance(error, KeyboardInterrupt) or any(run.failures for run in runs)):
             print(f"the stores are kept in {folder} (seed {seed})", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
@@ -201,8 +200,6 @@ class ModeRun(KillRounds):
         self.ack_timeout_s = HANG_S
         self.moment_s_max = PROVE_MOMENT_S_MAX
         self.end_offset = 0
-        self.acked_s = time.monotonic()  # of the last acknowledgement
-        self.was_silent = False          # for SILENT_S or longer, when the producers were ended
         self._acked_path = folder / f"{mode}.acked"
         self._acked = AckedList(self._acked_path)
         self._unlisted: DiskError | None = None  # why a producer could not list what was acknowledged
@@ -241,8 +238,6 @@ class ModeRun(KillRounds):
             self._producers[-1].start()
 
     def end_producers(self) -> None:
-        if not self._ending.is_set():
-            self.was_silent = time.monotonic() - self.acked_s >= SILENT_S
         self._ending.set()
         for thread in self._producers:
             thread.join(HANG_S)
@@ -278,7 +273,6 @@ class ModeRun(KillRounds):
                 self._ending.set()
                 return
             self.proof.acknowledged += 1
-            self.acked_s = time.monotonic()
             self.end_offset = max(self.end_offset, result.physical_offset)
 
     # -- kills
@@ -310,8 +304,8 @@ class ModeRun(KillRounds):
     # -- judgement
 
     def check_store(self, *, final: bool = False) -> None:
-        found = check_acked(self.store, self._acked_path)
-        self.proof.checked, self.proof.lost = found.checked, found.lost
-        if found.failure or found.checked != self.proof.acknowledged:
-            self.failures.append(f"{found.checked} of {self.proof.acknowledged} acknowledged messages were looked for, {found.lost} "
-                                 f"are missing: {found.failure}")
+        checked, lost, failure = check_acked(self.store, self._acked_path)
+        self.proof.checked, self.proof.lost = checked, lost
+        if failure or checked != self.proof.acknowledged:
+            self.failures.append(f"{checked} of {self.proof.acknowledged} acknowledged messages were looked for, {lost} are missing: "
+                                 f"{failure}")

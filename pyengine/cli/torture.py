@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pyengine.engine.embedded import deferred, start_engine, stop_engine
 from pyengine.errors import EngineError, StoreBusyError
@@ -154,19 +154,12 @@ def processes_of(store: Path, module: bytes) -> list[int]:
     return found
 
 
-class AckedCheck(NamedTuple):
-    """The result of a check with a list of acknowledged messages; `failure` is "" if it finds no error."""
-
-    checked: int
-    lost: int
-    failure: str
-
-
-def check_acked(store: Path, acked: Path) -> AckedCheck:
-    """Check the whole store as `pyengine check --acked` does, and look for every message of the list `acked`."""
+def check_acked(store: Path, acked: Path) -> tuple[int, int, str]:
+    """Check a store as `pyengine check --acked` does; return how many messages of the list it looked for, how many are missing, and
+    what the check finds, "" for no error."""
     report = check_now(store, load_config(store), acked)
     errors = [finding.text for finding in report.findings if finding.severity is Severity.ERROR][:FINDINGS_MAX]
-    return AckedCheck(report.acked, report.acked_missing, f"pyengine check finds: {'; '.join(errors)}" if report.exit_code else "")
+    return report.acked, report.acked_missing, f"pyengine check finds: {'; '.join(errors)}" if report.exit_code else ""
 
 
 class KillRounds:

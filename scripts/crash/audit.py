@@ -179,5 +179,5 @@ def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:
     """Run `pyengine check --acked` with the same list; return its failure."""
     merged = scratch / "acked.jsonl"
     merged.write_text("".join(json.dumps(row) + "\n" for row in rows if row["queue_offset"] is not None))
-    failure = check_acked(store, merged).failure
+    _, _, failure = check_acked(store, merged)
     return [failure] if failure else []

@@ -9,7 +9,7 @@ import pytest
 from fix_cli import run
 from pyengine.cli import ingest, prove
 from pyengine.cli.ingest import AckedList
-from pyengine.cli.prove import DURABLE_SYNC_US_MIN, EVERYTHING, SILENT_S, DiskMeasure, ModeRun, measure_disk
+from pyengine.cli.prove import DURABLE_SYNC_US_MIN, EVERYTHING, DiskMeasure, ModeRun, measure_disk
 from pyengine.errors import DiskError
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
@@ -51,20 +51,6 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, again):
     monkeypatch.setattr(ModeRun, "kill_remaining", interrupt_again)
     assert run("prove", tmp_path, "--minutes", SECONDS / 60, "--mode", "async").code == 130
     assert list(tmp_path.iterdir()) == [] and not memory[0].exists()
-
-
-@pytest.mark.timeout(300)
-def test_an_interrupted_hang_leaves_its_store(tmp_path, monkeypatch):
-    def hang(torture):
-        torture.acked_s -= SILENT_S
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(ModeRun, "make_producers", lambda torture: None)
-    monkeypatch.setattr(ModeRun, "wait_for_acks", hang)
-    done = run("prove", tmp_path, "--minutes", SECONDS / 60, "--mode", "async", "--seed", 7)
-    (kept,) = tmp_path.iterdir()
-    assert done.code == 130 and f"the stores are kept in {kept} (seed 7)" in done.stderr
-    assert (kept / "async" / "commitlog").is_dir()
 
 
 @pytest.mark.timeout(300)
