@@ -10,7 +10,6 @@ times any value that a record can hold; every text goes through `escaped`.
 
 from __future__ import annotations
 
-import contextlib
 import html
 import math
 import os
@@ -37,8 +36,7 @@ from pyengine.cli.output import (
 )
 from pyengine.errors import UsageError, disk_errors
 from pyengine.storage.config import existing_store
-from pyengine.storage.durable_writes import open_new
-from pyengine.storage.file_system import open_output, place_of
+from pyengine.storage.file_system import open_output
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -481,27 +479,8 @@ def report(store: Path, settings: dict[str, str], file: Path, top: int, master: 
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace the file, or the one that a link points to, atomically; write directly into a device or a pipe.
-
-    As root through no link of another user, and the unfinished file is really new.
-    """
-    content = text.encode()
-    with disk_errors("write", file):
-        if file.exists() and not file.is_file():
-            with open(open_output(file, os.O_WRONLY), "wb") as opened:
-                opened.write(content)
-            return
-        folder, name = place_of(file)
-        unfinished = f".{name[:200]}.{os.getpid()}"
-        try:
-            descriptor = open_new(unfinished, 0o666, folder)
-            try:
-                with open(descriptor, "wb") as opened:
-                    opened.write(content)
-                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(unfinished, dir_fd=folder)
-                raise
-        finally:
-            os.close(folder)
+    """Write the file, or the one that a link points to, or into a device or a pipe; as root through no link of another user."""
+    with disk_errors("write", file), open(open_output(file, os.O_WRONLY | os.O_CREAT), "wb") as opened:
+        if file.is_file():
+            opened.truncate()
+        opened.write(text.encode())

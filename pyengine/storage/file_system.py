@@ -180,7 +180,7 @@ def _refuse_writable_by_others(status: os.stat_result, folder: Path) -> None:
                         "or name another folder", errno=errno.EPERM)
 
 
-def place_of(path: str | os.PathLike[str]) -> tuple[int, str]:
+def _place_of(path: str | os.PathLike[str]) -> tuple[int, str]:
     """Return (open folder, name in it) of the file to which a path leads, which need not exist; as root through no link of another user.
 
     DiskError or OSError.
@@ -220,7 +220,7 @@ def open_output(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> 
     """
     if os.geteuid():
         return os.open(path, flags | os.O_CLOEXEC, mode)
-    folder, name = place_of(path)
+    folder, name = _place_of(path)
     with opened(folder):
         in_proc = os.readlink(f"/proc/self/fd/{folder}").startswith("/proc/")
         with closed_on_error(os.open(name, flags | (0 if in_proc else os.O_NOFOLLOW) | os.O_CLOEXEC, mode, dir_fd=folder)) as descriptor:
