@@ -74,7 +74,7 @@ def measure(rate: int, size: int, segment_bytes: int, folder: Path) -> Round:
         report, command_s, _ = recover(path)
     made = make_plan(Load(rate, size, len(TOPIC), queues=1, producers=1), load_config(path), measure_reading(size))
     shutil.rmtree(path)
-    return Round(made.recovery_read_bytes, made.recovery_s, report["end_offset"] - report["scan_from"], report["seconds"], command_s)
+    return Round(made["recovery_read_bytes"], made["recovery_s"], report["end_offset"] - report["scan_from"], report["seconds"], command_s)
 
 
 def table(document: dict) -> str:

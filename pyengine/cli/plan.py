@@ -10,7 +10,7 @@ import math
 import mmap
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -62,39 +62,13 @@ class Load:
         return self.rate * self.record_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Upper bounds. `kept_s` is the age of the oldest message, `first_bytes` what a new store takes on the disk with its first
-    messages, `disk_bytes` what it takes later, `length_bytes` the lengths of its files together, which are not full, and
-    `file_system_bytes` the size that its file system needs so that messages are deleted by age alone."""
-
-    record_bytes: int
-    log_bytes_per_day: int
-    kept_s: float
-    messages: int
-    log_bytes: int
-    queue_bytes: int
-    index_bytes: int
-    first_bytes: int
-    disk_bytes: int
-    length_bytes: int
-    file_system_bytes: int
-    shared_memory_bytes: int
-    process_bytes: int
-    page_cache_bytes: int
-    descriptors: int
-    recovery_read_bytes: int
-    recovery_read_bytes_per_s: int
-    recovery_s: float
-
-
 def shared_memory_bytes(config: EngineConfig, producers: int, queues: int) -> int:
     """Return the size of an engine's shared memory, most of which are the producers' rings and the pool."""
     return OBJECTS_BYTES + QUEUE_SLOT_BYTES * queues + producers * session_bytes(config.session_ring_bytes) + config.pool_bytes
 
 
-def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan:
-    """Compute what a store with these settings needs under that load; recovery reads the log with `read_bytes_per_s`."""
+def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> dict[str, Any]:
+    """Compute upper bounds of what a store with these settings needs under that load; recovery reads the log with `read_bytes_per_s`."""
     segment = config.mapped_file_size_commit_log_bytes
     per_day = load.bytes_per_s * 24 * HOUR_S
     kept_s = config.file_reserved_time_hours * HOUR_S + longest_wait_s(config)
@@ -121,18 +95,25 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
     pool_buffers = config.transient_store_pool_size if config.pool_enabled else 0
     connections, connections_bytes = (config.gateway_connections_max, config.gateway_memory_max_bytes) if config.gateway_enable else (0, 0)
     processes = PROCESSES + config.pool_enabled + config.replicates + config.gateway_enable + config.grpc_enable
-    return Plan(
-        record_bytes=load.record_bytes, log_bytes_per_day=math.ceil(per_day), kept_s=kept_s, messages=messages, log_bytes=log,
-        queue_bytes=queue, index_bytes=index,
-        first_bytes=first.log_bytes + load.queues * first.per_queue_bytes + (first.index_bytes if index else 0),
-        disk_bytes=disk, length_bytes=length,
-        file_system_bytes=math.ceil(disk / (config.disk_max_used_space_ratio / 100)),
-        shared_memory_bytes=shared_memory_bytes(config, load.producers, load.queues),
-        process_bytes=processes * PROCESS_BYTES + connections_bytes,
-        page_cache_bytes=math.ceil(load.bytes_per_s * load.lag_s) + first.log_bytes,
-        descriptors=DESCRIPTORS + load.queues + max(load.producers + pool_buffers, connections),
-        recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s),
-        recovery_s=RECOVERY_START_S + reread / read_bytes_per_s)
+    return {
+        "record_bytes": load.record_bytes,
+        "log_bytes_per_day": math.ceil(per_day),
+        "kept_s": kept_s,            # the age of the oldest message
+        "messages": messages,
+        "log_bytes": log,
+        "queue_bytes": queue,
+        "index_bytes": index,
+        "first_bytes": first.log_bytes + load.queues * first.per_queue_bytes + (first.index_bytes if index else 0),  # a new store's disk
+        "disk_bytes": disk,          # what it takes later
+        "length_bytes": length,      # of its files together, which are not full
+        "file_system_bytes": math.ceil(disk / (config.disk_max_used_space_ratio / 100)),  # so that messages are deleted by age alone
+        "shared_memory_bytes": shared_memory_bytes(config, load.producers, load.queues),
+        "process_bytes": processes * PROCESS_BYTES + connections_bytes,
+        "page_cache_bytes": math.ceil(load.bytes_per_s * load.lag_s) + first.log_bytes,
+        "descriptors": DESCRIPTORS + load.queues + max(load.producers + pool_buffers, connections),
+        "recovery_read_bytes": reread,
+        "recovery_read_bytes_per_s": int(read_bytes_per_s),
+        "recovery_s": RECOVERY_START_S + reread / read_bytes_per_s}
 
 
 def longest_wait_s(config: EngineConfig) -> float:
@@ -190,29 +171,29 @@ def plan(retention: float | None, settings: dict[str, str], **expected: Any) -> 
     if load.body_bytes > config.max_message_size_bytes:
         raise UsageError(f"--size {load.body_bytes:,} is more than max_message_size_bytes ({config.max_message_size_bytes:,})")
     made = make_plan(load, config, measure_reading(load.body_bytes))
-    return Reply(asdict(made), lambda: write_plan(made, load, config))
+    return Reply(made, lambda: write_plan(made, load, config))
 
 
-def write_plan(made: Plan, load: Load, config: EngineConfig) -> None:
+def write_plan(made: dict[str, Any], load: Load, config: EngineConfig) -> None:
     """Print a sentence, and a table with the parts of each figure."""
     size = output.size_text
-    click.echo(f"At {load.rate:,g} messages/s of {made.record_bytes:,} bytes each (with head, topic and properties) the log grows by "
-               f"{size(made.log_bytes_per_day)} a day; a message is kept for up to {made.kept_s / HOUR_S:,.0f} h.\n")
+    click.echo(f"At {load.rate:,g} messages/s of {made['record_bytes']:,} bytes each (with head, topic and properties) the log grows by "
+               f"{size(made['log_bytes_per_day'])} a day; a message is kept for up to {made['kept_s'] / HOUR_S:,.0f} h.\n")
     segment = size(config.mapped_file_size_commit_log_bytes)
     output.write_table(("what", "at most", "made of"), [
-        ("log", size(made.log_bytes), f"{made.messages:,} messages, in segments of {segment}; one more, and space ahead"),
-        ("queues", size(made.queue_bytes), f"{CQ_ENTRY_BYTES} bytes a message; a file more for each of {load.queues:,} queues"),
-        ("index", size(made.index_bytes), f"files of {size(config.geometry.index_layout.size_bytes)} for {config.max_index_num:,} keys"),
-        ("disk", size(made.disk_bytes), "the three together"),
-        ("disk at first", size(made.first_bytes), "of a new store, with its first messages"),
-        ("file lengths", size(made.length_bytes), "of all files, which get blocks as they fill"),
-        ("file system", size(made.file_system_bytes), f"so that it is never fuller than {config.disk_max_used_space_ratio} % "
+        ("log", size(made["log_bytes"]), f"{made['messages']:,} messages, in segments of {segment}; one more, and space ahead"),
+        ("queues", size(made["queue_bytes"]), f"{CQ_ENTRY_BYTES} bytes a message; a file more for each of {load.queues:,} queues"),
+        ("index", size(made["index_bytes"]), f"files of {size(config.geometry.index_layout.size_bytes)} for {config.max_index_num:,} keys"),
+        ("disk", size(made["disk_bytes"]), "the three together"),
+        ("disk at first", size(made["first_bytes"]), "of a new store, with its first messages"),
+        ("file lengths", size(made["length_bytes"]), "of all files, which get blocks as they fill"),
+        ("file system", size(made["file_system_bytes"]), f"so that it is never fuller than {config.disk_max_used_space_ratio} % "
                                                       "(disk_max_used_space_ratio)"),
-        ("shared memory", size(made.shared_memory_bytes), f"{load.producers} rings of {size(config.session_ring_bytes)}"
+        ("shared memory", size(made["shared_memory_bytes"]), f"{load.producers} rings of {size(config.session_ring_bytes)}"
                                                           f"{', the pool' if config.pool_enabled else ''}, the engine's objects"),
-        ("processes", size(made.process_bytes), "their own memory"),
-        ("page cache", size(made.page_cache_bytes), f"wanted for consumers that lag {load.lag_s:,.0f} s, and what is reserved ahead"),
-        ("open files", f"{made.descriptors:,}", "`ulimit -n`, LimitNOFILE; more queues than that are opened in turns"),
-        ("recovery", f"{made.recovery_s:.1f} s", f"after a kill: {size(made.recovery_read_bytes)} read again, at "
-                                                 f"{size(made.recovery_read_bytes_per_s)}/s from memory"),
+        ("processes", size(made["process_bytes"]), "their own memory"),
+        ("page cache", size(made["page_cache_bytes"]), f"wanted for consumers that lag {load.lag_s:,.0f} s, and what is reserved ahead"),
+        ("open files", f"{made['descriptors']:,}", "`ulimit -n`, LimitNOFILE; more queues than that are opened in turns"),
+        ("recovery", f"{made['recovery_s']:.1f} s", f"after a kill: {size(made['recovery_read_bytes'])} read again, at "
+                                                 f"{size(made['recovery_read_bytes_per_s'])}/s from memory"),
     ])
