@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,27 +83,30 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
     chosen = [setting_name(name, "config explain") for name in names]
     if store is not None:
         _check_store(store)
-    conf = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
-    running = None if settings or store is None or conf is not None else _running(store)
-    loaded = running or load_config(store, settings if conf is None else conf.settings)
-    of_broker = set() if conf is None else conf.settings.keys() - settings.keys()
-    rows = [(name, value, default, conf.name if conf is not None and name in of_broker else origin)
+    taken, keys = (settings, []) if broker_conf is None else read_broker_conf(broker_conf, store, settings)
+    running = None if settings or store is None or broker_conf is not None else _running(store)
+    loaded = running or load_config(store, taken)
+    rows = [(name, value, default, broker_conf.name if broker_conf is not None and name in taken.keys() - settings.keys() else origin)
             for name, value, default, origin in loaded.explain()
             if (not changed or value != default) and (not chosen or name in chosen)]
     described = [{"name": name, "value": getattr(loaded, name), "default": row.default, "from": origin, "unit": row.unit,
                   "key": row.key or None, "fixed": row.fixed, "live": bool(row.live), "takes_effect": _takes_effect(row),
                   "meaning": row.meaning} for name, _, _, origin in rows for row in [SETTINGS[name]]]
     document = {"store": str(store) if store else None, "mode": loaded.mode, "running": running is not None, "settings": described}
-    if conf is not None:
-        document["broker_conf"] = [asdict(row) for row in conf.rows]
-    return Reply(document, lambda: _print_settings(rows, bool(chosen), conf))
+    if broker_conf is not None:
+        document["broker_conf"] = keys
+
+    def show() -> None:
+        if broker_conf is not None:
+            output.write_table((f"in {broker_conf.name}", "value", "here"), [(row["key"], row["value"], row["outcome"]) for row in keys])
+            print()
+        _print_settings(rows, bool(chosen))
+
+    return Reply(document, show)
 
 
-def _print_settings(rows: Sequence[tuple[str, str, str, str]], one_by_one: bool, conf: BrokerConf | None) -> None:
-    """Print (name, value, default, source) of settings, and the keys of a broker's file before them."""
-    if conf is not None:
-        output.write_table((f"in {conf.name}", "value", "here"), [(row.key, row.value, row.outcome) for row in conf.rows])
-        print()
+def _print_settings(rows: Sequence[tuple[str, str, str, str]], one_by_one: bool) -> None:
+    """Print (name, value, default, source) of settings."""
     if one_by_one:
         for at, (name, value, default, origin) in enumerate(rows):
             row = SETTINGS[name]
@@ -228,32 +230,6 @@ def _workers_behind(store: Path, number: int) -> list[str]:
 # ---- a broker's properties file ---------------------------------------------------
 
 TAKEN = "taken"
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerRow:
-    """One key of a broker's file; `outcome` says how pyengine uses it, `is_note` that an operator should read it."""
-
-    key: str
-    value: str
-    outcome: str
-    is_note: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerConf:
-    """The content of a broker's file: settings for load_config, merged with those of --set, and a row for each key."""
-
-    name: str
-    settings: dict[str, str]
-    rows: list[BrokerRow]
-
-    @property
-    def notes(self) -> list[str]:
-        """Return sentences about the keys that are not used as they are."""
-        return [f"{self.name}: {row.key} = {row.value}: {row.outcome}" for row in self.rows if row.is_note]
-
-
 _GATEWAYS_OWN = {"brokerIP1": "gateway_advertised_host", "listenPort": "gateway_broker_port"}
 
 
@@ -261,13 +237,14 @@ def with_broker_conf(path: Path | None, root: Path, given: dict[str, str]) -> tu
     """Return the settings to start an engine with, from --set and a broker's file if given, and notes for the user."""
     if path is None:
         return given, []
-    conf = read_broker_conf(path, root, given)
-    return conf.settings, conf.notes
+    settings, rows = read_broker_conf(path, root, given)
+    return settings, [f"{path.name}: {row['key']} = {row['value']}: {row['outcome']}" for row in rows if row["is_note"]]
 
 
-def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) -> BrokerConf:
-    """Read the settings of a broker's properties file for the store at `root`; `given` (--set) overrides them.
+def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Return the settings of a broker's properties file for the store at `root`, with `given` (--set), which wins, and a row for each key.
 
+    `outcome` says how pyengine uses the key, `is_note` that an operator should read it.
     brokerIP1 and listenPort set store_host, and the gateway's address and port. A size that differs from the store's files is
     left out and named. ConfigError for a file that cannot be read and for a wrong value.
     """
@@ -277,7 +254,7 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
         raise ConfigError(f"cannot read the broker's file {path}: {error}") from error
     asked = {setting_name(key, "--set"): value for key, value in given.items()}
     base = load_config(root, {})
-    settings, rows = dict(given), []
+    settings, rows = dict(given), list[dict[str, Any]]()
     host, said = _store_host(properties)
 
     def take(name: str, text: str) -> tuple[str, bool]:
@@ -293,19 +270,18 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
         return f"{TAKEN} as {name}{before}", bool(before)
 
     for key, value in properties.items():
-        found: list[tuple[str, bool]] = []
         if key in _GATEWAYS_OWN:  # a broker has one address, in its routes and in its messages
-            found.append(take("store_host", host) if host is not None else (said, True))
-            found.append(take(_GATEWAYS_OWN[key], value.strip()))
+            found = [take("store_host", host) if host is not None else (said, True), take(_GATEWAYS_OWN[key], value.strip())]
         else:
             try:
                 name = setting_name(key, path.name)
             except ConfigError:
-                rows.append(_without_setting(key, value, root))
-                continue
-            found.append(take(name, value))
-        rows.append(BrokerRow(key, value, "; ".join(outcome for outcome, _ in found), is_note=any(note for _, note in found)))
-    return BrokerConf(path.name, settings, rows)
+                found = [_without_setting(key, value, root)]
+            else:
+                found = [take(name, value)]
+        rows.append({"key": key, "value": value, "outcome": "; ".join(outcome for outcome, _ in found),
+                     "is_note": any(note for _, note in found)})
+    return settings, rows
 
 
 def _store_host(properties: Mapping[str, str]) -> tuple[str | None, str]:
@@ -316,11 +292,11 @@ def _store_host(properties: Mapping[str, str]) -> tuple[str | None, str]:
     return join_address(address, properties.get("listenPort", _LISTEN_PORT)), ""
 
 
-def _without_setting(key: str, value: str, root: Path | None) -> BrokerRow:
+def _without_setting(key: str, value: str, root: Path | None) -> tuple[str, bool]:
     if key == "storePathRootDir" and root is not None:
         is_same = Path(value).resolve() == root.resolve()
-        return BrokerRow(key, value, "this store" if is_same else f"differs: the command names {root}", is_note=not is_same)
+        return "this store" if is_same else f"differs: the command names {root}", not is_same
     if key in REFUSED_KEYS:
         held, why = REFUSED_KEYS[key]
-        return BrokerRow(key, value, f"not taken: {why}", is_note=value.strip().lower() != held)
-    return BrokerRow(key, value, f"without effect: {UNUSED_KEYS[key]}" if key in UNUSED_KEYS else "no setting of a store here")
+        return f"not taken: {why}", value.strip().lower() != held
+    return f"without effect: {UNUSED_KEYS[key]}" if key in UNUSED_KEYS else "no setting of a store here", False

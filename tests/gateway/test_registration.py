@@ -782,9 +782,9 @@ def test_rocketmqs_variable_counts_for_a_gateway_without_the_setting(tmp_path):
 
 def test_a_brokers_file_says_of_which_cluster_it_is(tmp_path):
     (tmp_path / "broker.conf").write_text("namesrvAddr=10.0.0.1:9876;10.0.0.2:9876\nbrokerId=2\nslaveReadEnable=true\n")
-    found = read_broker_conf(tmp_path / "broker.conf", None, {})
-    assert found.settings == {"namesrv_addr": "10.0.0.1:9876;10.0.0.2:9876", "broker_id": "2", "slave_read_enable": "true"}
-    assert found.notes == []
+    settings, rows = read_broker_conf(tmp_path / "broker.conf", None, {})
+    assert settings == {"namesrv_addr": "10.0.0.1:9876;10.0.0.2:9876", "broker_id": "2", "slave_read_enable": "true"}
+    assert not any(row["is_note"] for row in rows)
 
 
 @pytest.mark.parametrize("settings", [
