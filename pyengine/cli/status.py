@@ -169,13 +169,10 @@ def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float,
     Example:
       pyengine top STORE --interval 0.5 --count 10 --json
     """
-    watcher = Watcher(existing_store(store), settings)
-    samples = 0
     with _drawing(as_json) as draw:
-        while True:
-            draw(watcher.sample())
-            samples += 1
-            if samples == count:
+        for number, sample in enumerate(samples(existing_store(store), settings), 1):
+            draw(sample)
+            if number == count:
                 return
             output.pause(interval_s)
 
@@ -217,30 +214,19 @@ class Sample:
     latencies_ms: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
-class Watcher:
-    """Takes looks at one store."""
-
-    def __init__(self, root: Path, settings: dict[str, str], clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._root = root
-        self._settings = settings
-        self._clock_s = clock_s
-        self._before: Sample | None = None
-
-    def sample(self) -> Sample:
-        """Return a sample of the store now."""
-        live = live_status(self._root)
-        if live is None:
-            before = self._before
-            # Read the files of a stopped store once, not at each look.
-            if before is not None and before.figures is None and before.document["state"] == "stopped":
-                document = before.document
-            else:
-                document = engine_status(self._root, self._settings)
-            now = Sample(self._clock_s(), document, None)
+def samples(root: Path, settings: dict[str, str], clock_s: Callable[[], float] = time.monotonic) -> Iterator[Sample]:
+    """Yield a sample of the store at each step, with the rates since the one before."""
+    before: Sample | None = None
+    while True:
+        live = live_status(root)
+        if live is not None:
+            now = between(before, Sample(clock_s(), *live))
+        elif before is not None and before.figures is None and before.document["state"] == "stopped":
+            now = Sample(clock_s(), before.document, None)  # the files of a stopped store are read once
         else:
-            now = between(self._before, Sample(self._clock_s(), *live))
-        self._before = now
-        return now
+            now = Sample(clock_s(), engine_status(root, settings), None)
+        yield now
+        before = now
 
 
 def between(before: Sample | None, now: Sample) -> Sample:

@@ -19,7 +19,7 @@ import pyengine
 from fix_cli import command_line, environment, run
 from fix_owner import add_sync
 from pyengine.cli.engine_status import live_status
-from pyengine.cli.status import Sample, Watcher, between
+from pyengine.cli.status import Sample, between, samples
 from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native import store_stats
@@ -48,20 +48,20 @@ class Clock:
 
 def test_rates_and_percentiles_are_those_between_two_samples(owner):
     clock = Clock()
-    watcher = Watcher(owner.root, {}, clock)
+    found = samples(owner.root, {}, clock)
     stats = owner.memory.counters
     topics = owner.memory.open_topic_stats()
     add_sync(stats, 900_000_000)  # before the first look: not in the percentiles
     slot = topics.slot[0]
     slot.topic, slot.topic_bytes, slot.messages, slot.bytes = b"orders", 6, 100, 1000
-    first = watcher.sample()
+    first = next(found)
     assert (first.rates_per_s, first.latencies_ms, first.topic_rates_per_s) == ({}, {}, {})
     clock.now_s += 2
     native.store_position(owner.control.wrote, 8096)
     add_sync(stats, 3_000_000)
     stats.dispatch.messages = 50
     slot.messages, slot.bytes = 150, 6000
-    second = watcher.sample()
+    second = next(found)
     assert second.rates_per_s["wrote"] == 2000 and second.rates_per_s["committed"] == 0
     assert second.rates_per_s["dispatched"] == 25
     assert second.topic_rates_per_s == {"orders": {"messages": 25, "bytes": 2500}}
@@ -94,9 +94,9 @@ def test_the_files_of_a_stopped_store_are_read_once(owner, monkeypatch):
     reads = []
     monkeypatch.setattr(status, "engine_status",
                         lambda root, settings: reads.append(root) or {"state": "stopped", "positions": {}, "workers": []})
-    watcher = Watcher(owner.root, {})
+    found = samples(owner.root, {})
     for _ in range(3):
-        assert watcher.sample().document["state"] == "stopped"
+        assert next(found).document["state"] == "stopped"
     assert len(reads) == 1
 
 
