@@ -177,11 +177,12 @@ def flush_error(error: OSError, call: str, path: object) -> FlushError:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """" (did you mean X?)" with the nearest of the known names; "" where none is near."""
+    """" (did you mean X?)" with the nearest of the known names, in any case; "" where none is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    by_name = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), by_name, n=1)
+    return f" (did you mean {by_name[near[0]]}?)" if near else ""
 
 
 def command(*words: object) -> str:

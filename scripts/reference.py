@@ -89,14 +89,13 @@ def commands_page() -> str:
     shared = _shared_options(root)
     lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`.", "",
              *_text(root.help), *_text(root.epilog), "Options of several commands, which name them only:", "", *shared, ""]
-    for section in SECTIONS:
+    for section, names in SECTIONS.items():
         lines += [f"## {section}", ""]
-        for row in COMMANDS:
-            if row.section == section:
-                for path, command in _commands(row.name, root.command_of(row)):
-                    usage = f"pyengine {path}{_usage(command)}"
-                    lines += [f"### `{usage}`", "", *_text(command.help, without=usage)]
-                    lines += _options(command, shared)
+        for name in names:
+            for path, command in _commands(name, root.command_of(name)):
+                usage = f"pyengine {path}{_usage(command)}"
+                lines += [f"### `{usage}`", "", *_text(command.help, without=usage)]
+                lines += _options(command, shared)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -163,7 +162,7 @@ def _option_rows(command: click.Command) -> list[str]:
 
 def _shared_options(root: CommandLine) -> list[str]:
     """Return the options that two commands or more have in the same words, each name in its most frequent ones."""
-    commands = [command for each in COMMANDS for _, command in _commands(each.name, root.command_of(each))]
+    commands = [command for name in COMMANDS for _, command in _commands(name, root.command_of(name))]
     counts = Counter(row for command in commands for row in _option_rows(command))
     by_name = {row.partition(":")[0]: row for row, count in reversed(counts.most_common()) if count > 1}
     return sorted(by_name.values())

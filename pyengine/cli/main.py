@@ -15,13 +15,13 @@ import logging
 import os
 import sys
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import pyengine
 from pyengine.cli import output
-from pyengine.errors import EngineError, ExitCode, os_error_sentence
+from pyengine.errors import EngineError, ExitCode, did_you_mean, os_error_sentence
 from pyengine.formats.small_file import open_standard_streams
 
 EPILOG = """\b
@@ -38,13 +38,6 @@ A first run:
 """
 
 
-class Row(NamedTuple):
-    name: str
-    module: str
-    attribute: str
-    section: str
-
-
 _SECTIONS = {  # section -> module and name of each command
     "Run a store": "engine.start serve.serve engine.wait engine.stop promote.promote engine.clean config.config plan.plan",
     "Put and read": "messages.put ingest.ingest messages.get messages.tail messages.cancel topics.topics topics.groups topics.dlq",
@@ -54,10 +47,8 @@ _SECTIONS = {  # section -> module and name of each command
     "Check and repair": "repair.check repair.diff repair.recover repair.rebuild repair.salvage repair.quarantine",
     "For developers": "prove.prove bench.bench dump.inspect dump.dump",
 }
-COMMANDS = tuple(Row(name, f"pyengine.cli.{module}", name.replace("-", "_"), section)
-                 for section, words in _SECTIONS.items() for module, _, name in (word.partition(".") for word in words.split()))
-BY_NAME = {row.name: row for row in COMMANDS}
-SECTIONS = tuple(_SECTIONS)
+SECTIONS = {section: [word.partition(".")[2] for word in words.split()] for section, words in _SECTIONS.items()}
+COMMANDS = {name: module for words in _SECTIONS.values() for module, name in (word.split(".") for word in words.split())}
 
 
 class Guarded(click.Command):
@@ -123,33 +114,28 @@ class CommandLine(Guarded, click.Group):
     """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [row.name for row in COMMANDS]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        row = BY_NAME.get(cmd_name)
-        return self.command_of(row) if row else None
+        return self.command_of(cmd_name) if cmd_name in COMMANDS else None
 
     @staticmethod
-    def command_of(row: Row) -> click.Command:
-        """Import and return the command of a row."""
-        command = getattr(import_module(row.module), row.attribute)
+    def command_of(name: str) -> click.Command:
+        """Import and return a command."""
+        command = getattr(import_module(f"pyengine.cli.{COMMANDS[name]}"), name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in BY_NAME and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], BY_NAME, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`pyengine --help` lists all commands"
-            raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            known = did_you_mean(args[0], COMMANDS) or ": `pyengine --help` lists all commands"
+            raise click.UsageError(f"no command {args[0]!r}{known}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for section in SECTIONS:
+        for section, names in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl([(row.name, self.command_of(row).get_short_help_str(60))
-                                    for row in COMMANDS if row.section == section])
+                formatter.write_dl([(name, self.command_of(name).get_short_help_str(60)) for name in names])
 
 
 def _report(error: BaseException, sentence: str, code: ExitCode, as_json: bool) -> None:

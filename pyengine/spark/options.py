@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote
 
 from pyengine.arguments import INT32_MAX, INT64_MAX
-from pyengine.errors import UsageError
+from pyengine.errors import UsageError, did_you_mean
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import ReadLevel
 from pyengine.settings import UNITS, setting, settings_of
@@ -377,22 +376,14 @@ _OF_KAFKA = {
 }
 
 
-def hint(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return "did you mean X?" with the nearest known name in any case; `otherwise` if none is near."""
-    by_name = {one.lower(): one for one in known}
-    near = get_close_matches(name.lower(), by_name, n=1)
-    return f"did you mean {by_name[near[0]]}?" if near else otherwise
-
-
 def _unknown(name: str) -> str:
     why = _OF_KAFKA.get(name.lower()) or (
         "there is no Kafka client to configure" if name.lower().startswith("kafka.") else "")
     if why:
         return f"option {name} has no meaning here: {why}; leave it out"
     names = [option.key for option in OPTIONS.values()]
-    near = get_close_matches(fold(name), _FIXED, n=1)
-    of_sizes = f"did you mean {SETTINGS[_FIXED[near[0]]].key}?" if near else f"known are {', '.join(names)}"
-    return f"unknown option {name!r}: {hint(name, names, of_sizes)}"
+    near = did_you_mean(name, [*names, *(SETTINGS[size].key for size in _FIXED.values())])
+    return f"unknown option {name!r}{near or ': known are ' + ', '.join(names)}"
 
 
 def _check_together(options: ReadOptions) -> None:

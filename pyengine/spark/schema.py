@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyengine.errors import UsageError
-from pyengine.spark.options import BY_KEY, ReadOptions, hint, read_options
+from pyengine.errors import UsageError, did_you_mean
+from pyengine.spark.options import BY_KEY, ReadOptions, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -87,8 +87,8 @@ def find_column(name: str) -> Column:
     column = _BY_NAME.get(name.lower())
     if column is None:
         names = [column.name for column in COLUMNS]
-        known = f"known are {', '.join(names)}, {PROPERTY_PREFIX}NAME"
-        raise UsageError(f"unknown column {name!r}: {hint(name, names, known)}")
+        known = f": known are {', '.join(names)}, {PROPERTY_PREFIX}NAME"
+        raise UsageError(f"unknown column {name!r}{did_you_mean(name, names) or known}")
     return column
 
 
@@ -192,8 +192,8 @@ def _view_columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.values())
     for name in asked:
         if name.lower() not in names:
-            known = f"known are {', '.join(names.values())}"
-            raise UsageError(f"unknown column {name!r} of view={view}: {hint(name, names.values(), known)}")
+            known = f": known are {', '.join(names.values())}"
+            raise UsageError(f"unknown column {name!r} of view={view}{did_you_mean(name, names.values()) or known}")
     _refuse_doubles(asked)
     return tuple(names[name.lower()] for name in asked)
 

@@ -40,10 +40,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 import pyengine
-from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, command, disk_errors
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, command, did_you_mean, disk_errors
 from pyengine.formats.small_file import opened
 from pyengine.results import PutError, PutResult, PutStatus, ReadLevel
-from pyengine.spark.options import ReadOptions, destination, hint, scheme_of
+from pyengine.spark.options import ReadOptions, destination, scheme_of
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX, find_column
 from pyengine.spark.task_reader import read_partition
@@ -125,8 +125,8 @@ def read_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptio
         if name.lower() in names:
             values[names[name.lower()]] = str(text)
         elif not (is_stream and name.lower() == "checkpointlocation"):
-            knows = f"the sink knows {', '.join(SINK_OPTIONS)}"
-            raise UsageError(f"unknown option {name!r}: {hint(name, SINK_OPTIONS, knows)}")
+            knows = f": the sink knows {', '.join(SINK_OPTIONS)}"
+            raise UsageError(f"unknown option {name!r}{did_you_mean(name, SINK_OPTIONS) or knows}")
     if "path" not in values:
         raise UsageError('give the store\'s root directory: .save("/path/of/store"), .start("/path/of/store") or .option("path", ...)')
     if scheme_of(values["path"]) not in ("", "file"):
@@ -154,8 +154,8 @@ def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
             if name in of_source or name.startswith(PROPERTY_PREFIX):
                 continue
             names = [one.name for one in SINK_COLUMNS]
-            takes = f"the sink takes {', '.join(names)}"
-            raise UsageError(f"cannot write column {of_schema.name!r}: {hint(name, names, takes)}")
+            takes = f": the sink takes {', '.join(names)}"
+            raise UsageError(f"cannot write column {of_schema.name!r}{did_you_mean(name, names) or takes}")
         own, taken = of_schema.dataType.simpleString().upper(), [one.upper().replace(" ", "") for one in column.types]
         if own not in taken:
             raise UsageError(f"cannot write column {of_schema.name} of type {own}: cast it to {' or '.join(column.types)}")

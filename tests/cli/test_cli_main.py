@@ -20,13 +20,12 @@ from waiting import scaled_timeout_s
 def leaf_commands():
     """Every command that does something: its words and itself."""
     context = click.Context(main)
-    for row in COMMANDS:
-        command = main.get_command(context, row.name)
+    for word in COMMANDS:
+        command = main.get_command(context, word)
         if isinstance(command, click.Group):
-            yield from (pytest.param([row.name, name], child, id=f"{row.name} {name}")
-                        for name, child in command.commands.items())
+            yield from (pytest.param([word, name], child, id=f"{word} {name}") for name, child in command.commands.items())
         else:
-            yield pytest.param([row.name], command, id=row.name)
+            yield pytest.param([word], command, id=word)
 
 
 @pytest.mark.parametrize(("words", "command"), list(leaf_commands()))
@@ -78,7 +77,7 @@ def failing(monkeypatch):
             raise raises
 
         monkeypatch.setattr(CommandLine, "get_command", lambda self, ctx, name: fail)
-        monkeypatch.setattr("pyengine.cli.main.BY_NAME", {"fail": None})
+        monkeypatch.setattr("pyengine.cli.main.COMMANDS", {"fail": ""})
     return command_that
 
 

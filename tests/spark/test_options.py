@@ -65,7 +65,7 @@ def test_texts_that_are_understood(name, text, field, value):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"subscirbe": "a"}, "unknown option 'subscirbe': did you mean subscribe?"),
+        ({"subscirbe": "a"}, "unknown option 'subscirbe' (did you mean subscribe?)"),
         ({"startingTimestmap": "1"}, "did you mean startingTimestamp?"),
         ({"mappedFileSizeComitLog": "1"}, "did you mean mappedFileSizeCommitLog?"),
         ({"kafka.bootstrap.servers": "h:9"}, "there is no broker to connect to: give the store's directory as path; leave it out"),

@@ -153,7 +153,7 @@ def test_entries_of_messages_beyond_the_level_do_not_exist(builder):
         ({"view": "rows"}, "option view = 'rows': give messages, queue, entries or groups"),
         ({"group": ""}, "give the name of a consumer group"),
         ({"group": "g", "view": "entries"}, "give it with view=queue or view=groups"),
-        ({"columns": "lagg"}, "unknown column 'lagg' of view=queue: did you mean lag?"),
+        ({"columns": "lagg"}, "unknown column 'lagg' of view=queue (did you mean lag?)"),
         ({"columns": "lag,LAG"}, "named twice"),
         ({"tags": "a"}, "option tags is for messages; view=queue takes path"),
         ({"vieww": "a"}, "unknown option 'vieww'"),

@@ -89,9 +89,9 @@ def test_a_schema_chooses_columns_and_converts_nothing(spark, root):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"subscirbe": "a"}, "unknown option 'subscirbe': did you mean subscribe?"),
+        ({"subscirbe": "a"}, "unknown option 'subscirbe' (did you mean subscribe?)"),
         ({"subscribe": "Roll"}, "has no topic 'Roll' (did you mean Roll1?): allowMissing=true reads what there is"),
-        ({"columns": "ofset"}, "unknown column 'ofset': did you mean offset?"),
+        ({"columns": "ofset"}, "unknown column 'ofset' (did you mean offset?)"),
         ({"readLevel": "replicated"}, "nothing is replicated here: choose"),
         ({"startingPhysicalOffset": "1", "endingPhysicalOffset": "999999999"}, "the log ends at"),
     ],
