@@ -15,11 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from socketserver import ThreadingMixIn
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -82,13 +80,13 @@ def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[
       pyengine metrics STORE --once > /var/lib/node_exporter/pyengine.prom
     """
     load_config(existing_store(store), settings)  # a wrong setting is an error now, not at the first scrape
-    with Exposition(store, settings) as exposition:
-        if not once:
-            _serve(exposition, *listen, as_json=as_json)
-        elif as_json:
-            write_json(_families(exposition.text()))
-        else:
-            click.echo(exposition.text(), nl=False)
+    exposition = Exposition(store, settings)
+    if not once:
+        _serve(exposition, *listen, as_json=as_json)
+    elif as_json:
+        write_json(_families(exposition.text()))
+    else:
+        click.echo(exposition.text(), nl=False)
 
 
 def _families(text: str) -> list[dict[str, Any]]:
@@ -100,22 +98,14 @@ def _families(text: str) -> list[dict[str, Any]]:
 
 
 def _serve(exposition: Exposition, host: str, port: int, *, as_json: bool) -> None:
-    """Serve until SIGTERM, ignoring SIGHUP because a terminal may close; restore the signal handlers at the end."""
-    stop = threading.Event()
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: stop.set()),
-              signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    try:
-        _answer(exposition, host, port, stop, as_json=as_json)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event, *, as_json: bool) -> None:
+    """Serve until SIGTERM, ignoring SIGHUP because a terminal may close."""
     try:
         server = serve(exposition, host, port)
     except OSError as error:
         raise EngineError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         url = f"http://{join_address(host, server.server_port)}/metrics"
         if as_json:
@@ -142,8 +132,6 @@ class Exposition:
     def __init__(self, root: Path, settings: dict[str, str]) -> None:
         self._root = root
         self._settings = settings
-        self._reader: LiveStoreReader | None = None
-        self._reader_lock = threading.Lock()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -211,36 +199,17 @@ class Exposition:
         """Yield the next offset and the lag of each consumer group."""
         next_offsets: list[tuple[Labels, float]] = []
         lags: list[tuple[Labels, float]] = []
-        with self._reader_lock:
-            try:
-                groups = ConsumerOffsets(self._root).groups()
-                for (topic, group), offsets in sorted(groups.items()) if groups else ():
-                    for queue_id, offset in sorted(offsets.items()):
-                        values = (group, topic, str(queue_id))
-                        next_offsets.append((values, offset))
-                        lags.append((values, max(0, self._open().queue_range(topic, queue_id)[1] - offset)))
-            except EngineError:  # the store cannot be read now; the other metrics are still valid
-                self._close_reader()
+        with contextlib.suppress(EngineError):  # the store cannot be read now; the other metrics are still valid
+            if groups := ConsumerOffsets(self._root).groups():
+                with LiveStoreReader(self._root, None, **keywords(self._settings)) as reader:
+                    for (topic, group), offsets in sorted(groups.items()):
+                        for queue_id, offset in sorted(offsets.items()):
+                            values = (group, topic, str(queue_id))
+                            next_offsets.append((values, offset))
+                            lags.append((values, max(0, reader.queue_range(topic, queue_id)[1] - offset)))
         labels = ("group", "topic", "queue_id")
         yield _by(labels, "pyengine_group_next_offset", "Queue offset that the group reads next.", next_offsets)
         yield _by(labels, "pyengine_group_lag_messages", "Messages in the queue that the group has not read.", lags)
-
-    def _open(self) -> LiveStoreReader:
-        if self._reader is None:
-            self._reader = LiveStoreReader(self._root, None, **keywords(self._settings))
-        return self._reader
-
-    def _close_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def __enter__(self) -> Exposition:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self._reader_lock:
-            self._close_reader()
 
 
 def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
@@ -255,23 +224,12 @@ def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
 
 
 CONNECTIONS_MAX = 64         # each has a thread
-REQUEST_S, ANSWER_S = 5.0, 30.0  # how long a connection has for its request, and until it has its answer
+REQUEST_S, ANSWER_S = 5.0, 30.0  # how long a connection has for its request, and from there for its answer
 REQUEST_BYTES_MAX = 16 << 10
 
 
-@dataclass(slots=True)
-class _Open:
-    """One connection: when it was accepted, and whether its request has been read."""
-
-    since_s: float
-    has_asked: bool = False
-
-    def is_late(self, now_s: float) -> bool:
-        return now_s >= self.since_s + (ANSWER_S if self.has_asked else REQUEST_S)
-
-
 class _Server(ThreadingMixIn, WSGIServer):
-    """Answers beside clients that are silent, slow or many: the oldest without a request makes room for a new one.
+    """Answers beside clients that are silent, slow or many: the one whose time is over first, a silent one, makes room for a new one.
 
     A connection is ended by a shutdown of its socket, with which the thread that reads or writes there ends.
     """
@@ -280,7 +238,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     request_queue_size = 128
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._open: dict[socket.socket, _Open] = {}
+        self._open: dict[socket.socket, float] = {}  # until when each connection may be open
         self._lock = threading.Lock()
         self._open_max = max(4, min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         super().__init__(*arguments, **options)
@@ -288,22 +246,22 @@ class _Server(ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             if len(self._open) >= self._open_max:
-                self._end(min(self._open, key=lambda one: (self._open[one].has_asked, self._open[one].since_s)))
-            self._open[request] = _Open(time.monotonic())
+                self._end(min(self._open, key=self._open.__getitem__))
+            self._open[request] = time.monotonic() + REQUEST_S
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
         """End the connections that are late; serve_forever() calls it twice a second."""
         now_s = time.monotonic()
         with self._lock:
-            for request in [request for request, found in self._open.items() if found.is_late(now_s)]:
+            for request in [request for request, until_s in self._open.items() if now_s >= until_s]:
                 self._end(request)
 
     def has_asked(self, request: socket.socket) -> None:
         """Note that the connection's request has been read."""
         with self._lock:
             if request in self._open:
-                self._open[request].has_asked = True
+                self._open[request] = time.monotonic() + ANSWER_S
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:

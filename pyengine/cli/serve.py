@@ -157,27 +157,20 @@ class Init:
 
     def run(self) -> int:
         """Run until the engine has ended and every process is reaped; return the engine's exit code."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # sigtimedwait() receives them, one at a time
-        # Children inherit this, so these signals cannot end them before they install handlers.
-        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
-        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored, the kernel reaps
-        try:
-            if os.getpid() != 1:
-                waiting.adopt_orphans()  # this process reaps workers whose supervisor was killed
-            self._start(self._supervisor)
-            while self._supervisor.pid or self._supervisor.due_s:
-                self._start_what_is_due()
-                found = signal.sigtimedwait(_SIGNALS, TICK_S)
-                if found is not None:
-                    self._handle_signal(signal.Signals(found.si_signo))
-                self._reap()
-            self._stop_metrics()
-        finally:
-            while signal.sigtimedwait(_SIGNALS, 0) is not None:
-                pass
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # sigtimedwait() receives them, one at a time
+        for number in (signal.SIGHUP, signal.SIGUSR1):  # children inherit this, so they do not end by them before they install handlers
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored, the kernel reaps
+        if os.getpid() != 1:
+            waiting.adopt_orphans()  # this process reaps workers whose supervisor was killed
+        self._start(self._supervisor)
+        while self._supervisor.pid or self._supervisor.due_s:
+            self._start_what_is_due()
+            found = signal.sigtimedwait(_SIGNALS, TICK_S)
+            if found is not None:
+                self._handle_signal(signal.Signals(found.si_signo))
+            self._reap()
+        self._stop_metrics()
         return self._code
 
     def _start(self, what: _Process) -> None:

@@ -26,8 +26,7 @@ from fix_engine import SMALL
 from fix_golden import usual
 from fix_owner import add_sync
 from pyengine.cli import metrics as metrics_module
-from pyengine.cli.metrics import CONNECTIONS_MAX, Exposition, _replication, _serve, serve
-from pyengine.errors import EngineError
+from pyengine.cli.metrics import CONNECTIONS_MAX, Exposition, _replication, serve
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -242,13 +241,12 @@ def ask(url: str, path: str, method: str = "GET") -> tuple[int, str]:
 @contextlib.contextmanager
 def answering(root):
     """URL of an endpoint in this process."""
-    with Exposition(root, {}) as exposition:
-        server = serve(exposition, "127.0.0.1", 0)
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/metrics"
-        finally:
-            server.shutdown()
-            server.server_close()
+    server = serve(Exposition(root, {}), "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_an_engine_is_alive_until_it_stops_and_ready_while_it_takes_puts(make_engine):
@@ -331,20 +329,6 @@ def test_a_taken_port_is_one_sentence(owner):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = run("metrics", owner.root, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert ran.code == 1 and "cannot listen on 127.0.0.1" in ran.stderr and "Traceback" not in ran.stderr
-
-
-def test_a_program_that_serves_the_figures_has_its_signal_back(owner, monkeypatch):
-    before = signal.signal(signal.SIGTERM, ended := lambda *_: None)
-    try:
-        monkeypatch.setattr("click.echo", lambda url: os.kill(os.getpid(), signal.SIGTERM))
-        with Exposition(owner.root, {}) as exposition:
-            _serve(exposition, "127.0.0.1", 0, as_json=False)
-            assert signal.getsignal(signal.SIGTERM) is ended and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-            with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EngineError, match="cannot listen"):
-                _serve(exposition, *taken.getsockname(), as_json=False)
-            assert signal.getsignal(signal.SIGTERM) is ended
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("listen", ("9464", "127.0.0.1", "127.0.0.1:http", ":9464", "127.0.0.1:70000"))

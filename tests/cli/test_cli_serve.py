@@ -143,6 +143,20 @@ def test_a_supervisor_killed_while_it_stops_has_a_successor_that_stops(serve):
     assert not living_kinds(one.root) and not (one.root / "abort").exists()
 
 
+@pytest.fixture
+def own_signals():
+    """What `serve` does to the signals of its process ends with the test."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    while signal.sigtimedwait(serve_module._SIGNALS, 0) is not None:
+        pass
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@pytest.mark.usefixtures("own_signals")
 def test_one_that_is_killed_again_and_again_is_given_up(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(serve_module, "RESTART_PAUSE_S", 0.0)
     init = serve_module.Init(tmp_path / "store", {})
@@ -152,6 +166,7 @@ def test_one_that_is_killed_again_and_again_is_given_up(tmp_path, monkeypatch, c
     assert said.count("is started again") == serve_module.KILLED_MAX - 1 and "given up" in said
 
 
+@pytest.mark.usefixtures("own_signals")
 def test_a_process_that_cannot_be_created_is_tried_again(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(serve_module, "RESTART_PAUSE_S", 0.0)
     refusals = [OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))] * 2
@@ -169,6 +184,7 @@ def test_a_process_that_cannot_be_created_is_tried_again(tmp_path, monkeypatch, 
     assert capfd.readouterr().err.count("cannot start engine: Resource temporarily unavailable; trying again") == 2
 
 
+@pytest.mark.usefixtures("own_signals")
 def test_a_missing_interpreter_is_given_up(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     monkeypatch.setattr(signal, "sigtimedwait", lambda signals, timeout_s: pytest.fail("it waits") if timeout_s else None)
@@ -177,6 +193,7 @@ def test_a_missing_interpreter_is_given_up(tmp_path, monkeypatch, capfd):
     assert "cannot start pyengine.workers.supervisor: " in said and "No such file or directory; given up" in said
 
 
+@pytest.mark.usefixtures("own_signals")
 def test_sigterm_ends_it_while_no_supervisor_can_be_created(tmp_path, monkeypatch):
     asked = []
 
