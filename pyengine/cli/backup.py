@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyengine.cli import output
 from pyengine.cli.output import NumberRange, Reply, byte_bar, store_command
 from pyengine.engine_config import keywords
 from pyengine.errors import UsageError
 from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
-    from pyengine.client.backup import BackupReport, RestoreReport
-    from pyengine.client.tables import Format, TablesReport
+    from pyengine.client.tables import Format
 
 
 @click.command()
@@ -38,20 +36,7 @@ def backup(store: Path, settings: dict[str, str], dest: str, read_back: bool) ->
 
     with byte_bar("backup", None) as show:
         report = backup_store(store, dest, read_back=read_back, progress=show, **keywords(settings))
-    return Reply.of(report, _print_backup)
-
-
-def _print_backup(report: BackupReport) -> None:
-    if not report.damage:
-        print(report.sentence)
-    facts: list[tuple[str, object]] = [
-        ("log", f"{report.min_offset:,} to {report.end_offset:,}"), ("in the backup", output.size_text(report.bytes)),
-        ("new", output.size_text(report.new_bytes)), ("of that shared with the store's blocks", output.size_text(report.cloned_bytes))]
-    if report.rewritten_bytes:
-        facts += [("of that other bytes than before", output.size_text(report.rewritten_bytes))]
-    if report.checked_bytes:
-        facts += [("read back", output.size_text(report.checked_bytes))]
-    output.write_facts([*facts, ("seconds", report.seconds)])
+    return Reply.of(report, "min_offset end_offset bytes new_bytes cloned_bytes rewritten_bytes? checked_bytes? seconds")
 
 
 @click.command()
@@ -72,19 +57,7 @@ def restore(dest: str, store: Path, settings: dict[str, str]) -> Reply:
 
     with byte_bar("restore", None) as show:
         report = restore_store(dest, store, progress=show, **keywords(settings))
-    return Reply.of(report, _print_restore)
-
-
-def _print_restore(report: RestoreReport) -> None:
-    print(report.sentence)
-    facts: list[tuple[str, object]] = [
-        ("backup of", output.time_text(report.taken_ms)), ("log", f"{report.min_offset:,} to {report.end_offset:,}"),
-        ("identity", report.uuid)]
-    if report.rebuilt is not None:
-        facts += [("queues made again", len(report.rebuilt.queues)), ("queues without messages", len(report.rebuilt.kept))]
-    if report.check is not None:
-        facts += [("messages", report.check.messages), ("findings", len(report.check.findings))]
-    output.write_facts([*facts, ("seconds", report.seconds)])
+    return Reply.of(report, "taken_ms min_offset end_offset uuid seconds")
 
 
 @click.command()
@@ -122,7 +95,7 @@ def tables(store: Path, settings: dict[str, str], dest: str, to: Format, json_sc
             report = write_tables(store, dest, to, json=columns, progress=show, settings=settings, **options)
         except TopicsFailedError as failed:
             report = failed.report
-    return Reply.of(report, _print_tables)
+    return Reply.of(report, "offset missed_bytes? seconds", messages="topic messages_added", failed="topic why")
 
 
 def _json_columns(path: Path) -> dict[str, str]:
@@ -133,14 +106,3 @@ def _json_columns(path: Path) -> dict[str, str]:
     if not isinstance(found, dict):
         raise UsageError(f'the schema {path} is no JSON object: give for example {{"amount": "double"}}')
     return found
-
-
-def _print_tables(report: TablesReport) -> None:
-    print(report.sentence)
-    if report.missed_bytes:
-        print(f"note: {report.missed_bytes:,} bytes of the log were deleted before they were read")
-    if report.messages:
-        output.write_table(("topic", "messages added"), sorted(report.messages.items()))
-    if report.failed:
-        output.write_table(("topic that failed", "why"), sorted(report.failed.items()))
-    output.write_facts([("log up to", report.offset), ("seconds", report.seconds)])

@@ -15,11 +15,11 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 import click
 
@@ -46,7 +46,6 @@ _MESSAGE_FIELDS = ("topic", "queue_id", "queue_offset", "physical_offset", "size
                    "born_timestamp_ms", "born_host", "tags", "keys", "properties", "flag", "sys_flag", "reconsume_times",
                    "prepared_transaction_offset")
 
-FindingsT = TypeVar("FindingsT", bound="Findings")
 Place = Literal["first", "last"] | int | datetime
 
 
@@ -105,10 +104,17 @@ class Reply:
     error: str = ""
 
     @classmethod
-    def of(cls, report: FindingsT, show: Callable[[FindingsT], None]) -> Reply:
-        """Return the answer of a command that repairs, whose refusal is an error."""
-        refusal = report.sentence if report.exit_code is ExitCode.CORRUPTION else ""
-        return cls(report.to_dict(), lambda: show(report), report.exit_code, refusal)
+    def of(cls, report: Findings, facts: str, *, repairs: bool = True, **tables: str) -> Reply:
+        """Return the answer of a command that checks or repairs, as `write_document` shows it; a refusal to repair is an error."""
+        document = report.to_dict()
+        refusal = report.sentence if repairs and report.exit_code is ExitCode.CORRUPTION else ""
+
+        def show() -> None:
+            if not refusal:
+                print(report.sentence)
+            write_document(document, facts, **tables)
+
+        return cls(document, show, report.exit_code, refusal)
 
     def print(self, as_json: bool) -> ExitCode:
         """Print it, and return the exit code."""
@@ -191,6 +197,55 @@ def write_facts(facts: Iterable[tuple[str, object]], title: str | None = None) -
         print(title)
     for name, value in pairs:
         print(f"{name:<{width}}  {value}")
+
+
+def write_document(document: Mapping[str, Any], facts: str, **tables: str) -> None:
+    """Print facts of a document by their names, then a table of each list in `tables` (`columns: title`), its advice, and its notes.
+
+    A fact whose name ends in ? is left out if it is 0 or empty.
+    """
+    shown = [name.rstrip("?") for name in facts.split() if not name.endswith("?") or document[name.rstrip("?")]]
+    write_facts((_heading(name), _by_name(name, document[name])) for name in shown)
+    for name, text in tables.items():
+        columns, _, title = text.partition(": ")
+        if document[name]:
+            print()
+            write_rows(document[name], columns, title or _heading(name))
+    advice = document.get("advice", ())
+    if advice:
+        print()
+    for number, step in enumerate(advice, 1):
+        print(f"to do{f' ({number})' if len(advice) > 1 else ''}: {printable(step)}")
+    for text in document.get("notes", ()):
+        note(text, sys.stdout)
+
+
+def write_rows(rows: Iterable[Any], columns: str, title: str | None = None) -> None:
+    """Print documents as a table with these fields as columns; what is no document, as the items of a dict, has its cells in this order."""
+    names = columns.split()
+    cells = [[row[name] for name in names] if isinstance(row, dict) else row if isinstance(row, (list, tuple)) else [row]
+             for row in (sorted(rows.items()) if isinstance(rows, dict) else rows)]
+    sizes = [_heading(name) for name in names if name.endswith("bytes")]
+    console().print(table_of([_heading(name) for name in names], [list(map(_by_name, names, row)) for row in cells], title, sizes))
+
+
+def _is_time(name: str) -> bool:
+    return name.endswith("_ms") and not name.endswith("_age_ms")
+
+
+def _heading(name: str) -> str:
+    return (name.removesuffix("_ms") if _is_time(name) else name).replace("_", " ")
+
+
+def _by_name(name: str, value: Any) -> object:
+    """Return a field of a document for a person, as its name says: a size, a time, a process; a list of texts, or else its length."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(value) if all(isinstance(one, str) for one in value) else len(value)
+    if value is not None and name.endswith("bytes"):
+        return size_text(value)
+    if _is_time(name):
+        return time_text(value)
+    return str(value) if name == "pid" else value
 
 
 def _cell(value: object) -> str:

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +31,7 @@ from pyengine.errors import ExitCode, UsageError, command
 from pyengine.storage.config import existing_store, load_config
 
 if TYPE_CHECKING:
-    from pyengine.storage.check.diff import DiffReport
-    from pyengine.storage.check.report import CheckReport
     from pyengine.storage.recovery.quarantine import QuarantineEntry
-    from pyengine.storage.recovery.rebuild import RebuildReport
-    from pyengine.storage.recovery.report import CutQueue, RecoveryReport
-    from pyengine.storage.salvage import SalvageReport
 
 
 @click.command()
@@ -69,27 +62,9 @@ def check(store: Path, settings: dict[str, str], acked: Path | None, on_spark: b
 
         with byte_bar("check", None) as show:
             report = check_now(store, config, acked, show)
-    return Reply(report.to_dict(), lambda: _print_report(report), report.exit_code)
-
-
-def _print_report(report: CheckReport) -> None:
-    """Print the findings, worst first, and what was checked."""
-    if report.findings:
-        output.write_table(("severity", "grade", "file", "offset", "what"), [
-            (finding.severity.value, finding.grade.label, finding.file, finding.offset, finding.text)
-            for finding in report.findings])
-        print()
-        for number, step in enumerate(report.advice, 1):
-            print(f"to do{f' ({number})' if len(report.advice) > 1 else ''}: {output.printable(step)}")
-    if report.left_out:
-        print(f"{report.left_out:,} findings of the same kinds are not shown")
-    print(report.sentence)
-    output.write_facts([
-        ("grade", report.grade.label), ("log", f"{report.min_offset:,} to {report.end_offset:,}"), ("messages", report.messages),
-        ("queues", f"{report.queues:,} with {report.queue_entries:,} entries"),
-        ("index", f"{report.index_files:,} files with {report.index_keys:,} keys"),
-        *([("acknowledged", f"{report.acked:,} looked for, {report.acked_missing:,} missing")] if report.acked else []),
-        ("read", f"{output.size_text(report.bytes)} in {report.seconds:.2f} s")])
+    return Reply.of(
+        report, "grade min_offset end_offset messages queues queue_entries index_files index_keys acked? acked_missing? bytes seconds "
+        "left_out?", repairs=False, findings="severity grade file offset text")
 
 
 @click.command()
@@ -112,39 +87,16 @@ def diff(store: Path, settings: dict[str, str], other: Path) -> Reply:
 
     with byte_bar("diff", None) as show:
         report = diff_now(store, other, settings=settings, progress=show)
-    return Reply(report.to_dict(), lambda: _print_diff(report), report.exit_code)
-
-
-def _print_diff(report: DiffReport) -> None:
-    """Print the differences, then counts by topic."""
     document = report.to_dict()
-    if report.found.differences:
-        output.write_table(("offset", "topic", "queue", "number", "what"), [
-            (one.physical_offset, one.topic, one.queue_id, one.queue_offset, _difference_text(one.kind, one.fields, one.bad_crc))
-            for one in report.found.differences], title="records")
-    if document["left_out"]:
-        print(f"{document['left_out']:,} more records that differ are not shown")
-    if report.queues:
-        output.write_table(("topic", "queue", "end in STORE", "end in OTHER"), [
-            (one.topic, one.queue_id, one.store, one.other) for one in report.queues], title="queues")
-    if report.found.topics:
-        output.write_table(("topic", "messages in STORE", "in OTHER", "differ", "only in STORE", "only in OTHER"), [
-            (topic, counts.store, counts.other, counts.differing, counts.only_in_store, counts.only_in_other)
-            for topic, counts in sorted(report.found.topics.items())], title="topics")
-    print(report.sentence)
-    _print_notes(report.notes)
-    output.write_facts([
-        *((name, f"{one.min_offset:,} to {one.end_offset:,}  {output.printable(one.path)}")
-          for name, one in (("STORE", report.store), ("OTHER", report.other))),
-        ("compared", f"{report.start:,} to {report.end:,}" if report.start < report.end else "nothing"),
-        ("read", f"{output.size_text(2 * max(0, report.end - report.start))} in {report.seconds:.2f} s")])
 
+    def show_differences() -> None:
+        print(report.sentence)
+        output.write_rows([document["store"], document["other"]], "path min_offset end_offset")
+        output.write_document(
+            document, "start end left_out? seconds", differences="physical_offset topic queue_id queue_offset kind fields bad_crc",
+            queues="topic queue_id store other", topics="topic store other differing only_in_store only_in_other")
 
-def _difference_text(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...]) -> str:
-    """Return for example `only in STORE` or `body differs; the body does not fit its checksum in OTHER`."""
-    text = f"{', '.join(fields)} {'differ' if len(fields) > 1 else 'differs'}" if kind == "differs" else kind.replace("_", " ")
-    return text.replace("only in store", "only in STORE").replace("only in other", "only in OTHER") + "".join(
-        f"; the body does not fit its checksum in {where.upper()}" for where in bad_crc)
+    return Reply(document, show_differences, report.exit_code)
 
 
 @click.command()
@@ -170,39 +122,10 @@ def recover(store: Path, settings: dict[str, str], accept_loss: bool, dry_run: b
     run = preview_offline if dry_run else recover_offline
     with byte_bar("recover", None) as show:
         report = run(store, config, progress=show, accept_loss=accept_loss)
-    return Reply.of(report, _print_recovery)
-
-
-def _print_recovery(report: RecoveryReport) -> None:
-    """Print what a recovery did."""
-    if report.exit_code is not ExitCode.CORRUPTION:
-        print(report.sentence)
-    output.write_facts([
-        ("path", report.path.value), ("end", report.end_offset), ("read from", report.scan_from),
-        ("records read", report.records), ("bytes kept", report.kept_bytes), ("bytes cut", report.cut_bytes),
-        ("bytes drained", report.drained_bytes), ("bytes dispatched", report.dispatched_bytes),
-        ("queue entries removed", report.queue_entries_removed), ("index files removed", report.index_files_removed),
-        ("shared memory", report.shared_state), ("seconds", report.seconds), ("GB/s", report.gigabytes_per_second)])
-    losses = [*(("segment", name, "deleted: nothing in it is of the log") for name in report.removed_files),
-              *(("queue", f"{cut.topic} {cut.queue_id}", _queue_loss(cut)) for cut in report.cut_queues),
-              *(("index file", name, f"deleted: {label}") for name, label in report.deleted_index_files)]
-    output.write_tables(
-        (("quarantined", "from offset", "bytes", "why"), [
-            (str(piece.path), piece.physical_offset, piece.size_bytes, piece.reason) for piece in report.quarantined]),
-        (("cut", "which", "what"), losses))
-    _print_notes(report.notes)
-
-
-def _print_notes(notes: Iterable[str]) -> None:
-    for note in notes:
-        output.note(note, sys.stdout)
-
-
-def _queue_loss(cut: CutQueue) -> str:
-    done = [f"{cut.entries:,} entries of messages beyond the log's end"] if cut.entries else []
-    done += [f"{cut.deleted_files} file{'' if cut.deleted_files == 1 else 's'} deleted"] if cut.deleted_files else []
-    done += ["the rest of its last file cleared"] if cut.cleared else []
-    return ", ".join(done)
+    return Reply.of(
+        report, "path end_offset scan_from records kept_bytes cut_bytes drained_bytes dispatched_bytes queue_entries_removed "
+        "index_files_removed shared_state seconds gigabytes_per_second", quarantined="path physical_offset size_bytes reason",
+        removed_files="segment", cut_queues="topic queue_id entries deleted_files cleared", deleted_index_files="index_file why")
 
 
 @click.command()
@@ -231,18 +154,8 @@ def rebuild(store: Path, settings: dict[str, str], topic: str | None, queue_id: 
     config = load_config(store, settings)
     with byte_bar("rebuild", None) as show:
         report = rebuild_offline(store, config, selection, progress=show)
-    return Reply.of(report, _print_rebuild)
-
-
-def _print_rebuild(report: RebuildReport) -> None:
-    """Print what was rebuilt."""
-    if report.exit_code is not ExitCode.CORRUPTION:
-        print(report.sentence)
-    output.write_facts([("queues", len(report.queues)), ("index", report.index), ("log end", report.end_offset),
-                        ("bytes dispatched", report.log_bytes), ("seconds", report.seconds)])
-    for topic, queue_id in report.kept:
-        print(f"kept: queue {queue_id} of {output.printable(topic)}, of which the log holds no message any more")
-    _print_notes(report.notes)
+    return Reply.of(report, "queues index end_offset log_bytes seconds",
+                    kept="topic queueId: kept, of which the log holds no message any more")
 
 
 @click.command()
@@ -273,23 +186,8 @@ def salvage(store: Path, settings: dict[str, str], dest: Path, with_quarantine: 
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=config, progress=show,
                                with_quarantine=with_quarantine, settings=config)
-    return Reply(report.to_dict(), lambda: _print_salvage(report, dest), report.exit_code)
-
-
-def _print_salvage(report: SalvageReport, dest: Path) -> None:
-    """Print what was copied and what was left out."""
-    print(f"{report.records:,} records, {output.size_text(report.kept_bytes)}, are in {dest}")
-    if report.quarantined:
-        print(f"{report.quarantined:,} of them come from quarantine and follow the others")
-    if report.skipped:
-        output.write_table(("left out from", "to", "bytes", "why"), [
-            (piece.start, piece.end, piece.end - piece.start, piece.reason) for piece in report.skipped])
-    for start in report.missing_segments:
-        print(f"the segment at {start:,} is missing")
-    if report.moved_queues:
-        output.write_table(("topic", "queue", "newest offsets moved up by"), [
-            (topic, queue_id, by) for (topic, queue_id), by in sorted(report.moved_queues.items())])
-    _print_notes(report.notes)
+    return Reply.of(report, "records kept_bytes quarantined? seconds", skipped="start end reason: left out", missing_segments="start",
+                    moved_queues="topic queueId by: newest offsets moved up")
 
 
 @click.command()
@@ -314,7 +212,9 @@ def quarantine(store: Path, settings: dict[str, str], action: str, names: tuple[
     if action == "list":
         if names:
             raise UsageError("list takes no NAME: give show before it")
-        return Reply({"pieces": [_document(entry) for entry in entries.values()]}, lambda: _list(list(entries.values())))
+        pieces = [_document(entry) for entry in entries.values()]
+        return Reply({"pieces": pieces}, (lambda: output.write_rows(pieces, "name physical_offset size_bytes at reason problem"))
+                     if pieces else "nothing is in quarantine")
     if not names:
         raise UsageError(f"{action} needs the name of a piece: {command('quarantine', action, store, 'NAME')}")
     for name in names:
@@ -327,20 +227,12 @@ def _document(entry: QuarantineEntry) -> dict[str, Any]:
     return asdict(entry) | {"path": str(entry.path)}
 
 
-def _list(entries: list[QuarantineEntry]) -> None:
-    if not entries:
-        print("nothing is in quarantine")
-        return
-    output.write_table(("piece", "from offset", "bytes", "since", "why"), [
-        (entry.name, entry.physical_offset, entry.size_bytes, entry.at, entry.problem or entry.reason) for entry in entries])
-
-
 def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool) -> Reply:
     """Show each piece and its messages; FAILED if a piece differs from the bytes that recovery copied."""
     from pyengine.storage.recovery.quarantine import changed_content
     from pyengine.storage.salvage import messages_in
 
-    code, documents, shown = ExitCode.OK, [], []
+    code, shown = ExitCode.OK, []
     for entry in entries:
         problem = entry.problem
         if changed_content(entry):
@@ -351,17 +243,14 @@ def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool) -> Reply
             count += 1
             if count <= max_messages:
                 found.append(message)
-        documents.append(_document(entry) | {"problem": problem, "message_count": count, "messages": [
-            output.message_document(one, raw) for one in found]})
-        shown.append((entry, problem, count, found))
+        shown.append((_document(entry) | {"problem": problem, "message_count": count, "messages": [
+            output.message_document(one, raw) for one in found]}, found))
 
     def show() -> None:
-        for entry, problem, count, found in shown:
-            output.write_facts([("piece", entry.name), ("from", entry.origin), ("from offset", entry.physical_offset),
-                                ("bytes", entry.size_bytes), ("since", entry.at), ("why", entry.reason),
-                                ("whole messages", count), *([("problem", problem)] if problem else [])])
+        for document, found in shown:
+            output.write_document(document, "name origin physical_offset size_bytes at reason message_count problem?")
             if found:
                 print()
                 output.write_message_table(found, raw)
 
-    return Reply({"pieces": documents}, show, code)
+    return Reply({"pieces": [document for document, _ in shown]}, show, code)

@@ -27,7 +27,7 @@ def store(make_engine):
 
 def test_a_backup_and_a_restore_say_what_they_did(store, tmp_path):
     ran = run("backup", store, tmp_path / "dest")
-    assert ran.code == 0 and f"backup 1 of {store} is complete" in ran.stdout and "shared with the store's blocks" in ran.stdout
+    assert ran.code == 0 and f"backup 1 of {store} is complete" in ran.stdout and "cloned bytes" in ran.stdout
     document = run("backup", store, tmp_path / "dest", "--check", "--json").document
     assert (document["number"], document["new_bytes"], document["damage"], document["exit_code"]) == (2, 0, [], 0)
     assert document["checked_bytes"] == document["bytes"] > document["end_offset"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 from damage import flip
@@ -30,7 +31,7 @@ def test_diff_reports_a_changed_body_with_exit_code_3(golden):
     (found,) = ran.document["differences"]
     assert (found["kind"], found["topic"], found["fields"], found["bad_crc"]) == ("differs", record["topic"], ["body"], ["other"])
     human = run("diff", store.root, other)
-    assert human.code == 3 and "body differs; the body does not fit its checksum in OTHER" in human.stdout
+    assert human.code == 3 and re.search(r"differs +body +other", human.stdout)
 
 
 def test_a_path_without_a_store_is_refused(golden, tmp_path):
