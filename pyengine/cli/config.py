@@ -98,7 +98,7 @@ def explain(store: Path | None, names: tuple[str, ...], settings: dict[str, str]
 
     def show() -> None:
         if broker_conf is not None:
-            output.write_table((f"in {broker_conf.name}", "value", "here"), [(row["key"], row["value"], row["outcome"]) for row in keys])
+            output.write_rows(keys, "key value outcome", f"in {broker_conf.name}")
             print()
         _print_settings(rows, bool(chosen))
 
@@ -162,8 +162,8 @@ def set_command(store: Path, settings: dict[str, str], pairs: Sequence[str]) -> 
     if running is not None:
         _change_engine(store, {name: SETTINGS[name].show(value) for name, value in values.items() if SETTINGS[name].live})
     rows = [_changed(name, SETTINGS[name].show(value), running) for name, value in values.items()]
-    return Reply({"store": str(store), "running": running is not None, "settings": rows}, lambda: output.write_table(
-        ("setting", "value", "takes effect", "note"), [(row["name"], row["value"], row["takes_effect"], row["note"]) for row in rows]))
+    return Reply({"store": str(store), "running": running is not None, "settings": rows},
+                 lambda: output.write_rows(rows, "name value takes_effect note"))
 
 
 def _takes_effect(row: Setting) -> str:

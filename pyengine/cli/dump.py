@@ -10,7 +10,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -202,16 +202,6 @@ def _index_entry(view: mmap.mmap, layout: IndexLayout, number: int) -> dict[str,
             "physical_offset": entry.physical_offset, "time_diff_s": entry.time_diff_s, "previous": entry.previous}
 
 
-class Field(NamedTuple):
-    """One number or text of the block."""
-
-    path: str
-    offset: int
-    size_bytes: int
-    owner: str
-    value: Any
-
-
 def owner_of(path: str) -> str:
     """Return the process that writes a field; "" if it is unknown."""
     plain = re.sub(r"\[\d+\]", "[]", path)
@@ -219,7 +209,7 @@ def owner_of(path: str) -> str:
     return OWNERS.get(max(fitting, key=len, default=""), "")
 
 
-def fields(control: ms_control) -> Iterator[Field]:
+def fields(control: ms_control) -> Iterator[dict[str, Any]]:
     """Yield every field of a mapped block; of tables only the elements in use."""
     used = _used(control)
     yield from _walk("", ffi.typeof("struct ms_control"), 0, control, used)
@@ -236,21 +226,25 @@ def _used(control: ms_control) -> dict[str, set[int]]:
             "arrivals.end": {slot for slot, end in enumerate(control.arrivals.end) if end}}
 
 
-def _walk(path: str, kind: Any, at: int, value: Any, used: dict[str, set[int]]) -> Iterator[Field]:
+def _walk(path: str, kind: Any, at: int, value: Any, used: dict[str, set[int]]) -> Iterator[dict[str, Any]]:
     if kind.kind == "struct":
         for name, field in kind.fields:
             if name not in _PADDING:
                 yield from _walk(f"{path}.{name}" if path else name, field.type, at + field.offset,
                                  getattr(value, name), used)
     elif kind.kind == "array" and ffi.sizeof(kind.item) == 1:
-        yield Field(path, at, ffi.sizeof(kind), owner_of(path), _bytes_text(bytes(ffi.buffer(value))))
+        yield _field(path, at, kind, _bytes_text(bytes(ffi.buffer(value))))
     elif kind.kind == "array":
         step = ffi.sizeof(kind.item)
         for number in range(kind.length):
             if path not in used or number in used[path]:
                 yield from _walk(f"{path}[{number}]", kind.item, at + number * step, value[number], used)
     else:
-        yield Field(path, at, ffi.sizeof(kind), owner_of(path), int(value))
+        yield _field(path, at, kind, int(value))
+
+
+def _field(path: str, at: int, kind: Any, value: int | str) -> dict[str, Any]:
+    return {"field": _with_kind(path), "offset": at, "size_bytes": ffi.sizeof(kind), "owner": owner_of(path), "value": value}
 
 
 def _bytes_text(data: bytes) -> str:
@@ -263,12 +257,8 @@ def dump_control(store: Path) -> Reply:
     with EngineMemory.of(store) as memory:
         found = list(fields(memory.control))
         size_bytes = ffi.sizeof("struct ms_control")
-    named = [field._replace(path=_with_kind(field.path)) for field in found]
-    document = {"size_bytes": size_bytes, "fields": [
-        {"field": field.path, "offset": field.offset, "size_bytes": field.size_bytes, "owner": field.owner, "value": field.value}
-        for field in named]}
-    return Reply(document, lambda: output.write_table(("offset", "bytes", "field", "value", "owner"), [
-        (field.offset, field.size_bytes, field.path, str(field.value), field.owner) for field in named]))
+    return Reply({"size_bytes": size_bytes, "fields": found}, lambda: output.write_rows(
+        [field | {"value": str(field["value"])} for field in found], "offset size_bytes field value owner"))
 
 
 def _with_kind(path: str) -> str:
@@ -302,5 +292,4 @@ def _print_content(document: dict[str, Any]) -> None:
         ("keys in the log", len(document["queries"])),
         ("found by key", sum(1 for query in document["queries"] if query["phys"]))])
     print()
-    output.write_table(("topic", "queue", "min", "max", "entries"), [
-        (queue["topic"], queue["queueId"], queue["min"], queue["max"], len(queue["entries"])) for queue in facts["queues"]])
+    output.write_rows(facts["queues"], "topic queueId min max entries")

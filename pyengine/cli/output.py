@@ -200,17 +200,13 @@ def write_facts(facts: Iterable[tuple[str, object]], title: str | None = None) -
 
 
 def write_document(document: Mapping[str, Any], facts: str, **tables: str) -> None:
-    """Print facts of a document by their names, then a table of each list in `tables` (`columns: title`), its advice, and its notes.
+    """Print facts of a document by their names, then lists as `write_lists` does, its advice, and its notes.
 
     A fact whose name ends in ? is left out if it is 0 or empty.
     """
     shown = [name.rstrip("?") for name in facts.split() if not name.endswith("?") or document[name.rstrip("?")]]
     write_facts((_heading(name), _by_name(name, document[name])) for name in shown)
-    for name, text in tables.items():
-        columns, _, title = text.partition(": ")
-        if document[name]:
-            print()
-            write_rows(document[name], columns, title or _heading(name))
+    write_lists(document, **tables)
     advice = document.get("advice", ())
     if advice:
         print()
@@ -220,10 +216,19 @@ def write_document(document: Mapping[str, Any], facts: str, **tables: str) -> No
         note(text, sys.stdout)
 
 
+def write_lists(document: Mapping[str, Any], **tables: str) -> None:
+    """Print a table of each of these lists that is not empty, `columns: title`, after an empty line."""
+    for name, text in tables.items():
+        columns, _, title = text.partition(": ")
+        if document[name]:
+            print()
+            write_rows(document[name], columns, title or _heading(name))
+
+
 def write_rows(rows: Iterable[Any], columns: str, title: str | None = None) -> None:
     """Print documents as a table with these fields as columns; what is no document, as the items of a dict, has its cells in this order."""
     names = columns.split()
-    cells = [[row[name] for name in names] if isinstance(row, dict) else row if isinstance(row, (list, tuple)) else [row]
+    cells = [[row.get(name) for name in names] if isinstance(row, dict) else row if isinstance(row, (list, tuple)) else [row]
              for row in (sorted(rows.items()) if isinstance(rows, dict) else rows)]
     sizes = [_heading(name) for name in names if name.endswith("bytes")]
     console().print(table_of([_heading(name) for name in names], [list(map(_by_name, names, row)) for row in cells], title, sizes))
@@ -238,9 +243,9 @@ def _heading(name: str) -> str:
 
 
 def _by_name(name: str, value: Any) -> object:
-    """Return a field of a document for a person, as its name says: a size, a time, a process; a list of texts, or else its length."""
+    """Return a field of a document for a person, as its name says: a size, a time, a process; the texts in a list, or else its length."""
     if isinstance(value, (list, tuple)):
-        return ", ".join(value) if all(isinstance(one, str) for one in value) else len(value)
+        return None if not value else ", ".join(value) if isinstance(value[0], str) else len(value)
     if value is not None and name.endswith("bytes"):
         return size_text(value)
     if _is_time(name):

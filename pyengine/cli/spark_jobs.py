@@ -23,7 +23,7 @@ from pyengine.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from pyengine.spark.jobs import By, StatsRow
+    from pyengine.spark.jobs import By
 
 
 # The values of these options have the names of Spark's, as which they are passed on.
@@ -60,21 +60,14 @@ def stats(store: str, settings: dict[str, str], by: By, topics: tuple[str, ...],
     seconds = time.monotonic() - begun_s
     document = {"by": by, "messages": sum(row.messages for row in rows), "bytes": sum(row.bytes for row in rows), "seconds": seconds,
                 "rows": [asdict(row) for row in rows]}
-    return Reply(document, lambda: _print(rows, by))
+    return Reply(document, lambda: _print(document))
 
 
-def _print(rows: list[StatsRow], by: str) -> None:
-    columns = ["topic", *([] if by == "topic" else [by]), "messages", "bytes", "mean", "largest", "delayed", "transactional",
-               "first stored", "last stored"]
-    cells = []
-    for row in rows:
-        begin = output.time_text(row.time_ms)[:10 if by == "day" else 13]  # 2026-03-01, or 2026-03-01T14 of an hour
-        second = {"topic": [], "queue": [row.queue_id]}.get(by, [begin])
-        cells.append((row.topic, *second, row.messages, output.size_text(row.bytes),
-                      output.size_text(row.bytes / row.messages), output.size_text(row.largest), row.delayed,
-                      row.transactional, output.time_text(row.first_timestamp_ms), output.time_text(row.last_timestamp_ms)))
-    output.write_table(columns, cells)
-    print(f"{sum(row.messages for row in rows):,} messages, {output.size_text(sum(row.bytes for row in rows))}")
+def _print(document: dict[str, Any]) -> None:
+    key = {"topic": "", "queue": "queue_id"}.get(document["by"], "time_ms")
+    output.write_rows([row | {"mean_bytes": row["bytes"] / row["messages"]} for row in document["rows"]],
+                      f"topic {key} messages bytes mean_bytes largest delayed transactional first_timestamp_ms last_timestamp_ms")
+    print(f"{document['messages']:,} messages, {output.size_text(document['bytes'])}")
 
 
 @click.command()

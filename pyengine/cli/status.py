@@ -76,21 +76,10 @@ def _print_status(document: dict[str, Any]) -> None:
     output.write_facts(facts)
     print()
     output.write_table(("position", "offset"), list(document["positions"].items()))
-    output.write_tables(
-        (("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
-            (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"]) for one in document["workers"]]),
-        (("log hold", "owner", "from offset", "until"), [
-            (one["name"], one["owner"] or one["damage"], one["offset"],
-             output.time_text(one["expires_ms"]) + ("" if one["active"] else " (holds nothing)")) for one in document["log_holds"]]),
-        (LINK_COLUMNS, [link_row(one) for one in (document["replication"] or {}).get("links", ())]),
-        (("name server", "registered", "since", "problem"), [
-            (one["address"], "yes" if one["registered"] else "no", output.time_text(one["since_ms"]), one["problem"])
-            for one in document["name_servers"]]),
-        (("group that pops", "topic", "in flight", "attempts", "invisible until"), [
-            (one["group"], one["topic"], one["in_flight"], one["attempts"], output.time_text(one["invisible_until_ms"]))
-            for one in document["pops"]]),
-        (("session", "pid", "state", "ring"), [
-            (one["slot"], str(one["pid"]), one["state"], output.size_text(one["ring_bytes"])) for one in document["session_list"]]))
+    output.write_lists(document, workers="kind pid state restarts heartbeat_age_ms", log_holds="name owner offset expires_ms active damage")
+    output.write_tables((LINK_COLUMNS, [link_row(one) for one in (document["replication"] or {}).get("links", ())]))
+    output.write_lists(document, name_servers="address registered since_ms problem",
+                       pops="group topic in_flight attempts invisible_until_ms", session_list="slot pid state ring_bytes: sessions")
 
 
 def _figures(figures: dict[str, Any]) -> list[tuple[str, object]]:

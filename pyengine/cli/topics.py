@@ -87,10 +87,8 @@ def _list(found: Topics, sizes: bool) -> Reply:
              **({"bytes": state.size_bytes} if sizes else {}), "configured": state.config is not None}
             | (_topic_document(state.config) if state.config else {}) for state in states]
     document = {"topics": rows, "data_version": {"counter": table.counter, "timestamp_ms": table.timestamp_ms}, "problem": table.problem}
-    return Reply(document, lambda: output.write_table(
-        ("topic", "queues", "messages", *(["bytes"] if sizes else []), "to read", "to write", "perm", "ordered"),
-        [(row["topic"], len(row["queues"]), row["messages"], *([row["bytes"]] if sizes else []),
-          *(row.get(name) for name in ("read_queue_nums", "write_queue_nums", "perm_text", "order"))) for row in rows]))
+    return Reply(document, lambda: output.write_rows(
+        rows, f"topic queues messages {'bytes ' if sizes else ''}read_queue_nums write_queue_nums perm_text order"))
 
 
 def _topic_document(config: TopicConfig) -> dict[str, Any]:
@@ -228,12 +226,10 @@ def dlq(store: Path, action: str, settings: dict[str, str], group: str | None, o
     if action == "list":
         if offsets:
             raise click.UsageError("--offset needs the action show or requeue")
-        rows = [queue for queue in letters.queues() if group in (None, queue.group)]
-        document = {"groups": [
+        groups = [
             {"group": row.group, "messages": row.messages, "waiting": row.waiting, "first_offset": row.first, "next_offset": row.next,
-             "end_offset": row.end, "oldest_ms": row.oldest_ms} for row in rows]}
-        return Reply(document, lambda: output.write_table(("group", "messages", "waiting", "next offset", "oldest"), [
-            (row.group, row.messages, row.waiting, row.next, output.time_text(row.oldest_ms)) for row in rows]))
+             "end_offset": row.end, "oldest_ms": row.oldest_ms} for row in letters.queues() if group in (None, row.group)]
+        return Reply({"groups": groups}, lambda: output.write_rows(groups, "group messages waiting next_offset oldest_ms"))
     if group is None:
         raise click.UsageError(f"{action} needs --group")
     if group not in {queue.group for queue in letters.queues()}:

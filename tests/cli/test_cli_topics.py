@@ -6,6 +6,7 @@ import pytest
 
 import pyengine
 from fix_cli import run
+from pyengine.cli.output import size_text
 from waiting import eventually
 
 
@@ -37,7 +38,7 @@ def test_sizes_are_those_of_the_records_that_the_queues_name(builder):
     large = sum(builder.put("large", bytes(100), queue_id=3).size_bytes for _ in range(25))  # in several files
     document = run("topics", builder.root, "--sizes", "--json").document
     assert [(row["topic"], row["messages"], row["bytes"]) for row in document["topics"]] == [("large", 25, large), ("small", 1, small)]
-    assert f"{large:,}" in run("topics", builder.root, "--sizes").stdout
+    assert size_text(large) in run("topics", builder.root, "--sizes").stdout
     assert "bytes" not in run("topics", builder.root, "--json").document["topics"][0]
 
 
