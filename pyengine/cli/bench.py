@@ -90,13 +90,8 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
 
 
 def _print(rows: Sequence[Measured], document: dict[str, Any]) -> None:
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:,.{digits}f}"
-
-    output.write_table(
-        ("what", "messages/s", "MB/s", "p50 us", "p99 us", "CPU us a message", "beside the disk"),
-        [(row.what, number(row.messages_per_s, 0), number(row.bytes_per_s / 1e6, 1), number(row.p50_us, 1), number(row.p99_us, 1),
-          number(row.busy_us, 2), number(row.beside_disk, 2)) for row in rows],
+    output.write_rows(
+        document["measured"], "what messages_per_s bytes_per_s p50_us p99_us busy_us beside_disk",
         f"bodies of {document['body_bytes']:,} B on {document['file_system']}, {document['cpus']} CPUs, load {document['load']:.1f}")
     write_stalls("what", {row.what: row.stalls for row in rows if row.stalls is not None})
 

@@ -230,8 +230,8 @@ def write_rows(rows: Iterable[Any], columns: str, title: str | None = None) -> N
     names = columns.split()
     cells = [[row.get(name) for name in names] if isinstance(row, dict) else row if isinstance(row, (list, tuple)) else [row]
              for row in (sorted(rows.items()) if isinstance(rows, dict) else rows)]
-    sizes = [_heading(name) for name in names if name.endswith("bytes")]
-    console().print(table_of([_heading(name) for name in names], [list(map(_by_name, names, row)) for row in cells], title, sizes))
+    right = [_heading(name) for at, name in enumerate(names) if all(isinstance(row[at], (int, float, type(None))) for row in cells)]
+    console().print(table_of([_heading(name) for name in names], [list(map(_by_name, names, row)) for row in cells], title, right))
 
 
 def _is_time(name: str) -> bool:
@@ -250,6 +250,8 @@ def _by_name(name: str, value: Any) -> object:
         return size_text(value)
     if _is_time(name):
         return time_text(value)
+    if isinstance(value, float):
+        return number_text(value)
     return str(value) if name == "pid" else value
 
 
