@@ -1,8 +1,7 @@
-"""A `plain_acl.yml` as RocketMQ 4.9.8 reads it: the rules that it gives, and changes that keep its comments."""
+"""A `plain_acl.yml` as RocketMQ 4.9.8 reads it: the rules that it gives, and changes of it."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 import socket
@@ -130,20 +129,14 @@ class Rules:
     version: Mapping[str, int] = field(default_factory=lambda: {"counter": 0, "timestamp": 0})
 
 
-def _loader() -> Any:
-    import yaml  # late: only a gateway with a list needs it
-
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 def _document(content: bytes) -> dict[str, Any]:
     """Parse a plain_acl.yml; AccessError, whose text has no secret."""
-    import yaml
+    import yaml  # late: only a gateway with a list needs it
 
     if len(content) > LIST_BYTES_MAX:
         raise AccessError(f"it is longer than {LIST_BYTES_MAX:,} bytes")
     try:
-        document = yaml.load(content, _loader())
+        document = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:  # its text may have a piece of the file with a secret
         mark = getattr(error, "problem_mark", None)
         raise AccessError("it is not YAML" + (f" from line {mark.line + 1}, column {mark.column + 1} on" if mark else "")) from None
@@ -229,18 +222,19 @@ def _text(value: object, name: str) -> str:
 # ---- changing the list ---------------------------------------------------------------
 
 def change_list(content: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return the file after `edit` has changed its document, and its version: all else byte for byte, with comments.
+    """Return the file after `edit` has changed its document, and its version; like RocketMQ's broker without comments.
 
     AccessError if the file cannot be parsed, or its new content would be wrong; also exceptions of `edit`.
     """
+    import yaml
+
     document = _document(content)
-    changed = copy.deepcopy(document)
-    edit(changed)
-    versions = _list(changed, "dataVersion")
+    edit(document)
+    versions = _list(document, "dataVersion")
     version = versions[0] if versions and isinstance(versions[0], dict) else {}
-    changed["dataVersion"] = [version | {"counter": _number(version.get("counter")) + 1,
-                                         "timestamp": time.time_ns() // 1_000_000}, *versions[1:]]
-    new = _rewritten(content, document, changed)
+    document["dataVersion"] = [version | {"counter": _number(version.get("counter")) + 1,
+                                          "timestamp": time.time_ns() // 1_000_000}, *versions[1:]]
+    new = cast(str, yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).encode()
     read_rules(new, 0)
     return new
 
@@ -288,73 +282,3 @@ def put_addresses(document: dict[str, Any], text: str) -> None:
 def _place_of(accounts: list[Any], key: str) -> int:
     """Return the position of an account in the list, -1 if it is absent."""
     return next((at for at, row in enumerate(accounts) if isinstance(row, dict) and str(row.get("accessKey")) == key), -1)
-
-
-def _rewritten(content: bytes, document: dict[str, Any], changed: dict[str, Any]) -> bytes:
-    """Return the file with the changes, and all else byte for byte, with comments; if its style does not allow that, the whole
-    document without comments."""
-    # Not by ruamel.yaml: it keeps comments, but lays the whole file out anew, and with RocketMQ's YAML 1.1 writes the key `y` as `true`.
-    import yaml
-
-    text = content.decode("utf-8-sig")
-    edits: list[tuple[int, int, str]] = []
-    try:
-        _edit(text, yaml.compose(text, Loader=_loader()), document, changed, edits)
-        for start, end, piece in sorted(edits, reverse=True):
-            text = text[:start] + piece + text[end:]
-        if yaml.load(text, _loader()) == changed:
-            return text.encode()
-    except (yaml.YAMLError, LookupError, ValueError):
-        pass
-    return cast(str, yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)).encode()
-
-
-def _edit(text: str, node: Any, old: Any, new: Any, edits: list[tuple[int, int, str]]) -> None:
-    """Add the smallest edits (start, end, text) that change the node from `old` to `new`."""
-    nodes: list[tuple[Any, Any]] = []  # (place in old and new, its node)
-    if isinstance(old, dict) and isinstance(new, dict) and node.value and old.keys() <= new.keys():
-        nodes = [(key.value, value) for key, value in node.value]
-    elif isinstance(old, list) and isinstance(new, list) and node.value and len(old) <= len(new):
-        nodes = list(enumerate(node.value))
-    elif isinstance(old, list) and isinstance(new, list) and new and not node.flow_style and len(old) == len(new) + 1:
-        at = next((at for at, (one, other) in enumerate(zip(old, new)) if one != other), len(new))
-        dash = text.rindex("-", 0, node.value[at].start_mark.index)
-        edits.append((text.rindex("\n", 0, dash) + 1, _line_end(text, _end(node.value[at])) + 1, ""))
-        return
-    if not nodes:
-        start, end = node.start_mark.index, _end(node)
-        edits.append((start, end, (" " if start == end else "") + _on_one_line(new)))
-        return
-    for place, child in nodes:
-        if old[place] != new[place]:
-            _edit(text, child, old[place], new[place], edits)
-    added = [f"{name}: {_on_one_line(new[name])}" for name in new if name not in old] if isinstance(new, dict) else [
-        _on_one_line(each) for each in new[len(old):]]
-    if not added:
-        return
-    if node.flow_style:
-        edits.append((_end(node.value[-1]), _end(node.value[-1]), "".join(f", {each}" for each in added)))
-    else:
-        begin = "\n" + " " * node.start_mark.column + ("" if isinstance(new, dict) else "- ")
-        end = _line_end(text, _end(node))
-        edits.append((end, end, "".join(begin + each for each in added)))
-
-
-def _end(node: Any) -> int:
-    """Return the end of a node's content, or of a pair's value; a block's end mark comes after the comments behind it."""
-    if isinstance(node, tuple):
-        node = node[1]
-    is_block = isinstance(node.value, list) and node.value and not node.flow_style
-    return _end(node.value[-1]) if is_block else int(node.end_mark.index)
-
-
-def _line_end(text: str, at: int) -> int:
-    found = text.find("\n", at)
-    return len(text) if found < 0 else found
-
-
-def _on_one_line(value: object) -> str:
-    import yaml
-
-    written = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=LIST_BYTES_MAX)
-    return cast(str, written).removesuffix("\n").removesuffix("\n...")
