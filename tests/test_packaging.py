@@ -154,7 +154,7 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
                for path in (ROOT / package).rglob("*.py")}
     modules |= {"pyspark_pyengine_queue.py"} | {f"pyengine/workers/{path.name}" for path in (ROOT / "workers").glob("*.py")}
     beside = {"pyengine/_native.abi3.so", "pyengine/_native.pyi", "pyengine/_front.abi3.so", "pyengine/_front.pyi",
-              "pyengine/py.typed", "pyengine/gateway/rocketmq_v2.proto"}
+              "pyengine/py.typed", "pyengine/gateway/rocketmq_v2.textproto"}
     docs = {f"pyengine/{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md")}
     assert {name for name in names if ".dist-info/" not in name} == modules | beside | docs
 

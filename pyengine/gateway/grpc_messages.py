@@ -1,6 +1,6 @@
 """RocketMQ 5's messages (`apache.rocketmq.v2`): their classes, and what a message is in a 4.9 store.
 
-The classes are made from rocketmq_v2.proto when the gRPC worker starts. No module is generated: generated ones fit one range of
+The classes are made from rocketmq_v2.textproto when the gRPC worker starts. No module is generated: generated ones fit one range of
 protobuf's versions, and their names collide with those of RocketMQ's own client in a program that has both.
 tests/gateway/test_grpc_messages.py compares the classes with that client's descriptors.
 """
@@ -11,12 +11,12 @@ import hashlib
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, text_format, timestamp_pb2
 
 from pyengine.errors import FormatError
 from pyengine.formats.constants import (
@@ -40,7 +40,7 @@ from pyengine.formats.constants import (
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTIES
 from pyengine.formats.record import Message, decode_message_id, encode_properties, split_keys
 
-PROTO = Path(__file__).with_name("rocketmq_v2.proto")
+_PROTO = Path(__file__).with_name("rocketmq_v2.textproto")
 GROUP_BYTES_MAX = 63        # of a message group, as in RocketMQ
 ID_CHARS_MAX = 256          # of a message id: clients' have 34
 SECONDS_MAX = 253_402_300_799  # of a timestamp: the end of 9999
@@ -54,12 +54,6 @@ _RESERVED = INTERNAL_PROPERTY_NAMES | RESERVED_PROPERTY_NAMES | {  # of a client
 _NOT_SENT = _RESERVED | {_PROPERTY_TRACE}
 _SEPARATORS = re.compile("[\0\1\2]")
 _GZIP = b"\x1f\x8b"
-_DECLARATION = re.compile(r"(package|import|message|enum|oneof|service) \"?([\w./]+)\"?")
-_VALUE = re.compile(r"(\w+) = (\d+);")
-_FIELD = re.compile(r"(optional |repeated )?(map<string, string>|[\w.]+) (\w+) = (\d+);")
-_RPC = re.compile(r"rpc (\w+) \((stream )?(\w+)\) returns \((stream )?(\w+)\);")
-_Type = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {name: getattr(_Type, f"TYPE_{name.upper()}") for name in ("string", "bytes", "bool", "int32", "int64", "float")}
 
 
 class CallRefusedError(Exception):
@@ -84,7 +78,7 @@ class Schema:
     """The package: `v2.Status` is the class of a message, `v2.TOPIC_NOT_FOUND` the number of a value, `v2.methods` the service."""
 
     def __init__(self) -> None:
-        file = read_proto(PROTO.read_text(encoding="ascii"))
+        file = text_format.Parse(_PROTO.read_text(encoding="ascii"), descriptor_pb2.FileDescriptorProto())
         pool = descriptor_pool.DescriptorPool()
         for known in (duration_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR):
             pool.AddSerializedFile(known.serialized_pb)
@@ -103,86 +97,6 @@ class Schema:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"apache.rocketmq.v2 has no {name}")
-
-
-def read_proto(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return what a .proto file declares that has one declaration a line, nothing nested, and no types but the package's and Google's."""
-    file = descriptor_pb2.FileDescriptorProto(name="pyengine/rocketmq_v2.proto", syntax="proto3")
-    lines = [line.partition("//")[0].strip() for line in text.splitlines()]
-    enums = {line.split()[1] for line in lines if line.startswith("enum ")}
-    rest = iter(lines)
-    for line in rest:
-        if (found := _DECLARATION.match(line)) is None:
-            continue
-        kind, name = found.groups()
-        if kind == "package":
-            file.package = name
-        elif kind == "import":
-            file.dependency.append(name)
-        elif kind == "message":
-            _read_message(file.message_type.add(name=name), rest, file.package, enums)
-        elif kind == "enum":
-            file.enum_type.add(name=name).value.extend(
-                descriptor_pb2.EnumValueDescriptorProto(name=value, number=int(number))
-                for value, number in (_matched(_VALUE, each) for each in _block(rest)))
-        else:
-            service = file.service.add(name=name)
-            for each in _block(rest):
-                method, takes_stream, request, gives_stream, answer = _matched(_RPC, each)
-                service.method.add(name=method, input_type=f".{file.package}.{request}", output_type=f".{file.package}.{answer}",
-                                   client_streaming=bool(takes_stream), server_streaming=bool(gives_stream))
-    return file
-
-
-def _read_message(message: descriptor_pb2.DescriptorProto, lines: Iterator[str], package: str, enums: set[str]) -> None:
-    optional = []
-    for line in _block(lines):
-        if (found := _DECLARATION.match(line)) is not None:  # a oneof
-            message.oneof_decl.add(name=found[2])
-            for each in _block(lines):
-                _add_field(message, each, package, enums).oneof_index = len(message.oneof_decl) - 1
-        else:
-            field = _add_field(message, line, package, enums)
-            if field.proto3_optional:
-                optional.append(field)
-    for field in optional:  # each in a oneof of its own, after those of the file
-        field.oneof_index = len(message.oneof_decl)
-        message.oneof_decl.add(name=f"_{field.name}")
-
-
-def _add_field(message: descriptor_pb2.DescriptorProto, line: str, package: str, enums: set[str]) -> Any:
-    mark, kind, name, number = _matched(_FIELD, line)
-    is_map = kind.startswith("map")
-    field = message.field.add(name=name, number=int(number), label=_Type.LABEL_REPEATED if is_map or mark == "repeated " else
-                              _Type.LABEL_OPTIONAL, proto3_optional=mark == "optional ")
-    if kind in _SCALARS:
-        field.type = _SCALARS[kind]
-    elif is_map:
-        entry = message.nested_type.add(name="".join(word.title() for word in name.split("_")) + "Entry")
-        entry.options.map_entry = True
-        for at, part in enumerate(("key", "value"), 1):
-            entry.field.add(name=part, number=at, label=_Type.LABEL_OPTIONAL, type=_Type.TYPE_STRING)
-        field.type, field.type_name = _Type.TYPE_MESSAGE, f".{package}.{message.name}.{entry.name}"
-    else:
-        field.type = _Type.TYPE_ENUM if kind in enums else _Type.TYPE_MESSAGE
-        field.type_name = f".{kind}" if "." in kind else f".{package}.{kind}"
-    return field
-
-
-def _block(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the lines up to a closing brace."""
-    for line in lines:
-        if line == "}":
-            return
-        if line:
-            yield line
-
-
-def _matched(pattern: re.Pattern[str], line: str) -> tuple[Any, ...]:
-    found = pattern.fullmatch(line)
-    if found is None:
-        raise ValueError(f"{PROTO.name}: {line!r} is not understood")
-    return found.groups()
 
 
 # ---- a message that is sent ----------------------------------------------------------
