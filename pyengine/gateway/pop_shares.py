@@ -46,7 +46,6 @@ SLICE_S = 0.005              # of the loop's time, for what looks at all message
 CLAIM_AGAIN_S = 2.0          # after a claim of queues that others have
 ASIDE_BOUNDS_MAX = 200_000   # of the runs of a queue that wait for pops of their topics: a save of it has 2.5 MB
 ALL_ASIDE_BOUNDS_MAX = 1_000_000  # of all queues; a queue may have four of each topic
-GATHERED = 256               # messages that are put again in one piece; a run of as many is not put again
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +122,6 @@ class PopQueue(AssignedQueue):
     aside: dict[str, array[int]] = field(default_factory=dict)
     bounds: int = 0
     bounds_max: int = ASIDE_BOUNDS_MAX
-    is_gathering: bool = False
     burying: set[int] = field(default_factory=set)
     end: int = 0
     attempt_id: str = ""
@@ -139,11 +137,6 @@ class PopQueue(AssignedQueue):
         """How many more messages may be in flight."""
         return IN_FLIGHT_MAX - len(self.flight.open)
 
-    @property
-    def room_for_next(self) -> int:
-        """The same of those that were never read: some of them may have to wait for pops of their topics."""
-        return self.room if self.bounds < self.bounds_max else 0
-
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered. Its leases have ended."""
         self.aside.clear()
@@ -155,12 +148,7 @@ class PopQueue(AssignedQueue):
         """Whether a pop of a topic may find something; `end`: of the queue."""
         if is_ordered and self.flight.open:
             return not self.is_blocked
-        return bool(self.flight.again) or self.room > 0 and topic in self.aside or self.room_for_next > 0 and end > self.position
-
-    @property
-    def is_scattered(self) -> bool:
-        """Whether its runs will soon be as many as they may."""
-        return self.bounds > self.bounds_max // 2
+        return bool(self.flight.again) or self.room > 0 and (topic in self.aside or end > self.position)
 
     def set_aside(self, message: Message, topic: str) -> None:
         """Let an open message wait for pops of this topic."""
@@ -181,21 +169,6 @@ class PopQueue(AssignedQueue):
             del self.aside[topic]
         self.flight.bring_back(runs, messages)
         self.settle()
-
-    def scattered(self) -> tuple[str, list[tuple[int, int]]]:
-        """Return the topic that has the most runs, and short ones of them with about GATHERED messages: the last ones."""
-        topic = max(self.aside, key=lambda name: len(self.aside[name]))
-        waiting, found, number = self.aside[topic], [], 0
-        if len(waiting) == 2:
-            return topic, []
-        for at in range(len(waiting) - 2, -1, -2):
-            start, end = waiting[at:at + 2]
-            if number < GATHERED and end - start < GATHERED:
-                found.append((start, end))
-                number += end - start
-            if number >= GATHERED:
-                break
-        return topic, found or [(waiting[0], min(waiting[1], waiting[0] + GATHERED))]
 
     def row(self, group: str, topic: str, now_s: float) -> dict[str, object]:
         """Return what is told of the messages in flight; of the clock only the time that is left counts."""
@@ -260,7 +233,6 @@ class Shares:
         self.ends = LeaseEnds()
         self._opening: Pending[tuple[str, str], asyncio.Task[Share]] = Pending()
         self._noted = True   # what another gateway has noted does not count any more
-        self.scattered: list[tuple[Share, PopQueue]] = []  # of which too many runs wait for pops of their topics
         self.in_flight = 0   # messages of all groups: as many as at the last note, and what was popped less what was done since then
 
     def __iter__(self) -> Iterator[Share]:
@@ -460,11 +432,10 @@ class Shares:
         return saving if saving.rows or saving.idle else None
 
     def _share_bounds(self) -> None:
-        """Let each queue have its part of the bounds that all may have, and find those that need more soon."""
-        waiting = [(share, queue) for share in self for queue in share.queues.values() if queue.aside]
-        for _, queue in waiting:
+        """Let each queue have its part of the bounds that all may have."""
+        waiting = [queue for share in self for queue in share.queues.values() if queue.aside]
+        for queue in waiting:
             queue.bounds_max = max(4 * len(queue.aside), min(ASIDE_BOUNDS_MAX, ALL_ASIDE_BOUNDS_MAX // len(waiting)))
-        self.scattered = [(share, queue) for share, queue in waiting if queue.is_scattered]
 
     async def _note(self, rows: list[dict[str, Any]]) -> None:
         """Note for `groups`, `status` and the metrics what is in flight."""
