@@ -31,7 +31,7 @@ from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
 from pyengine.gateway.tls import HandshakeHandler, TlsHandler
-from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, HeaderError, WireError, decode_frame, encode_frame, frame_length
+from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
 from pyengine.settings import join_address
 
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
@@ -382,10 +382,7 @@ class Connection(asyncio.Protocol):
                 at += size_bytes
                 handled += 1
                 self.active_s = time.monotonic()
-                try:
-                    self._handle(decode_frame(data), size_bytes)
-                except HeaderError as error:
-                    self._refuse(error)
+                self._handle(decode_frame(data), size_bytes)
         except WireError as error:
             self.fail(str(error))
         if at:
@@ -396,12 +393,6 @@ class Connection(asyncio.Protocol):
     @property
     def _may_not_ask(self) -> bool:
         return self._is_full or self._requests >= REQUESTS_MAX or self._request_bytes > self._limits.connection_bytes_max
-
-    def _refuse(self, error: HeaderError) -> None:
-        """Answer a request whose header cannot be decoded."""
-        asked = error.request
-        if not (asked.is_answer or asked.is_one_way):
-            self._write(Frame(codes.SYSTEM_ERROR, opaque=asked.opaque, flag=ANSWER, remark=str(error), form=asked.form))
 
     def _handle(self, frame: Frame, size_bytes: int) -> None:
         if frame.is_answer:

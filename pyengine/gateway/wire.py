@@ -34,7 +34,6 @@ _MARK = struct.Struct(">I")
 _HEAD = struct.Struct(">hBhii")
 _INT16 = struct.Struct(">H")
 _INT32 = struct.Struct(">i")
-_NUMBERS = re.compile(rb'"(opaque|flag)"\s*:\s*(-?[0-9]{1,10})(?![0-9])')
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _json: Callable[[str], str] = json.encoder.encode_basestring  # a text with its quotes, in C
 _PLAIN = frozenset((str, int, float, bool, type(None)))  # types that json writes as fastjson does
@@ -43,15 +42,6 @@ _JSON_HEAD = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 class WireError(Exception):
     """The bytes are no frame, or the body is wrong for its code; RocketMQ closes the connection, or answers 1."""
-
-
-class HeaderError(WireError):
-    """The frame is whole and its header is wrong: RocketMQ closes the connection; the gateway answers, by the request's number."""
-
-    def __init__(self, why: str, request: Frame) -> None:
-        """`request` has the number, the flag and the form, and nothing else of the request."""
-        super().__init__(why)
-        self.request = request
 
 
 @dataclass(slots=True)
@@ -93,7 +83,7 @@ def frame_length(buffer: bytes | bytearray | memoryview, at: int, bytes_max: int
 
 
 def decode_frame(data: bytes | memoryview) -> Frame:
-    """Decode a frame, given without its length field; WireError if it is wrong, HeaderError if it can be answered."""
+    """Decode a frame, given without its length field; WireError if it is wrong."""
     if len(data) < _MARK.size:
         raise WireError("a frame without a header")
     mark = _MARK.unpack_from(data)[0]
@@ -103,11 +93,7 @@ def decode_frame(data: bytes | memoryview) -> Frame:
     header, body = bytes(data[_MARK.size:_MARK.size + header_bytes]), bytes(data[_MARK.size + header_bytes:])
     if form not in (JSON_FORM, BINARY_FORM):
         raise WireError(f"the header form {form} is not known")
-    try:
-        return _decode_json(header, body) if form == JSON_FORM else _decode_binary(header, body)
-    except WireError as error:
-        request = _request_of(form, header)
-        raise error if request is None else HeaderError(str(error), request) from None
+    return _decode_json(header, body) if form == JSON_FORM else _decode_binary(header, body)
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -117,17 +103,6 @@ def encode_frame(frame: Frame) -> bytes:
         raise WireError(f"a header of {len(header)} bytes")
     length = _MARK.size + len(header) + len(frame.body)
     return b"".join((_LENGTH.pack(length), _MARK.pack(frame.form << 24 | len(header)), header, frame.body))
-
-
-def _request_of(form: int, header: bytes) -> Frame | None:
-    """Return number, flag and form of a request whose header cannot be decoded, None without a number."""
-    if form == BINARY_FORM:
-        if len(header) < _HEAD.size:
-            return None
-        _, _, _, opaque, flag = _HEAD.unpack_from(header)
-        return Frame(0, opaque=opaque, flag=flag, form=form)
-    numbers = {name: int(text) for name, text in _NUMBERS.findall(header) if abs(int(text)) <= INT32_MAX}
-    return Frame(0, opaque=numbers[b"opaque"], flag=numbers.get(b"flag", 0)) if b"opaque" in numbers else None
 
 
 def _decode_json(header: bytes, body: bytes) -> Frame:

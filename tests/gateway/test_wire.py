@@ -13,7 +13,6 @@ from pyengine.gateway.wire import (
     BINARY_FORM,
     JSON_FORM,
     Frame,
-    HeaderError,
     IntKeys,
     ObjectKeys,
     WireError,
@@ -126,20 +125,6 @@ def test_texts_that_are_not_utf8_are_decoded_as_by_java(data, text):
 
 def test_half_a_surrogate_pair_in_an_escape_is_what_java_encodes_it_as():
     assert wire.read_json(rb'{"\ud800a":["\uDFFF", "\ud83d\ude00", "\\ud800", 1]}') == {"?a": ["?", "\U0001f600", "\\ud800", 1]}
-
-
-@pytest.mark.parametrize("form", [JSON_FORM, BINARY_FORM], ids=["json", "binary"])
-def test_a_wrong_header_leaves_the_number_of_its_request(form):
-    headers = {JSON_FORM: (b'{"code":"x","flag":2,"opaque":77}', b'{"opaque" : 77,"flag":2,', b'{"flag":2,"opaque":77,"extFields":[1]}'),
-               BINARY_FORM: (struct.pack(">hBhiii", 1, 0, 409, 77, 2, 500), struct.pack(">hBhii", 1, 0, 409, 77, 2))}
-    for header in headers[form]:
-        with pytest.raises(HeaderError) as wrong:
-            decode_frame(framed(form, header))
-        assert wrong.value.request == Frame(0, opaque=77, flag=2, form=form)
-    for header in (b"{", b'{"code":[],"opaque":99999999999}', b"\0" * 12):
-        with pytest.raises(WireError) as wrong:
-            decode_frame(framed(form, header[:12]))
-        assert type(wrong.value) is WireError
 
 
 def test_no_changed_byte_does_more_than_a_wire_error(rng):
