@@ -197,18 +197,11 @@ def read_json(data: bytes, bytes_max: int = JSON_BYTES_MAX) -> Any:
     text = java_text(data)
     try:
         found = json.loads(text)
-        return _without_surrogates(found) if _SURROGATE_ESCAPE.search(text) else found
+        if _SURROGATE_ESCAPE.search(text):  # half a pair becomes `?`
+            found = json.loads(_JSON_HEAD(found).encode("utf-8", "replace"))
+        return found
     except (ValueError, RecursionError) as error:
         raise WireError(f"no JSON: {error}") from None
-
-
-def _without_surrogates(value: Any) -> Any:
-    """Return a decoded document in which each half of a surrogate pair is `?`, what Java encodes it as."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
-    return [_without_surrogates(each) for each in value] if isinstance(value, list) else value
 
 
 def as_object(value: object) -> dict[str, Any]:
