@@ -34,7 +34,7 @@ def serve(attached: worker.Worker) -> None:
                           lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report,
                           memory=attached.memory)
         try:
-            asyncio.run(serve_clients(gateway, **attached.callbacks()))
+            asyncio.run(serve_clients(gateway.start, gateway.close, attached))
         except OSError as error:
             raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error
 

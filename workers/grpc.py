@@ -30,7 +30,7 @@ def serve(attached: worker.Worker) -> None:
     kinds.raise_descriptors(2 * attached.config.gateway_connections_max + OWN_DESCRIPTORS)
     server = GrpcServer(attached.root, attached.config, attached.memory.folder.path, report=attached.report)
     try:
-        asyncio.run(serve_clients(server, **attached.callbacks()))
+        asyncio.run(serve_clients(server.start, server.close, attached))
     except OSError as error:
         raise worker.BootFailedError(f"gRPC cannot listen: {os_error_sentence(error)}") from error
 

@@ -26,7 +26,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pyengine.engine.kinds import KINDS, WorkerExit, begin_process
 from pyengine.engine.log_file import LogFile, log_event, notify, pause_before_restart, watchdog_interval_s
@@ -103,14 +102,6 @@ class Worker:
     def stopping(self) -> bool:
         """Whether to finish and end: a signal came, the names were removed, or another engine took over the store."""
         return self._stop_requested or self.memory.retired
-
-    def callbacks(self) -> dict[str, Any]:
-        """Return what serves clients in an event loop (gateway.serve) needs of its worker."""
-        def wake_by(wake: Callable[[], None]) -> None:
-            self.on_signal = wake
-
-        return {"must_listen": self.incarnation == 1, "must_stop": lambda: self.stopping, "heartbeat": self.heartbeat,
-                "ready": self.ready, "blocked": self.set_blocked_reason, "wake_by": wake_by}
 
     def ready(self) -> None:
         """Tell the supervisor, and systemd if it started this worker, that the worker is ready."""

@@ -13,9 +13,8 @@ import errno
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
@@ -41,19 +40,12 @@ from pyengine.results import PutStatus
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
+    from pyengine.engine.worker import Worker
 
 THREADS = 8
 RELOAD_INTERVAL_S = 1.0 # between two checks of the access list and the certificate
 COUNT_LINES_S = 5.0     # between two looks for counts of lines that were left out
 VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus two
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where the gateway listens; `name_server` is 0 without one."""
-
-    name_server: int
-    broker: int
 
 
 class BoundedLog(logging.Handler):
@@ -71,21 +63,21 @@ class Gateway:
     """A broker on one store, and a name server unless it registers with others. All but the constructor is called in an event loop."""
 
     def __init__(self, reader: LiveStoreReader, config: EngineConfig, connect: Callable[[], Producer], *,
-                 report: Report, memory: EngineMemory, limits: Limits | None = None) -> None:
+                 report: Report, memory: EngineMemory) -> None:
         """`connect` opens a producer; `report` takes an event and its sentence for the log. The caller closes the reader and `memory`."""
         self._reader = reader
         self._memory = memory
         self._config = config
         self._report = report
         self._executor = TurnExecutor(THREADS, "gateway")
-        self.limits = limits or Limits(
+        limits = Limits(
             config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
             config.gateway_connection_max_bytes, config.gateway_memory_max_bytes,
             config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
         self._access = AccessList(reader.root, config) if config.acl_enable else None
         self._tls = TlsHandler(reader.root, config) if config.gateway_tls_mode != "disabled" else None
         self._lines = HostLines(report)
-        self.connections = Connections(self.limits, self._lines_of(Event.CLIENT_FAILED), self._tls)
+        self.connections = Connections(limits, self._lines_of(Event.CLIENT_FAILED), self._tls)
         self._asyncio_log = BoundedLog(self.connections.report)
         self._puts = Puts(connect)
         self._offsets = GroupOffsets(reader, self._executor)
@@ -96,7 +88,7 @@ class Gateway:
         self._registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> Ports:
+    async def start(self) -> None:
         """Begin to listen and serve; OSError if a port or a certificate is not available."""
         config, reader, executor = self._config, self._reader, self._executor
         access, host = self._access, config.gateway_listen_host
@@ -109,8 +101,8 @@ class Gateway:
             return sends.plain.take(connection, data, at) if broker.get(codes.SEND_MESSAGE_V2) == sends.send else (0, 0)
 
         name_server: Handlers = {}
-        ports = await self._open_ports(broker, worker, name_server, take_first)
-        address = Address.of(config, ports.broker)
+        name_server_port, broker_port = await self._open_ports(broker, worker, name_server, take_first)
+        address = Address.of(config, broker_port)
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         admin = Admin(reader, names, members, self._offsets, address, executor, self._use_settings)
@@ -162,14 +154,13 @@ class Gateway:
             *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
             *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE)
               for watched in (self._tls, access) if watched is not None))]
-        own = f"name server at {host}:{ports.name_server}" if ports.name_server else "no name server of its own"
-        self._report(Event.GATEWAY_LISTENS, f"{own}, broker {address.broker_name} at {host}:{ports.broker}, "
+        own = f"name server at {host}:{name_server_port}" if name_server_port else "no name server of its own"
+        self._report(Event.GATEWAY_LISTENS, f"{own}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
                      f"access list {'off' if access is None else 'on'}")
-        return ports
 
-    async def _open_ports(self, broker: Handlers, worker: Handlers, name_server: Handlers, take_first: TakeFirst) -> Ports:
-        """Bind the ports; OSError if one, or the certificate, is not available."""
+    async def _open_ports(self, broker: Handlers, worker: Handlers, name_server: Handlers, take_first: TakeFirst) -> tuple[int, int]:
+        """Bind the ports; return those of name server (0 without one) and broker. OSError if one, or the certificate, is not available."""
         config, listen, host = self._config, self.connections.listen, self._config.gateway_listen_host
         name_port = 0
         try:
@@ -190,7 +181,7 @@ class Gateway:
                 advice = "stop what listens there, or set gateway_listen_host, gateway_broker_port and gateway_namesrv_port"
                 raise OSError(error.errno, f"{error.strerror}: {advice}") from error
             raise
-        return Ports(name_port, broker_port)
+        return name_port, broker_port
 
     def _name_server(self, names: Names, address: Address) -> Handlers:
         """Return the handlers of the name server: of this broker alone, or of all that register."""
@@ -291,35 +282,24 @@ LISTEN_RETRY_S = 1.0
 HEARTBEAT_INTERVAL_S = 0.25
 
 
-class Server(Protocol):
-    """What serve() runs: this gateway, or the gRPC worker's server."""
-
-    async def start(self) -> object:
-        """Begin to listen and serve; OSError if a port or a certificate is not available."""
-
-    async def close(self) -> None:
-        """End in order."""
-
-
-async def serve(gateway: Server, *, must_listen: bool, must_stop: Callable[[], bool], heartbeat: Callable[[], None],
-                ready: Callable[[], None], blocked: Callable[[str], None], wake_by: Callable[[Callable[[], None]], None]) -> None:
-    """Run a server until `must_stop`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
-    second and passes the reason to `blocked`. It calls `ready` once at the beginning, `heartbeat` several times a second.
-    `wake_by` takes a function for signal handlers, with which a stop need not wait for the next heartbeat."""
+async def serve(start: Callable[[], Awaitable[object]], close: Callable[[], Awaitable[None]], attached: Worker) -> None:
+    """Run a server, this gateway or that of gRPC, until its worker must stop. If a port or a certificate is not available: OSError at
+    the worker's first start, so that `pyengine start` fails; later it tries again every second, and the worker is blocked."""
     loop, is_woken = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(is_woken.set)
 
-    wake_by(wake)
-    waiting = loop.create_task(_listen(gateway, must_listen, blocked))
+    attached.on_signal = wake  # a stop need not wait for the next heartbeat
+    must_listen = attached.incarnation == 1
+    waiting = loop.create_task(_listen(start, must_listen, attached.set_blocked_reason))
     try:
         if must_listen:
             await waiting
-        ready()
-        while not must_stop():
-            heartbeat()
+        attached.ready()
+        while not attached.stopping:
+            attached.heartbeat()
             if waiting.done():
                 waiting.result()
             with contextlib.suppress(TimeoutError):
@@ -329,13 +309,13 @@ async def serve(gateway: Server, *, must_listen: bool, must_stop: Callable[[], b
             waiting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await waiting
-        await gateway.close()
+        await close()
 
 
-async def _listen(gateway: Server, must_listen: bool, blocked: Callable[[str], None]) -> None:
+async def _listen(start: Callable[[], Awaitable[object]], must_listen: bool, blocked: Callable[[str], None]) -> None:
     while True:
         try:
-            await gateway.start()
+            await start()
         except OSError as error:
             if must_listen:
                 raise

@@ -32,23 +32,24 @@ def test_it_listens_for_this_machine_alone_by_default(served):
 
 def test_a_stop_does_not_wait_for_the_next_heartbeat(monkeypatch):
     monkeypatch.setattr(gateway_module, "HEARTBEAT_INTERVAL_S", 3600.0)
-    did, waking = [], []
+    did = []
+    attached = SimpleNamespace(incarnation=1, heartbeat=lambda: None, set_blocked_reason=lambda text: None)
 
     async def do(name: str) -> None:
         did.append(name)
 
     async def work() -> None:
         ready = asyncio.Event()
-        serving = asyncio.create_task(gateway_module.serve(
-            SimpleNamespace(start=lambda: do("start"), close=lambda: do("close")), must_listen=True, must_stop=lambda: "stop" in did,
-            heartbeat=lambda: None, ready=ready.set, blocked=lambda text: None, wake_by=waking.append))
+        attached.ready, attached.stopping = ready.set, False
+        serving = asyncio.create_task(gateway_module.serve(lambda: do("start"), lambda: do("close"), attached))
         await ready.wait()
         did.append("stop")
-        waking[0]()
+        attached.stopping = True
+        attached.on_signal()
         await asyncio.wait_for(serving, scaled_timeout_s(60))
 
     asyncio.run(work())
-    waking[0]()  # a second signal, when the loop has ended
+    attached.on_signal()  # a second signal, when the loop has ended
     assert did == ["start", "stop", "close"]
 
 
