@@ -21,7 +21,6 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,17 +73,7 @@ class _Standing:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A registration as it is sent."""
-
-    fields: Mapping[str, str]
-    body: bytes
-
-    @classmethod
-    def of(cls, identity: Mapping[str, str], ha_address: str, topics: Mapping[str, object]) -> _Offer:
-        body = write_json({"filterServerList": [], "topicConfigSerializeWrapper": topics})
-        return cls({**identity, "haServerAddr": ha_address, "compressed": "false", "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF)}, body)
+Offer = tuple[Mapping[str, str], bytes]  # header and body of a registration
 
 
 @dataclass(slots=True)
@@ -98,7 +87,6 @@ class _NameServer:
     problem: str = "it was not asked yet"
     since_ms: int = field(default_factory=now_ms)
     master: str = ""  # the HA address of a slave's master, as it tells it
-    is_to_tell: bool = False  # it is asked for that, by a registration without topics: there may be many
 
     def row(self) -> dict[str, Any]:
         return {"address": self.address, "registered": self.is_registered, "since_ms": self.since_ms, "problem": self.problem,
@@ -122,12 +110,11 @@ class Registration:
         self._ca_file = _ca_file(names.root, config)
         self._identity = _identity(config, address)
         self._ha_address = f"{address.broker.rpartition(':')[0]}:{config.ha_port}"
-        self._question = _question(self._identity)
         # Connections of their own: those of clients are closed when they are idle.
         self._connections = Connections(connections.limits, connections.report)
         self._connections.when_closed.append(self._ended)
         self._servers = [_NameServer(each) for each in config.name_servers]
-        self._offer: _Offer | None = None
+        self._offer: Offer | None = None
         self._offered: tuple[_Standing, NamedRows[TopicConfig]] | None = None
         self._next_check_s = self._next_ask_s = 0.0
         self._is_leaving = False
@@ -148,7 +135,6 @@ class Registration:
         if self._learns_master and now_s >= self._next_ask_s and not native.load(self._memory.control.replicator, "linked"):
             self._next_ask_s = now_s + ASK_INTERVAL_S
             for server in self._servers:
-                server.is_to_tell = True
                 server.changed.set()
         if now_s < self._next_check_s:
             return
@@ -174,14 +160,9 @@ class Registration:
     async def close(self) -> None:
         """Unregister, so that clients leave this broker before it ends. check() must not be called any more."""
         self._is_leaving = True
-        leaving = []
-        for server, task in zip(self._servers, self._tasks, strict=True):
+        for server in self._servers:
             server.changed.set()
-            if server.is_registered:
-                leaving.append(task)
-            else:
-                task.cancel()
-        if leaving:
+        if leaving := [task for server, task in zip(self._servers, self._tasks, strict=True) if server.is_registered]:
             await asyncio.wait(leaving, timeout=UNREGISTER_LIMIT_S)
         for task in self._tasks:
             task.cancel()
@@ -221,8 +202,9 @@ class Registration:
         is_fenced = self._names.is_fenced or refused & native.REFUSE_FENCED and not self._is_slave
         return _Standing(not is_fenced, not (is_frozen or refused & PUTS_REFUSED), noted.term if noted is not None else 0)
 
-    def _make_offer(self, standing: _Standing, topics: NamedRows[TopicConfig]) -> _Offer:
-        """Return the registration of this broker. Runs in a thread, since it may be long.
+    def _make_offer(self, standing: _Standing, topics: NamedRows[TopicConfig]) -> Offer:
+        """Return the registration of this broker, a slave's without topics: name servers take none from it. Runs in a thread, since it
+        may be long.
 
         A name server takes topics only with another version than before, so one without rights to write has another.
         """
@@ -230,7 +212,8 @@ class Registration:
         if not standing.takes_puts:
             version["timestamp"] += 1
             mask = ~PERM_WRITE
-        return _Offer.of(self._identity, self._ha_address, topics_document(self._names.with_system_topics(topics), version, mask))
+        told = {} if self._is_slave else self._names.with_system_topics(topics)
+        return _offer(self._identity, self._ha_address, topics_document(told, version, mask))
 
     # ---- one name server ----------------------------------------------------------
 
@@ -257,12 +240,10 @@ class Registration:
         """Connect, and register until there is nothing to offer or the gateway ends; OSError if the connection ends or the name server
         refuses."""
         connection = server.connection = await _connect(self._connections, self._executor, server.address, self._ca_file)
-        sent: _Offer | None = None
         try:
             while (offer := self._offer) is not None and not self._is_leaving:
                 server.changed.clear()
-                answer = await _register(connection, self._question if server.is_to_tell and sent is offer else offer)
-                sent, server.is_to_tell = offer, False
+                answer = await _register(connection, offer)
                 self._master = answer.fields.get("masterAddr", self._master)
                 if (told := _told_master(answer)) not in ("", server.master):
                     server.master = told
@@ -318,18 +299,18 @@ def _identity(config: EngineConfig, address: Address) -> dict[str, str]:
             "brokerId": str(config.number_in_routes)}
 
 
-def _question(identity: Mapping[str, str]) -> _Offer:
-    """Return what a slave asks for its master: name servers take no topics from slaves."""
-    return _Offer.of(identity, "", topics_document({}, {"counter": 0}))
+def _offer(identity: Mapping[str, str], ha_address: str, topics: Mapping[str, object]) -> Offer:
+    body = write_json({"filterServerList": [], "topicConfigSerializeWrapper": topics})
+    return {**identity, "haServerAddr": ha_address, "compressed": "false", "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF)}, body
 
 
 def _ca_file(root: str | os.PathLike[str], config: EngineConfig) -> Path | None:
     return Path(root) / config.gateway_namesrv_ca_file if config.gateway_namesrv_ca_file else None
 
 
-async def _register(connection: Connection, offer: _Offer) -> Frame:
+async def _register(connection: Connection, offer: Offer) -> Frame:
     """Return the answer to a registration; OSError if it is refused."""
-    answer = await connection.invoke(codes.REGISTER_BROKER, offer.fields, offer.body, LIMIT_S)
+    answer = await connection.invoke(codes.REGISTER_BROKER, *offer, LIMIT_S)
     if answer.code != codes.SUCCESS:
         raise OSError(f"it refuses the registration: {answer.code} {answer.remark or ''}")
     return answer
@@ -345,7 +326,7 @@ def _told_master(answer: Frame) -> str:
 
 
 def find_master(root: Path, config: EngineConfig) -> str:
-    """Return the HA address of a slave's master, for its start, as the first of its name servers that knows it tells it.
+    """Return the HA address of a slave's master, for its start, by the first of its name servers that knows it.
 
     EngineUnavailableError if none does. They tell it to brokers that register, so this one does, and leaves at once.
     """
@@ -354,31 +335,23 @@ def find_master(root: Path, config: EngineConfig) -> str:
 
 async def _find_master(root: Path, config: EngineConfig) -> str:
     connections, executor = Connections(Limits(), lambda host, text: None), TurnExecutor(1, "find-master")
-    question = _question(_identity(config, Address.of(config, config.gateway_broker_port or 1)))
-
-    async def ask(server: str) -> tuple[str, str]:
-        """Return the address that it tells, or ("", why it tells none)."""
-        try:
-            connection = await _connect(connections, executor, server, _ca_file(root, config))
-            try:
-                told = _told_master(await _register(connection, question))
-            finally:
-                connection.abort()
-        except (OSError, EngineError, WireError) as error:
-            return "", f"{server}: {_sentence(error)}"
-        return told, f"{server} knows no master of {config.broker_name} that takes slaves"
-
-    asked = [asyncio.create_task(ask(server)) for server in config.name_servers]
+    identity, faults = _identity(config, Address.of(config, config.gateway_broker_port or 1)), []
     try:
-        for answered in asyncio.as_completed(asked):
-            told, _ = await answered
-            if told:
-                return told
+        for server in config.name_servers:
+            try:
+                connection = await _connect(connections, executor, server, _ca_file(root, config))
+                try:
+                    if told := _told_master(await _register(connection, _offer(identity, "", topics_document({}, {"counter": 0})))):
+                        return told
+                finally:
+                    connection.abort()
+                faults.append(f"{server} knows no master of {config.broker_name} that takes slaves")
+            except (OSError, EngineError, WireError) as error:
+                faults.append(f"{server}: {_sentence(error)}")
     finally:
         await connections.close()
         executor.shutdown()
-    why = "; ".join(task.result()[1] for task in asked)
-    raise EngineUnavailableError(f"no name server tells where its master is ({why}): start it, or set ha_master_address")
+    raise EngineUnavailableError(f"no name server tells where its master is ({'; '.join(faults)}): start it, or set ha_master_address")
 
 
 def _sentence(error: Exception) -> str:
@@ -396,7 +369,11 @@ async def _connect(connections: Connections, executor: TurnExecutor, address: st
     context = await executor.run(_trusting, ca_file) if ca_file else None
     problem = OSError(f"{host} has no address")
     async with asyncio.timeout(LIMIT_S):
-        for found in await _addresses(host, port):
+        try:
+            addresses = await asyncio.wrap_future(look_up(host, port))
+        except UnicodeError as error:
+            raise EngineError(f"{host} cannot be the name of a host: {error}") from None
+        for found in addresses:
             try:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: AskingConnection(connections), *found, ssl=context, server_hostname=host if context else None)
@@ -405,23 +382,6 @@ async def _connect(connections: Connections, executor: TurnExecutor, address: st
             else:
                 return connection
     raise problem
-
-
-async def _addresses(host: str, port: int) -> list[tuple[str, int]]:
-    """Return the addresses of a host; the end of the loop does not wait for a resolver that hangs."""
-    loop = asyncio.get_running_loop()
-    is_found, lookup = asyncio.Event(), look_up(host, port)
-
-    def tell(_: Future[list[tuple[str, int]]]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(is_found.set)
-
-    lookup.add_done_callback(tell)
-    await is_found.wait()
-    try:
-        return lookup.result()
-    except UnicodeError as error:
-        raise EngineError(f"{host} cannot be the name of a host: {error}") from None
 
 
 def _trusting(ca_file: Path) -> ssl.SSLContext:

@@ -415,7 +415,7 @@ def test_a_new_slave_whose_master_no_name_server_knows_does_not_start(tmp_path, 
     done = run(*start_of_slave(tmp_path / "slave", f"127.0.0.1:{away};{name_server.address}", "ha_housekeeping_interval_ms=300"))
     assert done.code == 1 and f"{name_server.address} knows no master of broker-a that takes slaves" in done.stderr
     assert f"127.0.0.1:{away}: " in done.stderr and "set ha_master_address" in done.stderr
-    assert not name_server.brokers, "it is in no route"
+    eventually(lambda: not name_server.brokers, "it is in no route")
 
 
 def test_a_new_slave_waits_for_the_registration_of_its_master_and_then_for_the_master(tmp_path, name_server):
