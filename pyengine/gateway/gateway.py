@@ -24,7 +24,7 @@ from pyengine.gateway.access import NAME_SERVER_CODES, AccessList, printable, wi
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Answer, Connection, Connections, Handlers, Limits, TakeFirst, TurnExecutor
 from pyengine.gateway.members import EXPIRE_S, Assignments, Members, Relays
-from pyengine.gateway.names import Address, Names, NameServer, OwnRoutes
+from pyengine.gateway.names import Address, Names, NameServer, Routes
 from pyengine.gateway.pop import Pops
 from pyengine.gateway.pop_shares import TICK_S
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
@@ -186,7 +186,7 @@ class Gateway:
     def _name_server(self, names: Names, address: Address) -> Handlers:
         """Return the handlers of the name server: of this broker alone, or of all that register."""
         if not self._config.gateway_namesrv_cluster:
-            return NameServer(names, OwnRoutes(names, address)).handlers
+            return NameServer(names, Routes(names, address)).handlers
         cluster = ClusterRoutes(names, self._executor)
         self.connections.when_closed.append(cluster.closed)
         return NameServer(names, cluster).handlers | cluster.handlers

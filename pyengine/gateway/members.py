@@ -389,7 +389,13 @@ class Assignments:
         self._names.existing(topic)
         if self._names.group(group) is None:
             return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
-        await self._names.set_request_mode(topic, group, {"consumerGroup": group, "mode": mode, "popShareQueueNum": share, "topic": topic})
+
+        def change(modes: dict[str, dict[str, object]]) -> None:
+            modes.setdefault(topic, {})[group] = {"consumerGroup": group, "mode": mode, "popShareQueueNum": share, "topic": topic}
+            if sum(map(len, modes.values())) > GROUPS_MAX:
+                raise UsageError(f"the modes of {GROUPS_MAX} groups are kept already")
+
+        await self._names.request_modes.change(change)
         return Answer()
 
     async def query(self, request: Request) -> Answer:
@@ -409,7 +415,7 @@ class Assignments:
 
     def _assigned(self, topic: str, group: str, client_id: str, queues: list[tuple[str, int]], body: Mapping[str, object]
                   ) -> tuple[str, list[tuple[str, int]] | None]:
-        modes = self._names.request_modes()
+        modes = self._names.request_modes.table()
         if topic.startswith(RETRY_PREFIX) and (self._pops(group) or any(
                 row.get(group, {}).get("mode") == POP for row in modes.values())):
             return PULL, []  # pops of the group's topics have its retries

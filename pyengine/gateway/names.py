@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyengine.engine_config import SLAVE, EngineConfig
 from pyengine.errors import DiskError, EngineError, FormatError, UsageError
@@ -71,8 +71,6 @@ _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNO
 _READ_WRITE = PERM_READ | PERM_WRITE
 
 Table = TypeVar("Table")
-KeyValues = dict[str, dict[str, str]]
-RequestModes = dict[str, dict[str, dict[str, Any]]]
 
 
 def topic_fault(topic: str | None) -> str:
@@ -153,7 +151,8 @@ class _CachedFile(Generic[Table]):
 class _ToolsFile(_CachedFile[dict[str, Any]]):
     """A file of config/ in which tools store texts or settings: maps of them, `depth` deep, below `key` if it has one."""
 
-    def __init__(self, root: str | os.PathLike[str], name: str, key: str, depth: int, kind: type, chars_max: int = 16 << 20) -> None:
+    def __init__(self, root: str | os.PathLike[str], executor: TurnExecutor, name: str, key: str, depth: int, kind: type,
+                 chars_max: int = 16 << 20) -> None:
         def decode(text: str) -> Any:
             document = decode_config(text)
             try:
@@ -164,12 +163,15 @@ class _ToolsFile(_CachedFile[dict[str, Any]]):
                 raise FormatError(f"not what tools store: {error!r}") from error
             raise FormatError(f"a value that is no {kind.__name__}")
 
-        self._key, self._chars_max = key, chars_max
+        self._executor, self._key, self._chars_max = executor, key, chars_max
         self._file: ConfigFile[Any] = ConfigFile(StorePaths(root).config / name, decode)
         super().__init__(self._file.path, lambda: self._file.read().value or {})
 
-    def change(self, change: Callable[[dict[str, Any]], object]) -> None:
-        """Change the table, durably, as the only one that does; empty maps are left out. UsageError if it would be too long."""
+    async def change(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the table, durably before this returns; empty maps are left out. UsageError if it would be too long."""
+        await self._executor.run(self._change, change)
+
+    def _change(self, change: Callable[[dict[str, Any]], object]) -> None:
         with exclusive(self._path):
             table = self._file.read_to_change().value or {}
             change(table)
@@ -224,9 +226,11 @@ class Names:
         self.group_configs = SubscriptionGroups(root)
         self._topics = _CachedFile(self.topic_configs.path, self.topic_configs.read)
         self._groups = _CachedFile(self.group_configs.path, self.group_configs.read)
-        self._key_values = _ToolsFile(root, "kvConfig.json", "configTable", 2, str, KEY_VALUES_CHARS_MAX)
-        self._name_server = _ToolsFile(root, "namesrvConfig.json", "", 1, str)
-        self._modes = _ToolsFile(root, "messageRequestMode.json", "messageRequestModeMap", 2, dict)
+        # Values that tools store, by namespace and key (RocketMQ: KVConfigManager, in its name server).
+        self.key_values = _ToolsFile(root, executor, "kvConfig.json", "configTable", 2, str, KEY_VALUES_CHARS_MAX)
+        self.name_server_settings = _ToolsFile(root, executor, "namesrvConfig.json", "", 1, str)
+        # How groups consume, by topic and group, where a tool has set it (RocketMQ 5: MessageRequestModeManager).
+        self.request_modes = _ToolsFile(root, executor, "messageRequestMode.json", "messageRequestModeMap", 2, dict)
         state_file = ReplicationStateFile(root)
         self._replication = _CachedFile(state_file.path, lambda: state_file.read().state)
         self._listed: NamedRows[TopicConfig] | None = None
@@ -388,39 +392,6 @@ class Names:
         with self._groups.changing():
             yield self.group_configs
 
-    def request_modes(self) -> RequestModes:
-        """Return how groups consume, by topic and group, where a tool has set it (RocketMQ 5: MessageRequestModeManager)."""
-        return self._modes.table()
-
-    async def set_request_mode(self, topic: str, group: str, mode: Mapping[str, Any]) -> None:
-        """Set how a group consumes a topic, durably before this returns; UsageError if there are GROUPS_MAX already."""
-        def change(modes: RequestModes) -> None:
-            modes.setdefault(topic, {})[group] = dict(mode)
-            if sum(map(len, modes.values())) > GROUPS_MAX:
-                raise UsageError(f"the modes of {GROUPS_MAX} groups are kept already")
-
-        await self._executor.run(self._modes.change, change)
-
-    # ---- keys and values ----------------------------------------------------------
-
-    def key_values(self) -> KeyValues:
-        """Return the values that tools store, by namespace and key (RocketMQ: KVConfigManager, in its name server)."""
-        return self._key_values.table()
-
-    async def change_key_values(self, change: Callable[[KeyValues], object]) -> None:
-        """Change them, durably before this returns; UsageError if they would exceed KEY_VALUES_CHARS_MAX."""
-        await self._executor.run(self._key_values.change, change)
-
-    @property
-    def orders_by_configuration(self) -> bool:
-        """Return whether routes contain updateOrderConf's value of their topic (RocketMQ's orderMessageEnable)."""
-        return self._name_server.table().get(ORDER_MESSAGE_ENABLE) == "true"
-
-    async def order_by_configuration(self, is_on: bool) -> None:
-        """Set orderMessageEnable, durably before this returns."""
-        setting = {ORDER_MESSAGE_ENABLE: str(is_on).lower()}
-        await self._executor.run(self._name_server.change, lambda settings: settings.update(setting))
-
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """Call `make` in the executor; concurrent calls with the same key share its result."""
         return await asyncio.shield(self._making.once(key, lambda: self._executor.run(make)))
@@ -435,35 +406,16 @@ class Broker:
     may_write: bool = True
 
 
-class Routes(Protocol):
-    """What a name server's routes are made of."""
-
-    @property
-    def brokers(self) -> Mapping[str, Broker]:
-        """The brokers by name."""
-
-    def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
-        """Return a topic as each broker has it, by the broker's name."""
-
-    def topic_count(self, broker: str) -> int:
-        """Return how many topics a broker has."""
-
-    def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
-        """Return what `make` makes of all topics, once for each change of them; `name` tells the lists apart."""
-
-    def drop_topic(self, topic: str) -> None:
-        """Leave a topic out until a broker registers it again."""
-
-
-class OwnRoutes:
-    """The routes of a name server that knows this gateway's broker alone, as number 0, by its files."""
+class Routes:
+    """What a name server's routes are made of: here this gateway's broker alone, as number 0, by its files."""
 
     def __init__(self, names: Names, address: Address) -> None:
         self._names = names
         self._name = address.broker_name
-        self.brokers = {address.broker_name: Broker(address.cluster, {0: address.broker})}
+        self.brokers: Mapping[str, Broker] = {address.broker_name: Broker(address.cluster, {0: address.broker})}
 
     def rows_of(self, topic: str) -> Mapping[str, TopicConfig]:
+        """Return a topic as each broker has it, by the broker's name."""
         row = self._names.topic(topic)
         return {} if row is None else {self._name: row}
 
@@ -471,10 +423,11 @@ class OwnRoutes:
         return len(self._names.topic_table())
 
     def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
+        """Return what `make` makes of all topics, once for each change of them; `name` tells the lists apart."""
         return self._names.of_topics(name, lambda topics, _: make(topics))
 
     def drop_topic(self, topic: str) -> None:
-        """Do nothing: the topic is in the routes while the broker has it."""
+        """Leave a topic out until a broker registers it again; the own broker's stays while it has it."""
 
 
 class NameServer:
@@ -520,13 +473,18 @@ class NameServer:
     def _order(self, topic: str, rows: Mapping[str, TopicConfig]) -> dict[str, str]:
         """Return updateOrderConf's value of a topic, for its route, as far as every client can parse it and all its queues exist:
         tools need no key to set it, and clients create the queues in a route."""
-        text = self._names.key_values().get(ORDERS_NAMESPACE, {}).get(topic, "") if self._names.orders_by_configuration else ""
+        text = self._names.key_values.table().get(ORDERS_NAMESPACE, {}).get(topic, "") if self._is_ordered_by_values else ""
         queues: dict[str, int] = {}
         for piece in text.split(";") if len(text) <= ORDER_CHARS_MAX else ():
             name, _, number = piece.partition(":")
             if name in rows and name not in queues and number.isascii() and number.isdecimal():
                 queues[name] = min(int(number), rows[name].write_queue_nums)
         return {"orderTopicConf": ";".join(f"{name}:{number}" for name, number in queues.items())} if queues else {}
+
+    @property
+    def _is_ordered_by_values(self) -> bool:
+        """Whether routes contain updateOrderConf's value of their topic (RocketMQ's orderMessageEnable)."""
+        return self._names.name_server_settings.table().get(ORDER_MESSAGE_ENABLE) == "true"
 
     def cluster(self, request: Request) -> Answer:
         brokers, clusters = self._routes.brokers, dict[str, list[str]]()
@@ -579,31 +537,31 @@ class NameServer:
 
     async def put_key_value(self, request: Request) -> Answer:
         namespace, key, value = (request.text(name) for name in ("namespace", "key", "value"))
-        await self._names.change_key_values(lambda table: table.setdefault(namespace, {}).update({key: value}))
+        await self._names.key_values.change(lambda table: table.setdefault(namespace, {}).update({key: value}))
         return Answer()
 
     async def delete_key_value(self, request: Request) -> Answer:
         namespace, key = request.text("namespace"), request.text("key")
-        await self._names.change_key_values(lambda table: table.get(namespace, {}).pop(key, None))
+        await self._names.key_values.change(lambda table: table.get(namespace, {}).pop(key, None))
         return Answer()
 
     def key_value(self, request: Request) -> Answer:
         namespace, key = request.text("namespace"), request.text("key")
-        value = self._names.key_values().get(namespace, {}).get(key)
+        value = self._names.key_values.table().get(namespace, {}).get(key)
         if value is None:
             return Answer(codes.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace} Key: {key}")
         return Answer(fields={"value": value})
 
     def key_values(self, request: Request) -> Answer:
         namespace = request.text("namespace")
-        table = self._names.key_values().get(namespace)
+        table = self._names.key_values.table().get(namespace)
         if not table:
             return Answer(codes.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
         return Answer(body=write_json({"table": table}))
 
     def config(self, request: Request) -> Answer:
         """Return the name server's settings, as lines of `key=value`."""
-        ordered = str(self._names.orders_by_configuration).lower()
+        ordered = str(self._is_ordered_by_values).lower()
         return Answer(body=f"clusterTest=false\n{ORDER_MESSAGE_ENABLE}={ordered}\nproductEnvName=center\n".encode())
 
     async def update_config(self, request: Request) -> Answer:
@@ -620,7 +578,7 @@ class NameServer:
         value = lines.get(ORDER_MESSAGE_ENABLE, "").lower()
         if value not in ("true", "false"):
             return Answer(codes.SYSTEM_ERROR, f"{ORDER_MESSAGE_ENABLE}={value}: give true or false")
-        await self._names.order_by_configuration(value == "true")
+        await self._names.name_server_settings.change(lambda settings: settings.update({ORDER_MESSAGE_ENABLE: value}))
         return Answer()
 
 

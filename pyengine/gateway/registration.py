@@ -33,7 +33,7 @@ from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, AskingConnection, Connection, Connections, Handlers, Limits, Request, TurnExecutor
-from pyengine.gateway.names import ORDERS_NAMESPACE, Address, Broker, Names, topic_fault, topics_document
+from pyengine.gateway.names import ORDERS_NAMESPACE, Address, Broker, Names, Routes, topic_fault, topics_document
 from pyengine.gateway.tls import CA_BYTES_MAX
 from pyengine.gateway.wire import Frame, WireError, as_object, read_json, read_object, write_json
 from pyengine.ipc.control_block import EngineMemory, now_ms, write_rows
@@ -416,7 +416,7 @@ class _Live:
     ha_address: str
 
 
-class ClusterRoutes:
+class ClusterRoutes(Routes):
     """The routes of all brokers that have registered with this name server (RocketMQ: RouteInfoManager). Used in the event loop.
 
     They are soft state: each broker registers with every name server, and is forgotten when its connection ends, or is silent for
@@ -473,7 +473,7 @@ class ClusterRoutes:
                 return Answer(codes.SYSTEM_ERROR, why)
             self._take(request, identity, version, topics)
         answer = Answer()
-        orders = self._names.key_values().get(ORDERS_NAMESPACE)
+        orders = self._names.key_values.table().get(ORDERS_NAMESPACE)
         if orders:
             answer.body = write_json({"table": orders})
         master = self.brokers[identity.name].addresses.get(0) if identity.name in self.brokers else None

@@ -621,7 +621,7 @@ def test_topics_that_no_client_could_use_are_left_out(host):
 def test_one_host_has_a_quarter_of_the_room(monkeypatch):
     monkeypatch.setattr(registration, "BROKERS_MAX", 8)
     monkeypatch.setattr(registration, "TOPICS_MAX", 40)
-    routes = ClusterRoutes(SimpleNamespace(key_values=dict), None)
+    routes = ClusterRoutes(SimpleNamespace(key_values=SimpleNamespace(table=dict)), None)
 
     def routed(connection, who, counter: int, topics) -> str:
         if not (why := routes._refusal(connection, who, topics)):
