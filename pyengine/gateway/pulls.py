@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -69,9 +70,7 @@ class Arrivals:
         self._holds: list[Callable[[], bool]] = []
         self._anything_held = threading.Event()
         self._closing = threading.Event()
-        self._checked = threading.Event()  # the loop has done what the thread requested
-        self._check_s = 0.0                # and took so long for it
-        self._running = True
+        self._check_s = 0.0  # of the last check
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -88,10 +87,8 @@ class Arrivals:
 
     def close(self) -> None:
         """Stop waiting for arrivals; the reader may be closed afterwards."""
-        self._running = False
-        self._anything_held.set()
-        self._checked.set()
         self._closing.set()
+        self._anything_held.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -106,40 +103,33 @@ class Arrivals:
         """
         assert self._loop is not None
         seen = 0
-        while self._running:
+        while not self._closing.is_set():
             self._anything_held.wait()
             try:
                 self._reader._wait_for_arrival(TICK_S, seen)
                 seen = self._reader._arrivals()
             except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: the checks tell the clients
                 self._closing.wait(TICK_S)
-            self._checked.clear()
-            if self._running:
-                try:
-                    self._loop.call_soon_threadsafe(self.check)
-                except RuntimeError:  # the loop has ended
-                    return
-                self._checked.wait()
-                self._closing.wait(4 * self._check_s)
+            try:
+                wait([asyncio.run_coroutine_threadsafe(self.check(), self._loop)])
+            except RuntimeError:  # the loop has ended
+                return
+            self._closing.wait(4 * self._check_s)
 
-    def check(self, work: Iterator[None] | None = None, spent_s: float = 0.0) -> None:
-        """Check the held requests, in several turns of the loop if it takes long. `work`: what is left, None at the beginning."""
-        began_s = time.monotonic()
-        work = chain.from_iterable(check() for check in self._checks) if work is None else work
-        is_continued = False
+    async def check(self) -> None:
+        """Check the held requests, in several turns of the loop if it takes long."""
+        began_s, self._check_s = time.monotonic(), 0.0
         try:
-            for _ in work:
-                took_s = time.monotonic() - began_s
-                if took_s >= ANSWER_SLICE_S:
-                    asyncio.get_running_loop().call_soon(self.check, work, spent_s + took_s)
-                    is_continued = True
-                    break
-        finally:
-            if not is_continued:  # _wait() sleeps until then
-                if not any(holds() for holds in self._holds):
-                    self._anything_held.clear()
-                self._check_s = spent_s + time.monotonic() - began_s
-                self._checked.set()
+            for _ in chain.from_iterable(check() for check in self._checks):
+                if (took_s := time.monotonic() - began_s) >= ANSWER_SLICE_S:
+                    self._check_s += took_s
+                    await asyncio.sleep(0)
+                    began_s = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - the next check may succeed
+            asyncio.get_running_loop().call_exception_handler({"message": "a check of held requests failed", "exception": error})
+        self._check_s += time.monotonic() - began_s
+        if not any(holds() for holds in self._holds):
+            self._anything_held.clear()
 
 
 class Pulls:

@@ -290,11 +290,11 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
                 async with asyncio.timeout(60):
                     while pulls.held:
                         await asyncio.sleep(0.001)
-                        pulls.arrivals.check()
+                        await pulls.arrivals.check()
                 statuses.append(GetStatus.FOUND)
             else:
                 request.connection.is_closed = True
-                pulls.arrivals.check()
+                await pulls.arrivals.check()
         while pulls._tasks:
             await asyncio.sleep(0.001)
         assert pulls.held == 0
@@ -315,15 +315,14 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
         for queue_id in range(10):
             hold(pulls, Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0))
         reader.has_messages = True
-        pulls.arrivals.check()
+        checking = asyncio.create_task(pulls.arrivals.check())
         while pulls.held:
-            assert not pulls.arrivals._checked.is_set()
-            turns.append(len(answers))
             await asyncio.sleep(0)
-        assert pulls.arrivals._checked.is_set()
+            turns.append(len(answers))
+            assert checking.done() == (not pulls.held)
 
     asyncio.run(whole())
-    assert turns == list(range(10)) and len(answers) == 10
+    assert turns == list(range(11)) and len(answers) == 10
 
 
 def test_a_group_that_may_not_consume_or_not_by_broadcast_is_refused(served, topic):
