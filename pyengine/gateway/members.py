@@ -164,8 +164,7 @@ class Members:
         self.consumers: dict[str, Group] = {}
         self.producers: dict[str, dict[Connection, Client]] = {}
         self._groups_of: dict[Connection, tuple[set[str], set[str]]] = {}  # (consumer groups, producer groups)
-        self._connection_of: dict[str, Connection] = {}  # by the client id of a producer
-        self._id_counts: dict[tuple[Connection, str], int] = {}  # in how many producer groups a connection uses a client id
+        self._id_of: dict[Connection, str] = {}  # the client ids of producers, that of the newest heartbeat last
         self._weight = 0  # of all groups' subscriptions
         self.when_left: list[Callable[[Connection, str], None]] = []  # called with a client's connection and the group that it leaves
         self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
@@ -222,14 +221,9 @@ class Members:
     def _register_producer(self, connection: Connection, name: str, client: Client) -> None:
         if name not in self.producers and len(self.producers) >= GROUPS_MAX:
             raise UsageError(f"{GROUPS_MAX} producer groups are connected already")
-        clients = self.producers.setdefault(name, {})
-        before, clients[connection] = clients.get(connection), client
-        if before is None or before.client_id != client.client_id:
-            sent = connection, client.client_id
-            self._id_counts[sent] = self._id_counts.get(sent, 0) + 1
-            if before is not None:
-                self._forget_id(connection, before.client_id)
-        self._connection_of[client.client_id] = connection  # the newest one, since an older connection may be dead and not closed yet
+        self.producers.setdefault(name, {})[connection] = client
+        self._id_of.pop(connection, None)
+        self._id_of[connection] = client.client_id
         self._groups_of.setdefault(connection, (set(), set()))[1].add(name)
 
     def _subscribe(self, group: Group, sent: dict[str, Subscription]) -> bool:
@@ -296,24 +290,17 @@ class Members:
 
     def _leave_producers(self, connection: Connection, name: str) -> None:
         clients = self.producers.get(name, {})
-        client = clients.pop(connection, None)
-        if connection in self._groups_of:
-            self._groups_of[connection][1].discard(name)
-        if client is not None:
-            self._forget_id(connection, client.client_id)
+        clients.pop(connection, None)
+        groups = self._groups_of.get(connection, (set(), set()))[1]
+        groups.discard(name)
+        if not groups:
+            self._id_of.pop(connection, None)
         if not clients:
             self.producers.pop(name, None)
 
-    def _forget_id(self, connection: Connection, client_id: str) -> None:
-        """Forget the connection of this client id, unless it uses the id in another producer group."""
-        self._id_counts[connection, client_id] -= 1
-        if not self._id_counts[connection, client_id]:
-            del self._id_counts[connection, client_id]
-            if self._connection_of.get(client_id) is connection:
-                del self._connection_of[client_id]
-
     def producer(self, client_id: str) -> Connection | None:
-        return self._connection_of.get(client_id)
+        """Return the newest connection of a producer: an older one may be dead and not closed yet."""
+        return next((connection for connection, known in reversed(self._id_of.items()) if known == client_id), None)
 
     def consumer(self, group: str, client_id: str) -> Connection | None:
         members = self.consumers.get(group)
