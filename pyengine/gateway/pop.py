@@ -33,7 +33,7 @@ from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
 from pyengine.gateway.members import asked_subscription, check_expression
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
-from pyengine.gateway.pop_shares import ASIDE_BOUNDS_MAX, TICK_S, Lease, Pieces, PopQueue, Share, Shares
+from pyengine.gateway.pop_shares import ASIDE_BOUNDS_MAX, TICK_S, Lease, PopQueue, Share, Shares
 from pyengine.gateway.positions import LEVEL, GroupOffsets
 from pyengine.gateway.pulls import Arrivals, Pulls
 from pyengine.gateway.tasks import Pending, Tasks
@@ -191,9 +191,7 @@ class HeldPops:
     async def _serve(self, key: tuple[str, str]) -> None:
         """Answer pops of a group's topic with what has come, the oldest first."""
         without: set[tuple[object, ...]] = set()
-        pieces = Pieces()
         for asked in list(self._held.get(key, {}).values()):
-            await pieces.end()
             if asked.kind in without or asked.request not in self._held.get(key, {}):
                 continue
             try:
@@ -202,6 +200,7 @@ class HeldPops:
                 if not isinstance(error, EngineError):
                     asked.request.connection.report(f"a held pop of {asked.topic} by {asked.group} failed: {error!r}")
                 answer = Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+            await asyncio.sleep(0)
             if answer is None:
                 without.add(asked.kind)
                 continue
@@ -282,7 +281,7 @@ class Pops:
         self._report = report
         self._held = HeldPops(pulls.arrivals, self._take, self._has_news)
         self.closed = self._held.closed
-        shares = self.shares = Shares(reader, names, offsets, pulls.positions, executor, self._tasks.begin, lambda: self._held.groups)
+        shares = self.shares = Shares(reader, names, offsets, pulls.positions, executor, lambda: self._held.groups)
         offsets.collect = shares.collect
         offsets.when_rewritten.append(shares.forget)
         pulls.why_not = offsets.why_popped = shares.why_not
@@ -698,12 +697,11 @@ class Pops:
         self._tasks.begin(self._free(connection, group))
 
     async def _free(self, connection: Connection, group: str) -> None:
-        pieces = Pieces()
         for queue in [queue for share in self.shares.of_group(group).values() for queue in share.queues.values()]:
             for lease in [lease for lease in queue.leases.values() if lease.owner is connection]:
                 lease.owner = None
                 self.shares.ends.plan(lease, 0.0)
-            await pieces.end()
+            await asyncio.sleep(0)  # a queue takes up to 20 ms
 
     def _after_retry(self, lease: Lease, fault: str) -> None:
         queue, offset = lease.queue, lease.offset

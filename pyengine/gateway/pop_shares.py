@@ -18,7 +18,7 @@ import contextlib
 import math
 import time
 from array import array
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -42,7 +42,6 @@ IN_FLIGHT_MAX = 10_000       # of one queue of a group (RocketMQ: popInflightMes
 SHARES_MAX = 2048            # topics of all groups, with the retry topics: each has a descriptor
 POPPING_S = 30.0             # after a pop without messages in flight its group counts as one that pops
 TICK_S = 0.1                 # precision of the end of a lease
-SLICE_S = 0.005              # of the loop's time, for what looks at all messages in flight
 CLAIM_AGAIN_S = 2.0          # after a claim of queues that others have
 ASIDE_BOUNDS_MAX = 200_000   # of the runs of a queue that wait for pops of their topics: a save of it has 2.5 MB
 ALL_ASIDE_BOUNDS_MAX = 1_000_000  # of all queues; a queue may have four of each topic
@@ -220,14 +219,13 @@ class Shares:
     """What groups pop from: the queues that this gateway has claimed for them, until they pop no more. Used in the loop's thread."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, positions: Positions, executor: TurnExecutor,
-                 begin: Callable[[Coroutine[object, object, None]], object], held_groups: Callable[[], set[str]]) -> None:
-        """`begin` lets work go on by itself; `held_groups`: whose pops are held."""
+                 held_groups: Callable[[], set[str]]) -> None:
+        """`held_groups`: whose pops are held."""
         self._reader = reader
         self._names = names
         self._offsets = offsets
         self._positions = positions
         self._executor = executor
-        self._begin = begin
         self._held_groups = held_groups
         self.by_group: dict[str, dict[str, Share]] = {}  # by group and topic
         self.ends = LeaseEnds()
@@ -389,20 +387,15 @@ class Shares:
 
     def end_leases(self, queue: PopQueue) -> None:
         """End all leases of a queue that is another one from now on."""
-        ended, queue.leases = queue.leases, {}
-        self._begin(self._leave_out(ended.values()))
-
-    async def _leave_out(self, ended: Iterable[Lease]) -> None:
-        pieces = Pieces()
-        for lease in ended:
+        for lease in queue.leases.values():
             self.ends.leave_out(lease)
-            await pieces.end()
+        queue.leases = {}
 
     # ---- saves --------------------------------------------------------------------
 
     async def collect(self) -> _Saving | None:
         """Return what to save: of each share that changed, the offsets and what is acknowledged above them. Notes what is in flight."""
-        now_s, pieces = time.monotonic(), Pieces()
+        now_s = time.monotonic()
         popping = self._held_groups() | {group for group, _ in self._opening}
         saving, rows = _Saving(self), []
         for share in list(self):
@@ -420,7 +413,7 @@ class Shares:
                 flights[queue.grant] = queue.flight.copied(), queue.committed
                 if queue.flight.open:
                     rows.append(queue.row(share.group, share.topic, now_s))
-                await pieces.end()
+                    await asyncio.sleep(0)  # a queue takes up to 10 ms
             saving.flights.append((share, flights))
             is_used = any(queue.is_blocked for queue in share.queues.values())
             if not (is_used or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
@@ -487,16 +480,3 @@ class _Saving:
         for share, used_s in self.idle:
             if share.used_s == used_s and not share.lock.locked() and all(queue.done == queue.committed for queue in share.queues.values()):
                 self._shares.forget(share.group, share.topic)
-
-
-class Pieces:
-    """Long work in the loop's thread, in pieces between which others come."""
-
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-
-    async def end(self) -> None:
-        """Let others come if the piece was long."""
-        if time.monotonic() - self._began_s >= SLICE_S:
-            await asyncio.sleep(0)
-            self._began_s = time.monotonic()

@@ -1135,7 +1135,7 @@ def test_a_reset_while_a_group_begins_to_pop_counts(pops, tmp_path, monkeypatch)
     monkeypatch.setattr("pyengine.gateway.pop_shares.GroupSession", lambda *given, **more: session)
     executor = TurnExecutor(2, "test")
     offsets = GroupOffsets(pops.reader, executor)
-    shares = Shares(pops.reader, pops.names, offsets, SimpleNamespace(), executor, asyncio.ensure_future, set)
+    shares = Shares(pops.reader, pops.names, offsets, SimpleNamespace(), executor, set)
     offsets.when_rewritten.append(shares.forget)
 
     async def run():
@@ -1168,7 +1168,6 @@ def test_nothing_is_acknowledged_from_the_moment_in_which_a_master_is_replaced(p
 
 @pytest.mark.parametrize("work", ["collect", "left", "tick"])
 def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.pop_shares.SLICE_S", 0.0)
     monkeypatch.setattr("pyengine.gateway.pop.ENDS_OF_TICK", 1)
     owner = SimpleNamespace(is_closed=False)
     pops.queue.leases.clear()
@@ -1197,9 +1196,7 @@ def test_others_come_between_the_looks_at_what_is_in_flight(pops, work, monkeypa
     assert turns >= 7
 
 
-def test_a_group_that_is_forgotten_while_others_are_saved_fails_no_save(pops, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.pop_shares.SLICE_S", 0.0)
-
+def test_a_group_that_is_forgotten_while_others_are_saved_fails_no_save(pops):
     def heartbeat():
         raise ValueError("the members' file is closed")
 
