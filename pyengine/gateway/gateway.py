@@ -135,7 +135,7 @@ class Gateway:
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
             name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES & name_server.keys()})
             self.connections.require = access.requirement(refusals)
-        self.connections.when_closed += [members.closed, pops.closed]
+        self.connections.when_closed.append(members.closed)
         members.when_left.append(pops.left)
         logger = logging.getLogger("asyncio")
         logger.addHandler(self._asyncio_log)

@@ -114,8 +114,7 @@ class HeldPops:
         self._take = take
         self._has_news = has_news
         self._held: dict[tuple[str, str], dict[Request, Asked]] = {}  # by group and topic
-        self._count = 0
-        self._of_host: Counter[str] = Counter()  # of these
+        self._of_host: Counter[str] = Counter()  # how many these are
         self._serving: Pending[tuple[str, str], asyncio.Task[None]] = Pending()
         arrivals.serve(self._check, lambda: bool(self._held))
 
@@ -128,21 +127,14 @@ class HeldPops:
         """Answer a pop later; at once if it does not wait, or too many do."""
         if time.monotonic() >= asked.until_s:
             return _nothing(asked)
-        if self._count >= HELD_MAX or self._of_host[asked.host] >= HELD_MAX // 2:
+        if self._of_host.total() >= HELD_MAX or self._of_host[asked.host] >= HELD_MAX // 2:
             return _nothing(asked, is_full=True)
         if asked.request.is_open:
             self._held.setdefault((asked.group, asked.topic), {})[asked.request] = asked
-            self._count += 1
             self._of_host[asked.host] += 1
             self._arrivals.stir()
             self.wake(asked.group, asked.topic)  # for what has come after the look
         return None
-
-    def closed(self, connection: Connection) -> None:
-        """Drop the pops of a connection that has ended."""
-        for pops in list(self._held.values()):
-            for asked in [asked for asked in pops.values() if asked.request.connection is connection]:
-                self._end(asked, Answer())  # nobody gets it
 
     def cancel(self, request: Request) -> None:
         """Answer a pop for which no client waits, held or not: it takes nothing more."""
@@ -173,18 +165,15 @@ class HeldPops:
         if self._held.get(key, {}).pop(asked.request, None) is not None:
             if not self._held[key]:
                 del self._held[key]
-            self._count -= 1
-            self._of_host[asked.host] -= 1
-            if not self._of_host[asked.host]:
-                del self._of_host[asked.host]
+            self._of_host -= Counter((asked.host,))
             asked.request.reply(answer)
 
     def _check(self) -> Iterator[None]:
-        """Answer the pops whose time is over, and look for messages for the others, a group's topic at a time."""
+        """Answer the pops whose time or connection is over, and look for messages for the others, a group's topic at a time."""
         now_s = time.monotonic()
         for key in list(self._held):
             yield
-            for asked in [asked for asked in self._held.get(key, {}).values() if now_s >= asked.until_s]:
+            for asked in [asked for asked in self._held.get(key, {}).values() if now_s >= asked.until_s or not asked.request.is_open]:
                 self._end(asked, _nothing(asked))
             self.wake(*key)
 
@@ -192,7 +181,7 @@ class HeldPops:
         """Answer pops of a group's topic with what has come, the oldest first."""
         without: set[tuple[object, ...]] = set()
         for asked in list(self._held.get(key, {}).values()):
-            if asked.kind in without or asked.request not in self._held.get(key, {}):
+            if asked.kind in without or not asked.request.is_open or asked.request not in self._held.get(key, {}):
                 continue
             try:
                 answer = await self._take(asked)
@@ -280,7 +269,6 @@ class Pops:
         self._retries = RetryPuts(reader, names, give_back, executor, report)
         self._report = report
         self._held = HeldPops(pulls.arrivals, self._take, self._has_news)
-        self.closed = self._held.closed
         shares = self.shares = Shares(reader, names, offsets, pulls.positions, executor, lambda: self._held.groups)
         offsets.collect = shares.collect
         offsets.when_rewritten.append(shares.forget)
