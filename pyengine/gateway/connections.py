@@ -136,6 +136,14 @@ class Request:
         self._is_open = False
         return self.connection.finish(self, answer, self.size_bytes)
 
+    def failure(self, error: Exception) -> Answer:
+        """Return the answer that says why it failed; report what is the gateway's fault."""
+        if isinstance(error, RequestRefusedError):
+            return error.answer
+        if not isinstance(error, (WireError, EngineError)):
+            self.connection.report(f"request {self.frame.code} failed: {error!r}")
+        return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
 
 Handler = Callable[[Request], "Answer | Awaitable[Answer | None] | None"]
 Handlers = dict[int, Handler]  # by request code
@@ -418,7 +426,7 @@ class Connection(asyncio.Protocol):
         try:
             answer = handler(request)
         except Exception as error:  # noqa: BLE001 - the request's fault or the handler's: RocketMQ answers its text
-            request.reply(self._failed(request, error))
+            request.reply(request.failure(error))
             return
         if isinstance(answer, Answer):
             request.reply(answer)
@@ -446,14 +454,7 @@ class Connection(asyncio.Protocol):
             if answer is not None:
                 request.reply(answer)
         except Exception as error:  # noqa: BLE001 - as above
-            request.reply(self._failed(request, error))
-
-    def _failed(self, request: Request, error: Exception) -> Answer:
-        if isinstance(error, RequestRefusedError):
-            return error.answer
-        if not isinstance(error, (WireError, EngineError)):
-            self.report(f"request {request.frame.code} failed: {error!r}")
-        return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+            request.reply(request.failure(error))
 
     def finish(self, request: Request, answer: Answer, size_bytes: int) -> bool:
         """Send the answer to a request; return as Request.reply, which calls it once for each."""

@@ -106,7 +106,7 @@ class Gateway:
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         admin = Admin(reader, names, members, self._offsets, address, executor, self._use_settings)
-        pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report, admin.counts.count_gets)
+        pulls = self.pulls = Pulls(reader, names, members, positions, executor, admin.counts.count_gets)
         ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
         self._offsets.is_fenced = lambda: names.is_fenced

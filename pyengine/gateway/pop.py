@@ -186,9 +186,7 @@ class HeldPops:
             try:
                 answer = await self._take(asked)
             except Exception as error:  # noqa: BLE001 - the others' pops are answered all the same
-                if not isinstance(error, EngineError):
-                    asked.request.connection.report(f"a held pop of {asked.topic} by {asked.group} failed: {error!r}")
-                answer = Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+                answer = asked.request.failure(error)
             await asyncio.sleep(0)
             if answer is None:
                 without.add(asked.kind)

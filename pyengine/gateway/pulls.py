@@ -136,12 +136,10 @@ class Pulls:
     """Serves all pulls of the gateway. Used in the loop's thread."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: TurnExecutor,
-                 report: Callable[[str, str], None],
                  count_gets: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
-        """`report(host, sentence)` gets errors of held pulls, `count_gets` the number of messages of a topic delivered to a group."""
+        """`count_gets` gets the number of messages of a topic delivered to a group."""
         self.count_gets = count_gets
         self._reader = reader
-        self._report = report
         self._names = names
         self._members = members
         self.positions = positions
@@ -331,7 +329,7 @@ class Pulls:
         except Exception as error:  # noqa: BLE001 - the other queues' pulls are answered all the same
             left = []
             for pull in pulls:
-                pull.request.reply(self._failed(pull, error))
+                pull.request.reply(pull.request.failure(error))
         self._set_held(key, left)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
@@ -362,15 +360,9 @@ class Pulls:
                     return False
             answer = self._answer(pull, result)
         except Exception as error:  # noqa: BLE001 - as above
-            answer = self._failed(pull, error)
+            answer = pull.request.failure(error)
         pull.request.reply(answer)
         return True
-
-    def _failed(self, pull: Pull, error: Exception) -> Answer:
-        if isinstance(error, EngineError):
-            return Answer(codes.SYSTEM_ERROR, str(error))
-        self._report(pull.request.connection.host, f"a held pull of {pull.topic} queue {pull.queue_id} failed: {error!r}")
-        return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 
 _WAITING = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_FOUND_NULL))

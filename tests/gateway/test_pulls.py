@@ -217,8 +217,8 @@ def hold(pulls: Pulls, pull: Pull, left_ms: float = 100_000.0) -> None:
 class Asked(Request):
     """A pull's request at a connection without a socket."""
 
-    def __init__(self, answers) -> None:
-        connection = Connection(Connections(Limits(), lambda host, text: None), {})
+    def __init__(self, answers, report=lambda host, text: None) -> None:
+        connection = Connection(Connections(Limits(), report), {})
         connection.is_closed = False
         super().__init__(connection, Frame(codes.PULL_MESSAGE, {}, b"", 1), 0)
         self.answers = answers
@@ -233,12 +233,13 @@ def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
     answers = {topic: [] for topic in ("queue", "read", "busy", "good")}
 
     async def whole():
-        pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: said.append(text))
+        pulls = Pulls(reader, OF_MASTER, None, None, None)
         pulls.arrivals.start()
         try:
             for topic, found in answers.items():
                 for _ in range(2):
-                    hold(pulls, Pull(Asked(found), topic, 1, 0, 32, subscription_of(topic, "*", 0, None), 0))
+                    asked = Asked(found, lambda host, text: said.append(text))
+                    hold(pulls, Pull(asked, topic, 1, 0, 32, subscription_of(topic, "*", 0, None), 0))
             assert pulls.held == 8 and not any(answers.values())
             reader.has_messages = True
             async with asyncio.timeout(60):
@@ -251,8 +252,8 @@ def test_a_failure_at_one_topic_ends_only_the_held_pulls_of_that_topic():
     assert {topic: [answer.code for answer in found] for topic, found in answers.items()} == {
         "queue": [codes.SYSTEM_ERROR] * 2, "read": [codes.SYSTEM_ERROR] * 2, "busy": [codes.SYSTEM_ERROR] * 2,
         "good": [codes.SUCCESS] * 2}
-    assert answers["busy"][0].remark == "it is being recovered"
-    assert sorted({text.split(" failed")[0] for text in said}) == ["a held pull of queue queue 1", "a held pull of read queue 1"]
+    assert answers["busy"][0].remark == "StoreBusyError: it is being recovered"
+    assert sorted({text.partition("(")[0] for text in said}) == ["request 11 failed: OSError", "request 11 failed: RecursionError"]
 
 
 @pytest.mark.parametrize("confirmed", [0, 1])
@@ -260,7 +261,7 @@ def test_a_pull_at_an_offset_that_slaves_have_not_confirmed_is_not_moved(builder
     ends = [0, *(message.physical_offset + message.size_bytes for message in (builder.put("T", b"x") for _ in range(3)))]
     ReplicationStateFile(builder.root).write(ReplicationState("SYNC_MASTER", ends[confirmed], "replicated"))
     with pyengine.open_store(builder.root, **asdict(builder.geometry)) as reader:
-        pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: None)
+        pulls = Pulls(reader, OF_MASTER, None, None, None)
 
         def asked(offset):
             pull = Pull(Asked([]), "T", 0, offset, 32, subscription_of("T", "*", 0, None), offset)
@@ -281,7 +282,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
 
     async def whole(executor):
         reader = Reader()
-        pulls = Pulls(reader, OF_MASTER, None, None, executor, lambda host, text: None)
+        pulls = Pulls(reader, OF_MASTER, None, None, executor)
         reader.has_messages = True
         asked = [Asked(answers), Asked([])]
         for request in asked:
@@ -311,7 +312,7 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
 
     async def whole():
         reader = FailingReader()
-        pulls = Pulls(reader, OF_MASTER, None, None, None, lambda host, text: None)
+        pulls = Pulls(reader, OF_MASTER, None, None, None)
         for queue_id in range(10):
             hold(pulls, Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0))
         reader.has_messages = True
