@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import re
 import socket
 import threading
 import time
@@ -43,6 +44,7 @@ TURN_S = 0.002              # of all connections, before the loop looks for new 
 TICK_S = 1.0
 INVOKE_TIMEOUT_S = 10.0     # for a client's answer to a request of the gateway (RocketMQ: Broker2Client)
 INT32_MASK = 0x7FFFFFFF
+_INTEGER = re.compile("-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +113,9 @@ class Request:
             if default is not None:
                 return default
             text = self.text(name)
-        if text.isdecimal() and len(text) < 10 and text.isascii():
-            return int(text)
-        sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text)
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
-            raise WireError(f"the field {name} is not a number")
-        number = sign * int(digits)
-        if not -(1 << bits - 1) <= number < 1 << bits - 1:
-            raise WireError(f"the field {name} is not a number of {bits} bits")
-        return number
+        if _INTEGER.fullmatch(text) and -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
+            return number
+        raise WireError(f"the field {name} is not a number of {bits} bits")
 
     def flag(self, name: str) -> bool:
         """Return a field of the header as a Java boolean."""
@@ -442,10 +438,7 @@ class Connection(asyncio.Protocol):
         size_bytes = self._tasks.pop(task).size_bytes
         self._task_bytes -= size_bytes
         if self._has_left:
-            left = self._owner.left_bytes
-            left[self.host] -= size_bytes
-            if not left[self.host]:
-                del left[self.host]
+            self._owner.left_bytes -= Counter({self.host: size_bytes})
             self._count(self._task_bytes)
 
     async def _wait_for(self, request: Request, coming: Awaitable[Answer | None]) -> None:
