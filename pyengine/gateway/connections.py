@@ -1,12 +1,10 @@
 """Connections of RocketMQ clients: requests, answers, and the limits of each client.
 
 One event loop serves all connections. A `Handler` gets each request in the loop's thread. It returns an Answer, or an awaitable
-of one; or it (or the coroutine) returns None and calls `request.reply` once later. A code without a handler is
-answered with REQUEST_CODE_NOT_SUPPORTED, as by the broker; a one-way request is not answered.
+of one; or it (or the coroutine) returns None and calls `request.reply` once later.
 
-A hostile client can harm only its own connection: frames and headers have a largest size; a silent connection is closed; the
-gateway stops reading from a client that does not read its answers, and then closes it; and the waiting bytes are counted for
-each connection and for all together. Docs: docs/gateway.md, docs/security.md.
+A hostile client can harm only its own connection: the gateway stops reading from a client that does not read its answers, then
+closes it, and counts the waiting bytes of each connection and of all (docs/security.md).
 """
 
 from __future__ import annotations
@@ -70,15 +68,12 @@ class Answer:
 
 
 class RequestRefusedError(Exception):
-    """The request that is served is refused: `answer` says why."""
-
     def __init__(self, code: int, remark: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(remark)
         self.answer = Answer(code, remark, fields or {})
 
 
 def refuse_if(fault: str, code: int = codes.SYSTEM_ERROR) -> None:
-    """Refuse the request that is served, if there is a fault."""
     if fault:
         raise RequestRefusedError(code, fault)
 
@@ -96,7 +91,6 @@ class Request:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open and the request not answered yet."""
         return self._is_open and not self.connection.is_closed
 
     def text(self, name: str) -> str:
@@ -118,7 +112,6 @@ class Request:
         raise WireError(f"the field {name} is not a number of {bits} bits")
 
     def flag(self, name: str) -> bool:
-        """Return a field of the header as a Java boolean."""
         return self.frame.fields.get(name, "").lower() == "true"
 
     def require(self, topic: str, right: int) -> None:
@@ -169,8 +162,7 @@ class Connections:
         self._watch: asyncio.Task[None] | None = None
 
     async def listen(self, host: str, port: int, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> int:
-        """Bind an address, to serve these codes after start(); return the port, which the system chooses for 0. OSError if that
-        fails. `take_first` is called before a frame is read."""
+        """Bind an address, to serve these codes after start(); return the port. `take_first` is called before a frame is read."""
         tls = self._tls
 
         def make() -> asyncio.Protocol:
@@ -183,10 +175,8 @@ class Connections:
         return int(server.sockets[0].getsockname()[1])
 
     async def listen_local(self, listener: socket.socket, own: Handlers, handlers: Handlers, take_first: TakeFirst | None = None) -> None:
-        """Serve these codes at a Unix socket, to workers of this engine that each of their clients has a connection of.
-
-        They bound the number of their clients themselves, and have checked who these are. `own` are of requests of the worker itself.
-        """
+        """Serve these codes at a Unix socket, to workers of this engine that have a connection for each client, which they check and
+        whose number they bound. `own` are of requests of the worker itself."""
         served: ChainMap[int, Handler] = ChainMap({codes.INTRODUCE: introduce}, own, handlers)
         self._servers.append(await asyncio.get_running_loop().create_unix_server(
             lambda: Connection(self, served, take_first, is_local=True), sock=listener, start_serving=False))
@@ -210,7 +200,6 @@ class Connections:
         return ""
 
     def give_back(self) -> None:
-        """Accept no more connections."""
         while self._servers:
             self._servers.pop().close()
 
@@ -241,7 +230,6 @@ class Connections:
             self._take_slice(connection)
 
     def serve_later(self, connection: Connection) -> None:
-        """Handle its frames in its turn, after the caller's work."""
         if connection not in self._turns:
             self._turns.add(connection, None)
             self._plan_turn()
@@ -364,8 +352,7 @@ class Connection(asyncio.Protocol):
     # ---- requests -----------------------------------------------------------------
 
     def read_frames(self, until_s: float) -> bool:
-        """Handle whole frames of the buffer: some, until this time, and within the limit of pending requests; return whether more
-        may be there."""
+        """Handle some whole frames of the buffer, until this time; return whether more may be there."""
         at = handled = 0
         may_have_more = True
         try:
@@ -466,13 +453,11 @@ class Connection(asyncio.Protocol):
         return is_taken
 
     def begin(self, requests: int, size_bytes: int) -> None:
-        """Count requests that take_first() took, and their frames."""
         self._requests += requests
         self._request_bytes += size_bytes + requests * REQUEST_BYTES
         self.active_s = time.monotonic()
 
     def end(self, requests: int, size_bytes: int, answers: bytes) -> None:
-        """Send the answers to some of those requests."""
         self._requests -= requests
         self._request_bytes -= size_bytes + requests * REQUEST_BYTES
         if answers and not self.is_closed:
@@ -536,7 +521,6 @@ class Connection(asyncio.Protocol):
         self._counted = held
 
     def pause(self) -> None:
-        """Read no bytes from the client."""
         if not (self._is_paused or self.is_closed) and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
@@ -585,7 +569,6 @@ class AskingConnection(Connection):
 
     def __init__(self, owner: Connections, handlers: Mapping[int, Handler] | None = None, *, language: str = "JAVA",
                  is_local: bool = False) -> None:
-        """`handlers` serve what the peer asks by itself."""
         super().__init__(owner, handlers or {}, is_local=is_local)
         self._language = language
         self._may_write = asyncio.Event()
@@ -615,7 +598,6 @@ class AskingConnection(Connection):
 
 
 def host_of(address: str) -> str:
-    """Return the host of host:port, an IPv6 address without its brackets."""
     return address.rpartition(":")[0].strip("[]")
 
 
@@ -639,8 +621,6 @@ Result = TypeVar("Result")
 
 
 class HasHost(Protocol):
-    """Who can wait for a turn."""
-
     host: str
 
 
@@ -695,7 +675,6 @@ class Turns(Generic[Asker, Result]):
         return connection, item
 
     def charge(self, connection: Asker | None, spent_s: float) -> None:
-        """Count the time of a turn."""
         if not self._waiting:
             if self._host_used_s:
                 self._host_used_s, self._used_s = {}, WeakKeyDictionary()
@@ -726,11 +705,9 @@ class TurnExecutor(ThreadPoolExecutor):
         return future
 
     def run(self, call: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> asyncio.Future[Result]:
-        """Like submit(), for the event loop: return a future to await."""
         return asyncio.wrap_future(self.submit(call, *args, **kwargs))
 
     def serving(self, handler: Callable[[Request], Answer]) -> Handler:
-        """Return a handler that runs the given one in a thread."""
         return lambda request: self.run(handler, request)
 
     def _run_next(self) -> None:

@@ -1,8 +1,7 @@
 """Topics and groups for the gateway's clients: valid names, existing ones, their queues, and their routes.
 
-They come from RocketMQ's topics.json and subscriptionGroup.json, as in its broker; the gateway notices changes by other
-processes at the next request. (The checkpointer adds a topic that a program creates by a put.) RocketMQ's system topics
-and groups exist without an entry.
+Changes of topics.json and subscriptionGroup.json by other processes count from the next request on. (The checkpointer adds a topic
+that a program creates by a put.) RocketMQ's system topics and groups exist without an entry.
 """
 
 from __future__ import annotations
@@ -208,7 +207,6 @@ class Address:
 
     @classmethod
     def of(cls, config: EngineConfig, port: int) -> Address:
-        """Return the address of a gateway with these settings whose broker listens at `port`."""
         host = config.gateway_advertised_host or config.gateway_listen_host
         return cls(f"{f'[{host}]' if ':' in host else host}:{port}", config.broker_name, config.broker_cluster_name)
 
@@ -262,14 +260,12 @@ class Names:
         return self._topics.table().rows.get(name) or self._system.get(name)
 
     def existing(self, name: str, advice: str = "") -> TopicConfig:
-        """Return a topic like topic(); without it the request that is served is refused."""
         found = self.topic(name)
         if found is None:
             raise RequestRefusedError(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist{advice}")
         return found
 
     def recent_topic(self, name: str) -> TopicConfig | None:
-        """Return a topic for a send, which need not see a change at once."""
         return self._topics.recent().rows.get(name) or self._system.get(name) or self._topics.table().rows.get(name)
 
     def recent_topics(self) -> Mapping[str, TopicConfig]:
@@ -317,10 +313,7 @@ class Names:
         return topic in self._system or topic in SYSTEM_TOPICS
 
     async def create(self, topic: TopicConfig) -> TopicConfig:
-        """Add a topic, durably before this returns; return it, or the existing one if another process was faster.
-
-        UsageError if there are TOPICS_MAX already, EngineError on a slave.
-        """
+        """Add a topic, durably before this returns; return it, or that of a faster process. UsageError if there are too many."""
         if self.is_of_slave:
             raise EngineError(f"the topic {topic.topic} is not created on a slave: its master has the topics")
         if len(self._topics.table().rows) >= TOPICS_MAX:
@@ -340,10 +333,7 @@ class Names:
             yield self.topic_configs
 
     async def create_for_send(self, name: str, default: str | None, queue_nums: int, *, is_of_unit: bool = False) -> TopicConfig | None:
-        """Create the topic of a first message, like the default topic that its client names; None if that is not allowed.
-
-        RocketMQ: TopicConfigManager.createTopicInSendMessageMethod.
-        """
+        """Create the topic of a first message, like the default topic that its client names; None if that is not allowed."""
         model = self.topic(default) if default else None
         if name.startswith(RETRY_PREFIX):
             return await self.create(TopicConfig(name, 1, 1, topic_sys_flag=FLAG_UNIT_SUB if is_of_unit else 0))
@@ -357,7 +347,6 @@ class Names:
     # ---- groups -------------------------------------------------------------------
 
     def group(self, name: str) -> SubscriptionGroup | None:
-        """Return a group of subscriptionGroup.json, or a system group."""
         return self._groups.table().rows.get(name) or self._system_groups.get(name)
 
     def groups(self) -> dict[str, SubscriptionGroup]:
@@ -365,14 +354,10 @@ class Names:
 
     @property
     def groups_version(self) -> dict[str, int]:
-        """Return the dataVersion of subscriptionGroup.json."""
         return self._groups.table().data_version
 
     async def group_or_new(self, name: str) -> SubscriptionGroup | None:
-        """Return the group; create a new one if that is allowed (autoCreateSubscriptionGroup), otherwise return None.
-
-        A slave's new group is in no file, since its master has the groups. UsageError if there are GROUPS_MAX already.
-        """
+        """Return the group, a new one if that may be created; a slave's is in no file. UsageError if there are GROUPS_MAX already."""
         found = self.group(name)
         if found is not None or group_fault(name) or not self._config.auto_create_subscription_group:
             return found
@@ -388,7 +373,6 @@ class Names:
 
     @contextlib.contextmanager
     def changing_groups(self) -> Iterator[SubscriptionGroups]:
-        """For a thread that changes subscriptionGroup.json in the block."""
         with self._groups.changing():
             yield self.group_configs
 
@@ -431,8 +415,6 @@ class Routes:
 
 
 class NameServer:
-    """Serves a name server's requests: routes and lists of names."""
-
     def __init__(self, names: Names, routes: Routes) -> None:
         self._names = names
         self._routes = routes
@@ -495,7 +477,6 @@ class NameServer:
             "clusterAddrTable": clusters}))
 
     def topic_list(self, request: Request) -> Answer:
-        """Return the names of all topics; none for a cluster without brokers."""
         cluster = request.frame.fields.get("cluster")
         if cluster is not None and all(broker.cluster != cluster for broker in self._routes.brokers.values()):
             return Answer(body=write_json({"topicList": []}))
@@ -560,7 +541,6 @@ class NameServer:
         return Answer(body=write_json({"table": table}))
 
     def config(self, request: Request) -> Answer:
-        """Return the name server's settings, as lines of `key=value`."""
         ordered = str(self._is_ordered_by_values).lower()
         return Answer(body=f"clusterTest=false\n{ORDER_MESSAGE_ENABLE}={ordered}\nproductEnvName=center\n".encode())
 

@@ -4,8 +4,8 @@
     await pops.tick()                                  # ends what was not acknowledged in its time
 
 A message that was taken has a Lease. Its handle, RocketMQ's POP_CK, names queue, offset and the time of the pop; that of an ended lease
-changes nothing. A lease that ends without an acknowledgement puts the message into the retry topic, or at last into the dead letters, by
-the logic of every other consumer (retries.sent_back). In an ordered group it stays where it is, delivered again before all that follow.
+changes nothing. A lease that ends without an acknowledgement puts the message into the retry topic, or at last into the dead letters
+(retries.sent_back); in an ordered group it stays where it is.
 RocketMQ: PopMessageProcessor, AckMessageProcessor, ChangeInvisibleTimeProcessor, NotificationProcessor, ConsumerOrderInfoManager.
 """
 
@@ -109,7 +109,6 @@ class HeldPops:
     """Pops that wait until messages come for them, or their time is over."""
 
     def __init__(self, arrivals: Arrivals, take: Callable[[Asked], Awaitable[Answer | None]], has_news: Callable[[Asked], bool]) -> None:
-        """`take` answers a pop if it finds messages; `has_news`: whether it may."""
         self._arrivals = arrivals
         self._take = take
         self._has_news = has_news
@@ -120,7 +119,6 @@ class HeldPops:
 
     @property
     def groups(self) -> set[str]:
-        """Those whose pops are held."""
         return {group for group, _ in self._held}
 
     def hold(self, asked: Asked) -> Answer | None:
@@ -155,12 +153,10 @@ class HeldPops:
             self._serving.once(key, lambda: asyncio.get_running_loop().create_task(self._serve(key)))
 
     def close(self) -> None:
-        """Serve no more."""
         for task in self._serving.values():
             task.cancel()
 
     def _end(self, asked: Asked, answer: Answer) -> None:
-        """Answer a held pop, unless that was done meanwhile."""
         key = asked.group, asked.topic
         if self._held.get(key, {}).pop(asked.request, None) is not None:
             if not self._held[key]:
@@ -207,8 +203,7 @@ class RetryPuts:
         self._blocked_by = ""  # why messages could not be put last
 
     async def put(self, leases: list[Lease], then: Callable[[Lease, str], None], *, is_dead: bool = False) -> None:
-        """Put the messages of these leases; `then` gets each one, and why it could not be put, "" if it is, or was deleted. Messages
-        of POP_BYTES are put before the next ones are read."""
+        """Put the messages of these leases, POP_BYTES at a time; `then` gets each one, and why it could not be put, or ""."""
         rest = iter(leases)
         while piece := _of_size(rest):
             await self._put_piece(piece, then, is_dead=is_dead)
@@ -285,13 +280,11 @@ class Pops:
     # ---- a pop --------------------------------------------------------------------
 
     def pop(self, request: Request) -> Coroutine[object, object, Answer | None]:
-        """Take messages, at once or when they come; or answer that some have come."""
         if number := request.frame.fields.get("number"):
             self._numbered[request.connection, number] = request
         return self._pop(request)
 
     def cancel(self, request: Request) -> Answer:
-        """End a pop of the same connection by its number."""
         if (found := self._numbered.get((request.connection, request.text("number")))) is not None:
             self._held.cancel(found)
         return Answer()
@@ -402,7 +395,6 @@ class Pops:
                 queue.attempt_id = asked.attempt_id
 
     async def _take_again(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> None:
-        """Take messages that were delivered before."""
         flight, first = queue.flight, len(taken)
         if asked.is_ordered:
             if asked.attempt_id and asked.attempt_id == queue.attempt_id:
@@ -442,7 +434,6 @@ class Pops:
         return True
 
     async def _take_next(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> bool:
-        """Take the next messages of a queue; return whether there may be more."""
         most = min(asked.most - len(taken), queue.room)
         if most <= 0:
             return False
@@ -551,7 +542,6 @@ class Pops:
     # ---- ends of leases -----------------------------------------------------------
 
     def ack(self, request: Request) -> Answer:
-        """End a message, if its handle is valid."""
         found = self._leased_by(request)
         if isinstance(found, Answer):
             return found
@@ -623,8 +613,7 @@ class Pops:
         return Answer(codes.SYSTEM_ERROR, fault) if fault else Answer()
 
     def _leased_by(self, request: Request) -> Lease | Answer:
-        """Return the lease of a request with a handle. Else the answer: as by RocketMQ's broker that of an old handle is SUCCESS, and
-        nothing has changed."""
+        """Return the lease of a request with a handle, else the answer: as by RocketMQ's broker SUCCESS for an old handle."""
         group, topic = request.text("consumerGroup"), request.text("topic")
         queue_id, offset = request.integer("queueId"), request.integer("offset", bits=64)
         words = request.text("extraInfo").split(" ")
@@ -649,7 +638,6 @@ class Pops:
             self._held.wake(lease.share.group, lease.share.topic)
 
     def _done(self, lease: Lease) -> None:
-        """Its message is not in flight any more."""
         lease.queue.acknowledge(lease.message)
         self.shares.in_flight -= 1
 
@@ -712,7 +700,6 @@ class Pops:
             self._tasks.begin(self._retries.put(leases, self._after_retry, is_dead=True))
 
     async def close(self) -> None:
-        """Release all queues, after the last flush of the offsets."""
         self._held.close()
         await self.shares.close()
         for task in self._tasks:
@@ -723,7 +710,6 @@ _NOTHING_YET = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFL
 
 
 def _is_full(asked: Asked, taken: list[Taken]) -> bool:
-    """Whether a pop has all that its answer may have."""
     return len(taken) >= asked.most or sum(each.message.size_bytes for each in taken) >= POP_BYTES
 
 
@@ -738,7 +724,6 @@ def _of_size(leases: Iterator[Lease]) -> list[Lease]:
 
 
 def _without_body(message: Message, topic: str) -> Message:
-    """Return what is kept of a message in flight."""
     source = message.properties.get(PROPERTY_RETRY_TOPIC) if topic.startswith(RETRY_PREFIX) else None
     return Message(topic, b"", message.queue_id, message.queue_offset, message.physical_offset, message.size_bytes,
                    "" if source is None else encode_properties({PROPERTY_RETRY_TOPIC: source}),
@@ -746,7 +731,6 @@ def _without_body(message: Message, topic: str) -> Message:
 
 
 def _filter(request: Request, topic: str) -> Wanted:
-    """Return the filter of a pop."""
     text, kind = request.frame.fields.get("exp"), request.frame.fields.get("expType")
     found = asked_subscription(topic, text, kind)
     check_expression(kind, text)
@@ -764,7 +748,6 @@ def _pop_fields(pop_ms: int, asked: Asked) -> dict[str, str]:
 
 
 def _nothing(asked: Asked, *, is_full: bool = False) -> Answer:
-    """Return the answer to a pop that found nothing."""
     if asked.is_notification:
         return Answer(fields={"hasMsg": "false", "pollingFull": str(is_full).lower()})
     return Answer(codes.POLLING_FULL if is_full else codes.POLLING_TIMEOUT, GetStatus.NO_MESSAGE_IN_QUEUE.name,

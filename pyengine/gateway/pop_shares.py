@@ -7,8 +7,7 @@
     saving = await shares.collect()                              # what is saved with the offsets of all groups
 
 A group has a Share of each topic that it pops from, and of its retry topic: the same claims of queues, flights of messages and files
-as a program's consumer has (GroupSession, AssignedQueue, InFlight). So the group's offset in a queue is its lowest message that is not
-acknowledged, a broker goes on from there, and what was acknowledged above is saved every FLUSH_S, with the offsets of all groups.
+as a program's consumer has (GroupSession, AssignedQueue, InFlight). They are saved every FLUSH_S, with the offsets of all groups.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ class Lease:
 
     @property
     def offset(self) -> int:
-        """The message's, in its queue."""
         return self.message.queue_offset
 
 
@@ -82,7 +80,6 @@ class LeaseEnds:
         self._ticks.setdefault(lease.tick, {})[lease] = None
 
     def leave_out(self, lease: Lease) -> None:
-        """Forget a lease, if it is planned."""
         if (leases := self._ticks.get(lease.tick)) is not None:
             leases.pop(lease, None)
             if not leases:
@@ -133,7 +130,6 @@ class PopQueue(AssignedQueue):
 
     @property
     def room(self) -> int:
-        """How many more messages may be in flight."""
         return IN_FLIGHT_MAX - len(self.flight.open)
 
     def seek(self, offset: int) -> None:
@@ -150,7 +146,6 @@ class PopQueue(AssignedQueue):
         return bool(self.flight.again) or self.room > 0 and (topic in self.aside or end > self.position)
 
     def set_aside(self, message: Message, topic: str) -> None:
-        """Let an open message wait for pops of this topic."""
         offset, waiting = message.queue_offset, self.aside.setdefault(topic, array("q"))
         self.flight.set_aside(offset)
         self.bounds -= len(waiting)
@@ -220,7 +215,6 @@ class Shares:
 
     def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, positions: Positions, executor: TurnExecutor,
                  held_groups: Callable[[], set[str]]) -> None:
-        """`held_groups`: whose pops are held."""
         self._reader = reader
         self._names = names
         self._offsets = offsets
@@ -237,11 +231,9 @@ class Shares:
         return (share for shares in self.by_group.values() for share in shares.values())
 
     def of_group(self, group: str) -> Mapping[str, Share]:
-        """Return a group's shares by topic."""
         return self.by_group.get(group, {})
 
     def find(self, group: str, topic: str) -> Share | None:
-        """Return a group's share of a topic, None without one."""
         return self.by_group.get(group, {}).get(topic)
 
     async def get(self, group: str, topic: str, *, is_from_last: bool) -> Share:
@@ -324,7 +316,6 @@ class Shares:
                 f"the group's POP consumers, and wait until their messages are acknowledged and {POPPING_S:g} s more")
 
     def pops(self, group: str) -> bool:
-        """Whether a group is consumed by POP."""
         return group in self.by_group
 
     def forget(self, group: str, topic: str | None = None) -> None:
@@ -338,7 +329,6 @@ class Shares:
             self.by_group.pop(group, None)
 
     def forget_all(self) -> None:
-        """Forget what all groups have in flight."""
         for group in list(self.by_group):
             self.forget(group)
 
@@ -352,13 +342,11 @@ class Shares:
     # ---- leases -------------------------------------------------------------------
 
     def lease(self, lease: Lease, until_s: float) -> None:
-        """Let a client have an open message until then."""
         lease.queue.leases[lease.offset] = lease
         self.ends.plan(lease, until_s)
 
     def find_lease(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> Lease | str:
-        """Return the lease with this time of its pop. Else why there is none; "" if the handle is old: the message is done, or was
-        delivered again, or waits for that."""
+        """Return the lease with this time of its pop, else why there is none; "" if the handle is old."""
         share = self.find(group, topic)
         queue = None if share is None else share.queues.get(queue_id)
         if share is None or queue is None or offset >= queue.flight.delivered_end:
@@ -425,13 +413,11 @@ class Shares:
         return saving if saving.rows or saving.idle else None
 
     def _share_bounds(self) -> None:
-        """Let each queue have its part of the bounds that all may have."""
         waiting = [queue for share in self for queue in share.queues.values() if queue.aside]
         for queue in waiting:
             queue.bounds_max = max(4 * len(queue.aside), min(ASIDE_BOUNDS_MAX, ALL_ASIDE_BOUNDS_MAX // len(waiting)))
 
     async def _note(self, rows: list[dict[str, Any]]) -> None:
-        """Note for `groups`, `status` and the metrics what is in flight."""
         self.in_flight = sum(row["in_flight"] for row in rows)
         if rows or self._noted:
             self._noted = bool(rows)
@@ -445,8 +431,6 @@ class Shares:
 
 
 class _Saving:
-    """One save of all shares that changed."""
-
     def __init__(self, shares: Shares) -> None:
         self.flights: list[tuple[Share, dict[Claim, tuple[InFlight, int]]]] = []  # as they were, and the committed offsets
         self.rows: list[tuple[Share, dict[Claim, int], dict[Claim, SavedQueue]]] = []

@@ -3,13 +3,10 @@
 RocketMQ: BrokerOuterAPI, RouteInfoManager.
 
 A name server drops a broker from its routes as soon as the broker's connection ends. So the process that serves clients holds
-one connection to each: if it dies, clients leave it at once. It registers when it starts, every 30 s, and at once when topics,
-their rights, the right to take puts or the term change. A name server that is away is asked again after a pause, and nothing
-else waits for it.
+one connection to each: if it dies, clients leave it at once. When it registers: docs/gateway.md.
 
 A master is broker 0, a slave one above that. A master of which a higher term is known closes its connections: it does not
-unregister, since a name server would then remove the new master, which has the same name and number. Where puts are refused,
-topics have no right to be written, so producers go to other brokers. Docs: docs/gateway.md.
+unregister, since a name server would then remove the new master, which has the same name and number.
 """
 
 from __future__ import annotations
@@ -78,8 +75,6 @@ Offer = tuple[Mapping[str, str], bytes]  # header and body of a registration
 
 @dataclass(slots=True)
 class _NameServer:
-    """One name server, and how it stands with it."""
-
     address: str
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # the offer has, or the connection has ended
     connection: Connection | None = None
@@ -170,10 +165,8 @@ class Registration:
         await self._connections.close()
 
     async def take_tables(self) -> None:
-        """Write topics, groups and offsets of a master that cannot prove a secret, as RocketMQ's, here (RocketMQ: SlaveSynchronize).
-
-        The gateway calls it every TABLES_INTERVAL_S, if `takes_tables`. OSError or EngineError if the master does not give them.
-        """
+        """Write topics, groups and offsets of a master that cannot prove a secret here, as RocketMQ's SlaveSynchronize does; OSError or
+        EngineError if the master does not give them."""
         if not self._master:
             return
         connection, faults = await _connect(self._connections, self._executor, self._master, None), []
@@ -203,11 +196,8 @@ class Registration:
         return _Standing(not is_fenced, not (is_frozen or refused & PUTS_REFUSED), noted.term if noted is not None else 0)
 
     def _make_offer(self, standing: _Standing, topics: NamedRows[TopicConfig]) -> Offer:
-        """Return the registration of this broker, a slave's without topics: name servers take none from it. Runs in a thread, since it
-        may be long.
-
-        A name server takes topics only with another version than before, so one without rights to write has another.
-        """
+        """Return the registration of this broker, in a thread. A slave's has no topics: name servers take none from it. A name server
+        takes topics only with another version than before, so one without rights to write has another."""
         version, mask = {**topics.data_version, "stateVersion": standing.term}, -1
         if not standing.takes_puts:
             version["timestamp"] += 1
@@ -237,8 +227,7 @@ class Registration:
             await asyncio.sleep(pause_s)
 
     async def _stay(self, server: _NameServer) -> None:
-        """Connect, and register until there is nothing to offer or the gateway ends; OSError if the connection ends or the name server
-        refuses."""
+        """Register until there is nothing to offer or the gateway ends; OSError if the connection ends or the name server refuses."""
         connection = server.connection = await _connect(self._connections, self._executor, server.address, self._ca_file)
         try:
             while (offer := self._offer) is not None and not self._is_leaving:
@@ -309,7 +298,6 @@ def _ca_file(root: str | os.PathLike[str], config: EngineConfig) -> Path | None:
 
 
 async def _register(connection: Connection, offer: Offer) -> Frame:
-    """Return the answer to a registration; OSError if it is refused."""
     answer = await connection.invoke(codes.REGISTER_BROKER, *offer, LIMIT_S)
     if answer.code != codes.SUCCESS:
         raise OSError(f"it refuses the registration: {answer.code} {answer.remark or ''}")
@@ -326,10 +314,8 @@ def _told_master(answer: Frame) -> str:
 
 
 def find_master(root: Path, config: EngineConfig) -> str:
-    """Return the HA address of a slave's master, for its start, by the first of its name servers that knows it.
-
-    EngineUnavailableError if none does. They tell it to brokers that register, so this one does, and leaves at once.
-    """
+    """Return the HA address of a slave's master, for its start, by the first name server that knows it; EngineUnavailableError if
+    none does. They tell it to brokers that register, so this one does, and leaves at once."""
     return asyncio.run(_find_master(root, config))
 
 
@@ -361,7 +347,6 @@ def _sentence(error: Exception) -> str:
 
 
 async def _connect(connections: Connections, executor: TurnExecutor, address: str, ca_file: Path | None) -> Connection:
-    """Connect to host:port; OSError, TimeoutError, EngineError."""
     try:
         host, port = split_address(address)
     except ValueError as error:
@@ -419,13 +404,11 @@ class _Live:
 class ClusterRoutes(Routes):
     """The routes of all brokers that have registered with this name server (RocketMQ: RouteInfoManager). Used in the event loop.
 
-    They are soft state: each broker registers with every name server, and is forgotten when its connection ends, or is silent for
-    SILENT_S. The last broker that registers under a name and number has it, unless its term is lower than the other's. One host
-    may have a quarter of what there is room for, and nobody can take a broker's address from another host.
+    A broker is forgotten when its connection ends, or is silent for SILENT_S. The last one that registers under a name and number has
+    it, unless its term is lower. One host may have a quarter of the room, and cannot take an address of another one's broker.
     """
 
     def __init__(self, names: Names, executor: TurnExecutor) -> None:
-        """`names` has the order of topics that brokers are told."""
         self._names = names
         self._executor = executor
         self.brokers: dict[str, _Registered] = {}
@@ -489,7 +472,6 @@ class ClusterRoutes(Routes):
         return Answer()
 
     def query_version(self, request: Request) -> Answer:
-        """Return whether a broker's topics have another version than the registered ones."""
         live = self._live.get(_identity_of(request).address)
         if live is None:
             return Answer(fields={"changed": "true"})
@@ -498,12 +480,10 @@ class ClusterRoutes(Routes):
         return Answer(fields={"changed": str(is_changed).lower()}, body=write_json(live.version))
 
     def closed(self, connection: Connection) -> None:
-        """Forget the brokers of a connection that has ended."""
         for address in [address for address, live in self._live.items() if live.connection is connection]:
             self._forget(address)
 
     def _refusal(self, connection: Connection, identity: _Identity, topics: Mapping[str, TopicConfig]) -> str:
-        """Return why a registration is refused, "" if it is taken."""
         live = self._live.get(identity.address)
         if live is not None and not live.connection.is_closed and live.connection.host != connection.host:
             return f"{identity.address} is registered from another host, {live.connection.host}"
@@ -561,8 +541,6 @@ class ClusterRoutes(Routes):
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """A broker as its requests to a name server name it."""
-
     name: str
     address: str
     cluster: str
@@ -585,10 +563,8 @@ def _identity_of(request: Request) -> _Identity:
 
 
 def _decode_registration(body: bytes) -> tuple[dict[str, int], dict[str, TopicConfig]]:
-    """Return version and topics of a registration, without topics that no client could use; WireError for another structure.
-
-    It is counted first: a decoder that makes millions of values has no turn for the event loop, and fills the memory.
-    """
+    """Return version and topics of a registration, without topics that no client could use; WireError for another structure."""
+    # Counted first: a decoder that makes millions of values has no turn for the event loop, and fills the memory.
     if body.count(b"{") + body.count(b"[") > OBJECTS_MAX or body.count(b",") > VALUES_MAX:
         raise WireError(f"a registration of more than {OBJECTS_MAX:,} objects or {VALUES_MAX:,} values")
     wrapper = as_object(as_object(read_json(body, len(body))).get("topicConfigSerializeWrapper"))

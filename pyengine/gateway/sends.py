@@ -3,14 +3,8 @@
 RocketMQ: SendMessageProcessor, EndTransactionProcessor, TransactionalMessageCheckService, RecallMessageProcessor.
 
 A message is stored as by the broker: body, flag, sysFlag, born time and properties are the client's, with CLUSTER and without
-WAIT; the born host is the client's address and the store host the gateway's. The gateway answers when the flush mode and the
-broker role are satisfied, or with the code of what is missing.
-
-A client's transaction is stored like pyengine's own (pyengine/client/half_messages.py): a half message, then the committed
-message and an op message. If no end arrives, the gateway asks the producer.
-
-The answer to a message for a later time has RocketMQ's recall handle, with the message's id as a sixth word. By that the client
-cancels the message.
+WAIT. A client's transaction is stored like pyengine's own (pyengine/client/half_messages.py). The answer to a message for a later
+time has RocketMQ's recall handle, with the message's id as a sixth word, by which the client cancels it.
 """
 
 from __future__ import annotations
@@ -107,8 +101,7 @@ _STORED = {PutStatus.PUT_OK: codes.SUCCESS, PutStatus.FLUSH_DISK_TIMEOUT: codes.
 
 
 class Puts:
-    """The gateway's producer, which it opens at the first put and after a restart of the engine; answers come in the loop's
-    thread."""
+    """The gateway's producer, opened at the first put and after a restart of the engine; answers come in the loop's thread."""
 
     def __init__(self, connect: Callable[[], Producer]) -> None:
         self._connect = connect
@@ -120,7 +113,6 @@ class Puts:
         self._thread = 0
 
     def start(self) -> None:
-        """Deliver answers in the loop that runs now."""
         self._loop = asyncio.get_running_loop()
         self._waiting = LoopPuts(self._loop)
         self._thread = threading.get_ident()
@@ -152,8 +144,7 @@ class Puts:
             self._loop.call_soon(self._collect)
 
     def _collect(self) -> None:
-        """Take the answers to what the loop has just submitted: they arrive within microseconds, and this is cheaper than a thread
-        that wakes the loop. The producer's thread waits for a slow writer."""
+        """Take answers that arrive within microseconds: cheaper than a thread that wakes the loop, as for those of a slow writer."""
         assert self._waiting is not None
         self._is_collecting = False
         self._waiting.take(COLLECT_NS)
@@ -172,7 +163,6 @@ class Puts:
             await executor.run(producer.close)
 
     def close(self) -> None:
-        """Wait for pending answers and end the session."""
         with self._opening:
             producer, self.producer = self.producer, None
         if producer is not None:
@@ -180,13 +170,9 @@ class Puts:
 
 
 class PlainSends:
-    """Serves plain sends without an object for each, to topics that an ordinary send has used before.
-
-    A change of topics.json clears these topics; the next send to one uses the ordinary way and adds it again.
-    """
+    """Serves plain sends without an object for each, to topics that an ordinary send has used since topics.json has changed."""
 
     def __init__(self, puts: Puts, names: Names, address: Address, answer: Callable[[PutResult, int], Answer]) -> None:
-        """`answer` makes the answer to a send that was not answered at once."""
         self._puts = puts
         self._names = names
         self._address = address
@@ -195,7 +181,6 @@ class PlainSends:
         self._topics: Mapping[str, TopicConfig] = {}  # of topics.json, when topics were entered
 
     def enter(self, name: str, frame_bytes_max: int) -> None:
-        """Serve plain sends to this topic of topics.json from now on."""
         if self._sends is None:
             self._sends = self._new_sends(frame_bytes_max)
         topics = self._names.recent_topics()
@@ -237,12 +222,9 @@ class PlainSends:
 
 
 class Sends:
-    """Serves the requests that put messages."""
-
     def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: TurnExecutor,
                  prepare_halves: Callable[[], None], find_producer: Callable[[str], Connection | None]) -> None:
-        """`prepare_halves` is called once, in the executor, before the first half message; `find_producer` finds a client's
-        connection by its id."""
+        """`prepare_halves` is called once, in the executor, before the first half message; `find_producer` gets a client's id."""
         self._puts = puts
         self._prepare_halves = prepare_halves
         self._takes_halves = False
@@ -279,10 +261,7 @@ class Sends:
         return answer
 
     async def _put_when_ready(self, request: Request, sent: _Sent, is_large: bool) -> Answer | None:
-        """Put after creating its topic or session, or a large batch; puts of one connection stay in order.
-
-        The caller has counted it in the connection's `waiting`.
-        """
+        """Put after creating its topic or session, or a large batch, in the connection's order; its `waiting` counts it already."""
         try:
             async with request.connection.in_order:
                 ready = await self._prepare(sent)
@@ -338,10 +317,7 @@ class Sends:
         self._puts.submit(raw, answer)
 
     async def send_reply(self, request: Request) -> Answer:
-        """Forward a reply to the producer that waits for it, and store it in the cluster's reply topic.
-
-        The answer's code says whether the producer has it; the stored message gives ids and offsets (ReplyMessageProcessor).
-        """
+        """Forward a reply to the producer that waits for it, which the answer's code is about, and store it in the reply topic."""
         sent = _Sent(request)
         _check_topic(sent.topic)
         if len(request.frame.body) > self._reader.config.max_message_size_bytes:
@@ -371,7 +347,6 @@ class Sends:
         return Answer(codes.SYSTEM_ERROR, fault, answer_fields) if fault else Answer(fields=answer_fields)
 
     async def _push_reply(self, request: Request, sent: _Sent) -> str:
-        """Forward a reply to its producer; return why that failed, or ""."""
         client_id = sent.properties.get(PROPERTY_REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
@@ -404,10 +379,8 @@ class Sends:
         return topic
 
     async def _dead_letter(self, sent: _Sent) -> TopicConfig | None:
-        """Handle a message that an ordered consumer returns itself: after its last try it is a dead letter of the group.
-
-        It is one before that if its properties leave no room for those of a retry.
-        """
+        """Put a message that an ordered consumer returns itself into its dead letters after the last try, or if it has no room for a
+        retry's properties."""
         group = sent.topic[len(RETRY_PREFIX):]
         config = await self._names.group_or_new(group)
         if config is None:
@@ -425,7 +398,6 @@ class Sends:
         return found if found is not None else await self._names.create(TopicConfig(sent.topic, 1, 1))
 
     def _check(self, request: Request, sent: _Sent, topic: TopicConfig) -> None:
-        """Refuse a send that the topic does not take; choose a queue for -1."""
         if sent.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
             raise RequestRefusedError(codes.SYSTEM_ERROR, f"request queueId[{sent.queue_id}] is illegal, {_described(topic)} Producer: "
                                                           f"{request.connection.address}", REGION)
@@ -523,7 +495,6 @@ class _Sent:
 
     @property
     def level(self) -> int:
-        """Its delay level, 0 for none."""
         text = self.properties.get(PROPERTY_DELAY, "0")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
@@ -551,12 +522,10 @@ class _Sent:
 
 
 def _names_of(request: Request) -> Mapping[str, str]:
-    """Return the header's names of a send's fields by its code: long ones or short ones."""
     return _V1 if request.frame.code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else _V2
 
 
 def _names_time(properties_text: str) -> bool:
-    """Return whether a message with these properties waits in RocketMQ 5 until a time."""
     if not any(name in properties_text for name in TIMER_PROPERTIES):  # of most messages
         return False
     properties = decode_properties(properties_text)
@@ -732,7 +701,6 @@ class Ends:
         }, encode_message(replace(half, topic=topic, queue_id=queue_id)))
 
     def close(self) -> None:
-        """Wait for pending ends and close the store's files."""
         for executor in (self._executor, self._recalls):
             executor.shutdown(wait=True)
         if self._cancels is not None:
