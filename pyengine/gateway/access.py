@@ -74,29 +74,26 @@ class AccessList:
 
         Without a readable file all requests are refused; with one that cannot be parsed the previous rules apply."""
         with self._lock:
-            return self._reload()
-
-    def _reload(self) -> str:
-        try:
-            with open_private(self._path, "the gateway's access list", "gateway_acl_file", AccessError) as file:
-                stamp = file_stamp(os.fstat(file.fileno()))
-                content = file.read(LIST_BYTES_MAX + 1) if stamp != self._stamp else None
-        except OSError as error:
-            self._rules, self._stamp = Rules(), ()
-            raise AccessError(f"the access list in {self._path} cannot be read: {error.strerror} (gateway_acl_file)") from None
-        if content is None:
-            if self._fault is not None:
-                raise self._fault
-            return ""
-        self._stamp = stamp
-        try:
-            self._rules = read_rules(content, stamp[0] // 1_000_000)
-            self._fault = None
-        except AccessError as error:
-            self._fault = AccessError(f"the access list in {self._path} is not used: {error}")
-            raise self._fault from None
-        rules = self._rules
-        return f"the access list in {self._path} counts: {len(rules.accounts)} accounts, {len(rules.white)} addresses that need none"
+            try:
+                with open_private(self._path, "the gateway's access list", "gateway_acl_file", AccessError) as file:
+                    stamp = file_stamp(os.fstat(file.fileno()))
+                    content = file.read(LIST_BYTES_MAX + 1) if stamp != self._stamp else None
+            except OSError as error:
+                self._rules, self._stamp = Rules(), ()
+                raise AccessError(f"the access list in {self._path} cannot be read: {error.strerror} (gateway_acl_file)") from None
+            if content is None:
+                if self._fault is not None:
+                    raise self._fault
+                return ""
+            self._stamp = stamp
+            try:
+                self._rules = read_rules(content, stamp[0] // 1_000_000)
+                self._fault = None
+            except AccessError as error:
+                self._fault = AccessError(f"the access list in {self._path} is not used: {error}")
+                raise self._fault from None
+            rules = self._rules
+            return f"the access list in {self._path} counts: {len(rules.accounts)} accounts, {len(rules.white)} addresses that need none"
 
     def guard(self, handler: Handler, report: Callable[[str, str], None]) -> Handler:
         """Return a handler that checks each request, and calls the given one for those that are allowed."""
@@ -201,7 +198,7 @@ class AccessList:
             except OSError as error:
                 raise AccessError(f"the access list in {path} cannot be read: {error.strerror} (gateway_acl_file)") from None
             write_config(path, change_list(content, edit), keep_backup=False, mode=LOCK_MODE)
-            return self._reload()
+            return self.reload()
 
     def handlers(self, address: Address, executor: TurnExecutor, report: Report) -> Handlers:
         """Return handlers for mqadmin's clusterAclConfigVersion, updateAclConfig, deleteAclConfig and updateGlobalWhiteAddr."""

@@ -229,7 +229,7 @@ class GrpcClients:
         self._hosts: dict[str, Host] = {}  # those with calls
         self._unknown_s: dict[str, float] = {}  # since when a connection of no known client is seen, by its address
         self._turns: Turns[GrpcClient, asyncio.Future[None]] = Turns()  # calls that have not begun
-        self._rounds = 0            # of the event loop, until the next one may begin
+        self._giving: asyncio.Task[None] | None = None  # them turns, while one has begun that others wait for
         self.held_bytes = 0
 
     def find(self, client_id: str, peer: str, access_key: str, language: str, *, is_secure: bool) -> GrpcClient:
@@ -272,33 +272,27 @@ class GrpcClients:
         gRPC gives out calls in the order in which they came, and needs some rounds of the event loop for each. If calls began as
         fast, a flood would wait in gRPC's queue, before all others; so it waits here.
         """
-        if self._rounds:
+        if self._giving is not None:
             call = asyncio.get_running_loop().create_future()
             self._turns.add(client, call)
             await call
         else:
-            self._begin_rounds()
+            self._giving = asyncio.get_running_loop().create_task(self._give_turns())
 
-    def _begin_rounds(self) -> None:
-        self._rounds = ROUNDS_BETWEEN
-        asyncio.get_running_loop().call_soon(self._end_round)
-
-    def _end_round(self) -> None:
-        self._rounds -= 1
-        if self._rounds:
-            asyncio.get_running_loop().call_soon(self._end_round)
-        elif call := self._next_call():
-            call.set_result(None)
-            self._begin_rounds()
-
-    def _next_call(self) -> asyncio.Future[None] | None:
-        """Return the call that begins next; one that its client has ended takes no turn: else they would gather without a limit."""
-        while self._turns:
+    async def _give_turns(self) -> None:
+        """Let calls begin while some wait; those that their clients have ended take no turn: else they would gather without a limit."""
+        rounds_left = ROUNDS_BETWEEN
+        while rounds_left or self._turns:
+            if rounds_left:
+                await asyncio.sleep(0)
+                rounds_left -= 1
+                continue
             client, call = self._turns.take()
             if not call.done():
                 self._turns.charge(client, CALL_S)
-                return call
-        return None
+                call.set_result(None)
+                rounds_left = ROUNDS_BETWEEN
+        self._giving = None
 
     @contextlib.contextmanager
     def holding(self, client: GrpcClient, size_bytes: int) -> Iterator[None]:
