@@ -89,7 +89,7 @@ class WireSlave:
         return self.start + len(self.log)
 
     def report(self, *reports: int) -> None:
-        self.socket.sendall(b"".join(map(ha_wire.pack_report, reports)))
+        self.socket.sendall(b"".join(map(ha_wire.REPORT.pack, reports)))
 
     def take(self) -> bool:
         """Everything that is there now; False once the master has closed."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from pyengine.formats.ha_wire import OFFER, REPORT_BYTES, Header, pack_header, unpack_report
+from pyengine.formats.ha_wire import HEADER, OFFER, REPORT_BYTES, Header, unpack_report
 
 ROCKETMQ = "rocketmq"
 OURS = "ours"
@@ -104,23 +104,23 @@ class ScriptedMaster:
                 if position == 0:
                     position = max(self.min_offset, self.end - self.end % self.segment_bytes)
                 elif self.manner == OURS and not self.min_offset <= position <= self.end:
-                    connected.sendall(pack_header(self.end if position > self.end else self.min_offset, 0))
+                    connected.sendall(HEADER.pack(self.end if position > self.end else self.min_offset, 0))
                     return
                 if self.manner == OURS and position == self.end:
-                    connected.sendall(pack_header(position, 0))
+                    connected.sendall(HEADER.pack(position, 0))
                 heard_s = time.monotonic()
             if self.min_offset <= position < self.end:
                 for header in frame_bounds(position, self.end, self.frame_bytes, self.segment_bytes):
                     at = header.offset - self.min_offset
                     body = bytes(self.content[at : at + header.size_bytes])
                     if self.script is None or not self.script(self, connected, header.offset, body):
-                        connected.sendall(pack_header(*header) + body)
+                        connected.sendall(HEADER.pack(*header) + body)
                     position = header.offset + header.size_bytes
                 if self.manner == OURS:
-                    connected.sendall(pack_header(position, 0))
+                    connected.sendall(HEADER.pack(position, 0))
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > self.heartbeat_s:
-                connected.sendall(pack_header(position, 0))
+                connected.sendall(HEADER.pack(position, 0))
                 heard_s = time.monotonic()
             else:
                 select.select([connected], [], [], self.heartbeat_s / 4)

@@ -534,7 +534,7 @@ def test_a_stranger_on_the_replication_port_gets_nothing(master, tmp_path, setti
     if "ha_secret_file" in settings:
         settings["ha_secret_file"] = secret_file(tmp_path)
     owner, service, writer = master(**settings)
-    for words in (ha_wire.pack_report(1), ha_wire.pack_report(writer.end), ha_wire.HELLO + bytes(ha_wire.PROOF_BYTES)):
+    for words in (ha_wire.REPORT.pack(1), ha_wire.REPORT.pack(writer.end), ha_wire.HELLO + bytes(ha_wire.PROOF_BYTES)):
         with socket.create_connection(("127.0.0.1", service.port), 30) as stranger:
             stranger.sendall(words)
             heard = b""

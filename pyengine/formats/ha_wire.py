@@ -50,8 +50,8 @@ PROOF_BYTES = _INTRODUCTION.size + NONCE_BYTES + MAC_BYTES
 WELCOME_BYTES = _INTRODUCTION.size + MAC_BYTES
 _IS_MASTER, _IS_FENCED = 1, 2
 
-_HEADER = struct.Struct(">qi")
-_REPORT = struct.Struct(">q")
+HEADER = struct.Struct(">qi")  # the body's offset and its size, 0 for a heartbeat; a negative offset: a table, on a link with seals
+REPORT = struct.Struct(">q")
 
 
 class Header(NamedTuple):
@@ -86,20 +86,10 @@ def unpack_introduction(buffer: bytes) -> Introduction:
     return Introduction(store_uuid, term, bool(bits & _IS_MASTER), bool(bits & _IS_FENCED))
 
 
-def pack_header(offset: int, size_bytes: int) -> bytes:
-    """Return the 12 bytes of a header; size 0 is a heartbeat."""
-    return _HEADER.pack(offset, size_bytes)
-
-
-def pack_header_into(buffer: Readable, at: int, offset: int, size_bytes: int) -> None:
-    """Write a header at byte `at` of a writable buffer."""
-    _HEADER.pack_into(buffer, at, offset, size_bytes)
-
-
 def unpack_header(buffer: Readable, at: int = 0) -> Header:
     """Return the header at byte `at`; FormatError for a negative offset or size, or too few bytes."""
     try:
-        header = Header(*_HEADER.unpack_from(buffer, at))
+        header = Header(*HEADER.unpack_from(buffer, at))
     except struct.error as error:
         raise FormatError(f"a frame's header has {HEADER_BYTES} bytes, {max(0, len(buffer) - at)} are there") from error
     if header.offset < 0 or header.size_bytes < 0:
@@ -107,20 +97,10 @@ def unpack_header(buffer: Readable, at: int = 0) -> Header:
     return header
 
 
-def pack_report(offset: int) -> bytes:
-    """Return the 8 bytes of a report."""
-    return _REPORT.pack(offset)
-
-
-def unpack_sealed_header(buffer: Readable) -> Header:
-    """Return a header of a link with seals, in which a negative offset stands for a table."""
-    return Header(*_HEADER.unpack_from(buffer))
-
-
 def unpack_report(buffer: Readable, at: int = 0) -> int:
     """Return the report at byte `at`; FormatError if it is negative or too short."""
     try:
-        offset: int = _REPORT.unpack_from(buffer, at)[0]
+        offset: int = REPORT.unpack_from(buffer, at)[0]
     except struct.error as error:
         raise FormatError(f"a report has {REPORT_BYTES} bytes, {max(0, len(buffer) - at)} are there") from error
     if offset < 0:

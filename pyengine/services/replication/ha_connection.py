@@ -240,7 +240,7 @@ class HAConnection:
         self._link.state(LINK_SHUTDOWN, why)
         self._refusal = why
         try:
-            frame = ha_wire.pack_header(offset, 0)
+            frame = ha_wire.HEADER.pack(offset, 0)
             self.socket.send(frame if self._seals.out is None else self._seals.out.sealed(frame))
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -298,7 +298,7 @@ class HAConnection:
             size = min(batch, stop - position)
             if at + self._head_bytes + size + self._tail_bytes > room or len(views) == FRAMES_MAX:
                 break
-            ha_wire.pack_header_into(buffer, at, position, size)
+            ha_wire.HEADER.pack_into(buffer, at, position, size)
             body = at + self._head_bytes
             views.append(buffer[body:body + size])
             bodies.append((at, body, size))
@@ -360,7 +360,7 @@ class HAConnection:
             self._tables_sent[kind] = self._tables_due.pop(kind)
             body = self._head_bytes
             self._buffer = memoryview(bytearray(body + len(table.content) + self._tail_bytes))
-            ha_wire.pack_header_into(self._buffer, 0, -1 - kind, len(table.content))
+            ha_wire.HEADER.pack_into(self._buffer, 0, -1 - kind, len(table.content))
             self._buffer[body:body + len(table.content)] = table.content
             seal.put(self._buffer, 0, ha_wire.HEADER_BYTES)
             seal.put(self._buffer, body, len(table.content))
@@ -372,7 +372,7 @@ class HAConnection:
     def _heartbeat(self, now_ns: int) -> None:
         self._buffer_start = self._fields.next
         frame = self._room_for(0)
-        ha_wire.pack_header_into(frame, 0, self._fields.next, 0)
+        ha_wire.HEADER.pack_into(frame, 0, self._fields.next, 0)
         if self._seals.out is not None:
             self._seals.out.put(frame, 0, ha_wire.HEADER_BYTES)
         self._pushed, self._filled = 0, self._head_bytes

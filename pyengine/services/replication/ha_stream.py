@@ -32,14 +32,14 @@ from typing import NamedTuple, NoReturn
 from pyengine.errors import EngineError, FormatError, disk_errors, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.formats.ha_wire import (
+    HEADER,
     HEADER_BYTES,
     OFFER,
+    REPORT,
     SEALED,
     Introduction,
     is_hello,
-    pack_report,
     unpack_header,
-    unpack_sealed_header,
 )
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import BEGIN, CaseLabel
@@ -138,7 +138,7 @@ class FrameCutter:
 
     def _header(self, head: memoryview, *, may_be_table: bool) -> tuple[int, int]:
         if may_be_table:
-            offset, size_bytes = unpack_sealed_header(head)
+            offset, size_bytes = HEADER.unpack_from(head)
             if offset < 0:
                 if not 0 < size_bytes <= TABLE_BYTES_MAX:
                     raise BadStreamError(f"a table of {size_bytes} bytes: no master sends that")
@@ -444,7 +444,7 @@ class MasterLink:
             self.unsent = self.unsent[sent:]
 
     def _packed(self, offset: int) -> bytes:
-        text = pack_report(offset)
+        text = REPORT.pack(offset)
         if self._may_offer:
             self._may_offer, self._offered = False, offset
             return OFFER + text

@@ -52,7 +52,7 @@ class Rig:
                                        EngineConfig(ha_transfer_batch_size_bytes=batch_bytes), self.now_ns)
 
     def report(self, *reports: int) -> None:
-        self.slave.sendall(b"".join(map(ha_wire.pack_report, reports)))
+        self.slave.sendall(b"".join(map(ha_wire.REPORT.pack, reports)))
         self.connection.on_readable(self.now_ns)
 
     def transfer(self) -> None:
@@ -156,7 +156,7 @@ def test_a_report_outside_the_log_is_answered_with_the_logs_range(report, low, a
     log = Log(1000 if not low else SEGMENT + 1000, low)
     rig = Rig(log)
     rig.report(report)
-    assert rig.hear() == ha_wire.pack_header(answer, 0)
+    assert rig.hear() == ha_wire.HEADER.pack(answer, 0)
     assert rig.slave.recv(10) == b""  # and no more
     assert not rig.connection.positioned and not rig.connection.ended
     rig.slave.close()
@@ -188,7 +188,7 @@ def test_the_first_report_confirms_nothing_and_later_ones_do():
 
 def test_a_report_may_come_in_pieces():
     rig = Rig(Log(1000))
-    for byte in ha_wire.pack_report(300) + ha_wire.pack_report(1000):
+    for byte in ha_wire.REPORT.pack(300) + ha_wire.REPORT.pack(1000):
         rig.slave.sendall(bytes([byte]))
         rig.connection.on_readable(rig.now_ns)
         rig.transfer()

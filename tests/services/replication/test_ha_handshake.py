@@ -168,7 +168,7 @@ def test_a_slave_follows_no_master_whose_place_was_taken():
 
 
 def test_a_plain_report_is_refused_unless_it_may_be_plain(secret):
-    report = ha_wire.pack_report(4096)
+    report = ha_wire.REPORT.pack(4096)
     with pytest.raises(HandshakeError, match="ha_allow_plain does not name its address"):
         MasterHandshake(secret, lambda: MASTER, may_be_plain=False).take(report)
     allowed = MasterHandshake(secret, lambda: MASTER, may_be_plain=True)
@@ -178,7 +178,7 @@ def test_a_plain_report_is_refused_unless_it_may_be_plain(secret):
 
 
 def test_an_offer_of_seals_is_taken_where_rocketmqs_protocol_would_be(secret):
-    words = ha_wire.OFFER + ha_wire.pack_report(4096)
+    words = ha_wire.OFFER + ha_wire.REPORT.pack(4096)
     with pytest.raises(HandshakeError, match="ha_allow_plain does not name its address"):
         MasterHandshake(secret, lambda: MASTER, may_be_plain=False).take(words)
     handshake, kept = MasterHandshake(secret_of(""), lambda: MASTER, may_be_plain=True), b""
@@ -196,7 +196,7 @@ def test_the_first_word_is_no_report_and_the_answer_no_frame():
     assert ha_wire.is_hello(ha_wire.HELLO) and int.from_bytes(ha_wire.HELLO, "big", signed=True) < 0
     assert int.from_bytes(ha_wire.OFFER, "big", signed=True) == -1, "what RocketMQ's master has before any report"
     assert ha_wire.is_hello(ha_wire.SEALED) and int.from_bytes(ha_wire.SEALED, "big", signed=True) < 0
-    assert not any(ha_wire.is_hello(ha_wire.pack_report(offset)) for offset in (0, 1, 1 << 40, (1 << 63) - 1))
+    assert not any(ha_wire.is_hello(ha_wire.REPORT.pack(offset)) for offset in (0, 1, 1 << 40, (1 << 63) - 1))
     assert int.from_bytes(ha_wire.CHALLENGE[:8], "big", signed=True) < 0
 
 
@@ -209,7 +209,7 @@ def test_another_version_and_a_store_without_a_secret_say_so(secret):
 
 def test_a_master_of_rocketmq_is_told_from_one_that_asks_for_a_proof(secret):
     with pytest.raises(HandshakeError, match="is it a master of RocketMQ.*ha_allow_plain"):
-        slave_handshake(lambda words, size: ha_wire.pack_header(0, 0)[:size], secret.read(), SLAVE)
+        slave_handshake(lambda words, size: ha_wire.HEADER.pack(0, 0)[:size], secret.read(), SLAVE)
 
 
 @pytest.mark.parametrize("text, host, is_allowed", [

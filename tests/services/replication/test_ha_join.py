@@ -287,7 +287,7 @@ def test_a_slow_master_is_waited_for(tmp_path, masters, monkeypatch):
         seals = Seals()
 
         def __init__(self, address, call):
-            self.pieces = iter([ha_wire.pack_header(0, 1 << 20), *[bytes(9000)] * 110])
+            self.pieces = iter([ha_wire.HEADER.pack(0, 1 << 20), *[bytes(9000)] * 110])
 
         def report(self, offset):
             pass

@@ -753,7 +753,7 @@ def test_a_report_that_was_changed_on_the_way_confirms_nothing_without_a_secret_
     rig.slaves.remove(slave)
     slave.report(1)
     rig.until(lambda: slave.take() or slave.end == rig.writer.end, "it has everything")
-    words = bytearray(slave.link.seals.out.sealed(ha_wire.pack_report(slave.end - 64)))
+    words = bytearray(slave.link.seals.out.sealed(ha_wire.REPORT.pack(slave.end - 64)))
     words[7] ^= 32
     os.write(slave.link.descriptor, words)
     rig.until(lambda: any("its seal does not fit" in line for line in rig.reported), "it is seen")

@@ -8,7 +8,7 @@ import pytest
 
 from logs import LogBuilder
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.ha_wire import pack_header
+from pyengine.formats.ha_wire import HEADER
 from pyengine.services.replication import ha_stream
 from pyengine.services.replication.ha_stream import (
     BadStreamError,
@@ -39,7 +39,7 @@ def framed(content, begin, frame_bytes, segment=SEGMENT):
     """Return what a master sends for `content`, which begins at `begin`."""
     wire = bytearray()
     for header in frame_bounds(begin, begin + len(content), frame_bytes, segment):
-        wire += pack_header(*header) + content[header.offset - begin : header.offset - begin + header.size_bytes]
+        wire += HEADER.pack(*header) + content[header.offset - begin : header.offset - begin + header.size_bytes]
     return bytes(wire)
 
 
@@ -232,15 +232,15 @@ def refused(stream, wire):
 
 def test_a_frame_for_another_offset_is_refused(tmp_path, rng):
     content = bytes_of(make_log(rng, 5))
-    assert "continues at 7, not at 0" in refused(new_stream(tmp_path), pack_header(7, 3) + b"abc")
-    assert "not at 0" in refused(new_stream(tmp_path), pack_header(12, 0))
-    assert "not at 100" in refused(new_stream(tmp_path), framed(content[:100], 0, 100) + pack_header(99, 10) + b"x")
+    assert "continues at 7, not at 0" in refused(new_stream(tmp_path), HEADER.pack(7, 3) + b"abc")
+    assert "not at 0" in refused(new_stream(tmp_path), HEADER.pack(12, 0))
+    assert "not at 100" in refused(new_stream(tmp_path), framed(content[:100], 0, 100) + HEADER.pack(99, 10) + b"x")
 
 
 def test_headers_that_no_master_sends_are_refused(tmp_path):
-    for wire in (pack_header(-1, 5), pack_header(0, -5), b"GET / HTTP/1.1\r\n\r\n"):
+    for wire in (HEADER.pack(-1, 5), HEADER.pack(0, -5), b"GET / HTTP/1.1\r\n\r\n"):
         refused(new_stream(tmp_path), wire)
-    assert "another size" in refused(new_stream(tmp_path), pack_header(0, SEGMENT + 1))
+    assert "another size" in refused(new_stream(tmp_path), HEADER.pack(0, SEGMENT + 1))
 
 
 def test_segments_of_another_size_are_noticed(tmp_path, rng):
