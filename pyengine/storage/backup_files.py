@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyengine.arguments import INT64_MAX, is_folder_name
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES
@@ -218,33 +218,6 @@ def _crc_of(fields: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
-class Destination(Protocol):
-    """The place of a backup. Errors are DiskError; names are relative, with `/`."""
-
-    @property
-    def where(self) -> str: ...
-
-    def sizes(self) -> dict[str, int]:
-        """Return name -> length of every file there."""
-
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a new file, durable before this returns; it belongs to the backup once manifest or progress names it."""
-
-    def clone(self, name: str, source: Path) -> bool:
-        """Write a new file that shares the blocks of `source`, durably; False if the file system cannot do that."""
-
-    def replace(self, name: str, content: bytes) -> None:
-        """Replace a file; after a crash it has the old content or the new one."""
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the file's bytes; FileNotFoundError if there is no such file."""
-
-    def remove(self, names: Iterable[str]) -> None: ...
-
-    def locked(self, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Lock the backup for the block; StoreBusyError if another process of this host has locked it. `shared`: to read."""
-
-
 def store_identity(root: Path) -> str:
     """Return the store's UUID, or `path:...` if it has none yet: only RocketMQ has run it, or it is a new copy."""
     found = read_engine_id(root)
@@ -342,7 +315,8 @@ class Folder:
     """A backup in a folder of this host.
 
     Another user may be able to write in it, and root may run the backup: every name is opened below a held descriptor of the folder,
-    one step after the other and through no link, and new files are really new. Only their owner may read them.
+    one step after the other and through no link, and new files are really new. Only their owner may read them. Names are relative, with
+    `/`; errors are DiskError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -350,6 +324,7 @@ class Folder:
         self.where = str(path)
 
     def sizes(self) -> dict[str, int]:
+        """Return name -> length of every file there."""
         with disk_errors("list", self._path):
             try:
                 descriptor = open_folder(self._path)
@@ -362,6 +337,7 @@ class Folder:
         return found
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write a new file, durable before this returns; it belongs to the backup once manifest or progress names it."""
         position = 0
         with self._new(name, _UNFINISHED) as descriptor:
             for chunk in chunks:
@@ -370,6 +346,7 @@ class Folder:
             failpoint("backup_piece_written")
 
     def clone(self, name: str, source: Path) -> bool:
+        """Write a new file that shares the blocks of `source`, durably; False if the file system cannot do that."""
         try:
             with open(source, "rb") as original, self._new(name, _UNFINISHED) as descriptor:
                 fcntl.ioctl(descriptor, _FICLONE, original.fileno())
@@ -380,10 +357,12 @@ class Folder:
         return True
 
     def replace(self, name: str, content: bytes) -> None:
+        """Replace a file; after a crash it has the old content or the new one."""
         with self._new(name, ".tmp") as descriptor:
             pwrite_all(descriptor, content, 0, self._path / name)
 
     def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the file's bytes; FileNotFoundError if there is no such file."""
         path = self._path / name
         try:
             with self._folder_of(name) as (folder, last), open(open_file_in(folder, last, path), "rb", buffering=0) as file:
@@ -406,6 +385,7 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, *, shared: bool = False) -> Iterator[None]:
+        """Lock the backup for the block; StoreBusyError if another process of this host has locked it. `shared`: to read."""
         if not shared:
             os.close(open_folder(self._path, make_mode=PRIVATE_FOLDER))
         with locked_folder(self._path, shared=shared):
@@ -518,3 +498,6 @@ class Remote:
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
+
+
+Destination = Folder | Remote
