@@ -188,26 +188,20 @@ class IndexService:
         self._layout = layout
         self._views: dict[tuple[str, int], mmap.mmap] = {}
 
-    def select_offsets(self, query: KeyQuery, accept: Callable[[int], bool] = lambda _: True) -> list[int]:
-        """Return physical offsets of messages with this key's hash and store time, by the index, for which `accept` is true.
+    def hits(self, query: KeyQuery) -> Iterator[int]:
+        """Yield the physical offsets of all messages with this key's hash and store time, by the index, the newest entry first.
 
-        Newest file first, newest entry first. The index has no key text: a hash may be another key's.
+        The index has no key text: a hash may be another key's.
         """
         begin_ms, end_ms = query.begin_ms, query.end_ms
-        found: list[int] = []
         for _, view in reversed(self._files()):
             header = unpack_header(view)
             first_ms, last_ms = header.begin_timestamp_ms, header.end_timestamp_ms
             # IndexFile.isTimeMatched
             if (begin_ms < first_ms and end_ms > last_ms) or first_ms <= begin_ms <= last_ms or first_ms <= end_ms <= last_ms:
-                for offset in self._chain(view, header, query):
-                    if accept(offset):
-                        found.append(offset)
-                        if len(found) >= query.messages_max:
-                            return found
+                yield from self._chain(view, header, query)
             if first_ms < begin_ms:
-                break
-        return found
+                return
 
     def headers(self) -> list[tuple[str, IndexHeader]]:
         """Return (file name, header) of each file."""
@@ -276,42 +270,30 @@ MessageAt = Callable[[int], Message | None]
 RAW_HITS_MAX = 64  # maxMsgsNumBatch
 
 
-class RawHits(NamedTuple):
-    """The result of DefaultMessageStore.queryMessage: messages by offset, one for each entry; whether the index had any entry."""
-
-    messages: list[Message]
-    has_entries: bool
-
-
 def query_verified(index: IndexService, message_at: MessageAt, query: KeyQuery, bytes_max: int | None = None) -> list[Message]:
     """Return the newest messages of the topic with the key, each once, oldest first; it stops once they have `bytes_max`."""
     found: dict[int, Message] = {}
     size_bytes = 0
-
-    def accept(offset: int) -> bool:
-        nonlocal size_bytes
-        if offset in found or (bytes_max is not None and size_bytes >= bytes_max):
-            return False
-        message = message_at(offset)
-        if message is None or message.topic != query.topic or query.key not in index_keys(message.properties):
-            return False
-        if not query.begin_ms <= message.store_timestamp_ms <= query.end_ms:
-            return False
+    for offset in index.hits(query._replace(is_exact=True)):
+        message = None if offset in found else message_at(offset)
+        if (message is None or message.topic != query.topic or query.key not in index_keys(message.properties)
+                or not query.begin_ms <= message.store_timestamp_ms <= query.end_ms):
+            continue
         found[offset] = message
         size_bytes += message.size_bytes
-        return True
-
-    index.select_offsets(query._replace(is_exact=True), accept)
+        if len(found) == query.messages_max or bytes_max is not None and size_bytes >= bytes_max:
+            break
     return [found[offset] for offset in sorted(found)]
 
 
-def query_raw(index: IndexService, message_at: MessageAt, query: KeyQuery) -> RawHits:
-    """Return RocketMQ's own result: at most 64 hits by hash, with those of other keys of the same hash, and with duplicates.
+def query_raw(index: IndexService, message_at: MessageAt, query: KeyQuery) -> list[Message]:
+    """Return the result of DefaultMessageStore.queryMessage, by offset: at most 64 hits by hash, with those of other keys of the same
+    hash, and one for each entry.
 
     RocketMQ asks up to three times if no entry leads to an existing message, but each time the same.
     """
-    offsets = sorted(index.select_offsets(query._replace(messages_max=min(query.messages_max, RAW_HITS_MAX))))
-    return RawHits([message for offset in offsets if (message := message_at(offset)) is not None], bool(offsets))
+    offsets = sorted(islice(index.hits(query), min(query.messages_max, RAW_HITS_MAX)))
+    return [message for offset in offsets if (message := message_at(offset)) is not None]
 
 
 _CREATE_TRIES = 16

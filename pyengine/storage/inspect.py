@@ -200,14 +200,15 @@ class _StoreView:
         last = headers[-1][1] if headers else IndexHeader()
         for topic in sorted(keys, key=_java_order):
             for key in sorted(keys[topic], key=_java_order):
-                hits = query_raw(self._reader.index, lambda offset: self._reader._message_below(offset, self._max_phy),
-                                 KeyQuery(topic, key, RAW_HITS_MAX))
+                query = KeyQuery(topic, key, RAW_HITS_MAX)
+                found = query_raw(self._reader.index, lambda offset: self._reader._message_below(offset, self._max_phy), query)
+                has_entries = next(self._reader.index.hits(query), None) is not None
                 yield {
                     "topic": topic,
                     "key": key,
-                    "phys": [message.physical_offset for message in hits.messages],
-                    "lastTs": last.end_timestamp_ms if hits.has_entries else 0,
-                    "lastPhy": last.end_physical_offset if hits.has_entries else 0,
+                    "phys": [message.physical_offset for message in found],
+                    "lastTs": last.end_timestamp_ms if has_entries else 0,
+                    "lastPhy": last.end_physical_offset if has_entries else 0,
                 }
 
     def _get(self, entries: QueueEntries, offset: int) -> GetResult:

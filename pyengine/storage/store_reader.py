@@ -325,7 +325,7 @@ class StoreReader:
         def message_at(offset: int) -> Message | None:
             return self._message_below(offset, limit)
 
-        return query_verified(self.index, message_at, query, bytes_max) if verify_key else query_raw(self.index, message_at, query).messages
+        return query_verified(self.index, message_at, query, bytes_max) if verify_key else query_raw(self.index, message_at, query)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: Level | None = None

@@ -13,7 +13,7 @@ from pyengine.formats import index_file
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.formats.record import index_key_hash, string_hash
 from pyengine.results import GetStatus
-from pyengine.storage.index_file import IndexService, KeyQuery
+from pyengine.storage.index_file import IndexService, KeyQuery, query_raw
 from pyengine.storage.store_reader import open_store
 from record_bytes import encode_ext_address
 
@@ -80,8 +80,8 @@ def header(count: int, begin_s: int = 100, end_s: int = 200) -> IndexHeader:
     return IndexHeader(begin_s * 1000, end_s * 1000, 0, 0, 1, count)
 
 
-def ask(reader: IndexService, begin_s: int = 0, end_s: int = 10**9, most: int = 64, accept=None) -> list[int]:
-    return reader.select_offsets(KeyQuery("T", "k", most, begin_s * 1000, end_s * 1000), accept or (lambda _: True))
+def ask(reader: IndexService, begin_s: int = 0, end_s: int = 10**9) -> list[int]:
+    return list(reader.hits(KeyQuery("T", "k", 64, begin_s * 1000, end_s * 1000)))
 
 
 def chain(*offsets: int, time_s: int = 0) -> dict[int, IndexEntry]:
@@ -133,11 +133,10 @@ def test_files_from_the_newest_back_to_the_asked_begin(tmp_path):
     files = [(header(3, 100 * n, 100 * n + 50), chain(1000 * n, 1000 * n + 1)) for n in (1, 2, 3)]
     reader = index(tmp_path, *files)
     assert ask(reader) == [3001, 3000, 2001, 2000, 1001, 1000]
-    assert ask(reader, most=3) == [3001, 3000, 2001]
+    assert query_raw(reader, lambda offset: offset, KeyQuery("T", "k", 3)) == [2001, 3000, 3001]
     assert ask(reader, begin_s=200) == [3001, 3000, 2001, 2000]
     assert ask(reader, begin_s=200, end_s=250) == [2001, 2000]
     assert ask(reader, begin_s=260, end_s=290) == []
-    assert ask(reader, accept=lambda offset: offset % 1000 == 0, most=2) == [3000, 2000]
 
 
 def test_a_file_without_keys_gives_nothing_and_names_that_are_no_number_are_passed(tmp_path):
