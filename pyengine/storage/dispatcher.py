@@ -129,10 +129,8 @@ class Dispatcher:
         self._index_files = IndexFiles(self._paths.index, geometry.index_layout)
         self.stopped_by = REASONS[RANGE_END]
         if options.message_index_enable:
-            index, indexed = self._index_files.open_newest(progress)
+            index, (self.loop.struct.indexed_offset, self.loop.struct.indexed_keys) = self._index_files.open_newest(progress)
             self.loop.use_index(index)
-            self.loop.struct.indexed_offset = indexed.physical_offset
-            self.loop.struct.indexed_keys = indexed.keys
 
     def dispatch(self, view: Readable, base_offset: int, start: int, end: int) -> int:
         """Dispatch the complete records of [start, end) and return the offset after the last one.

@@ -9,17 +9,16 @@ golden store with an index exactly one pair fits.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyengine.arguments import INT32_MAX, INT64_MAX
-from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_error, disk_errors
+from pyengine.errors import FormatError, StoreRefusedError, disk_error, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
 from pyengine.formats.paths import Root, StorePaths, is_index_name
@@ -296,32 +295,21 @@ def query_raw(index: IndexService, message_at: MessageAt, query: KeyQuery) -> li
     return [message for offset in offsets if (message := message_at(offset)) is not None]
 
 
-_CREATE_TRIES = 16
 _T = TypeVar("_T")
-
-
-class Indexed(NamedTuple):
-    """The newest record that has keys in the index, and how many of its keys the index has."""
-
-    physical_offset: int
-    keys: int
-
-
-NOTHING_INDEXED = Indexed(-1, 0)
 
 
 class IndexFiles:
     """Index files of one layout in one folder. Only one process at a time may have such an object."""
 
-    def __init__(self, folder: Path, layout: IndexLayout, *, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, folder: Path, layout: IndexLayout) -> None:
         self._folder = folder
         self._layout = layout
-        self._now = now
         self._current: IndexFile | None = None
         self._mapping: mmap.mmap | None = None
 
-    def open_newest(self, progress: ms_index_progress) -> tuple[IndexFile | None, Indexed]:
-        """Undo an unfinished put that `progress` has, map the newest file, and find out what is indexed.
+    def open_newest(self, progress: ms_index_progress) -> tuple[IndexFile | None, tuple[int, int]]:
+        """Undo an unfinished put that `progress` has, map the newest file, and find out what is indexed: the physical offset of the
+        newest record that has keys in the index, -1 for none, and how many of its keys.
 
         Raises StoreRefusedError for a file of another length, DiskFullError when there is no space for a sparse file's blocks.
         """
@@ -331,7 +319,7 @@ class IndexFiles:
             if name not in names or not self._with_file(name, lambda file: file.roll_back(progress)):
                 forget(progress)  # the file of the unfinished put was deleted
         if not names:
-            return None, NOTHING_INDEXED
+            return None, (-1, 0)
         current = self._map(names[-1])
         header = current.header()
         if len(names) > 1 and header.index_count == 1 and header.end_physical_offset == 0:
@@ -343,7 +331,11 @@ class IndexFiles:
         """Create the file after the current one, which is full (or does not exist), and make it the current one."""
         names = index_file_names(self._folder)
         predecessor = None if self._current is None else self._current.header()
-        name = self._create(int(names[-1]) if names else None)
+        # RocketMQ's name, yyyyMMddHHmmssSSS; the next number for two files within one millisecond, and after the clock was set back.
+        now = datetime.now()
+        number = int(f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}")
+        name = f"{max(number, int(names[-1]) + 1 if names else 0):017d}"
+        os.close(create_file(self._folder, name, self._layout.size_bytes, allocate=first_bytes(self._layout)))
         failpoint("index_file_made")
         current = self._map(name)
         if predecessor is not None:
@@ -356,25 +348,25 @@ class IndexFiles:
             self._mapping.close()
         self._current = self._mapping = None
 
-    def _indexed(self, names: list[str], current: IndexFile) -> Indexed:
+    def _indexed(self, names: list[str], current: IndexFile) -> tuple[int, int]:
         """Find out what is indexed from the entries themselves, which are in the order of their records."""
         header = current.header()
         offset = current.newest_offset()
         if offset < 0:
             if header.end_physical_offset == 0:
-                return NOTHING_INDEXED
+                return -1, 0
             offset = header.end_physical_offset
             if len(names) == 1:  # the previous file was deleted, which was full
-                return Indexed(offset, ALL_KEYS)
+                return offset, ALL_KEYS
         elif header.end_physical_offset > offset:
-            return Indexed(header.end_physical_offset, 0)
+            return header.end_physical_offset, 0
         keys = 0
         for name in reversed(names):  # the keys of one record may fill several small files
             found, entries = self._with_file(name, lambda file: (file.count_tail(offset), file.header().index_count - 1))
             keys += found
             if found < entries:
                 break
-        return Indexed(offset, keys)
+        return offset, keys
 
     def _with_file(self, name: str, what: Callable[[IndexFile], _T]) -> _T:
         mapping, file = map_index_file(self._folder / name, int(name), self._layout)
@@ -388,21 +380,6 @@ class IndexFiles:
         self.close()
         self._mapping, self._current = map_index_file(self._folder / name, int(name), self._layout, to_write=True)
         return self._current
-
-    def _create(self, previous: int | None) -> str:
-        for _ in range(_CREATE_TRIES):
-            number = next_index_number(previous, self._now())
-            name = f"{number:017d}"
-            try:
-                os.close(create_file(self._folder, name, self._layout.size_bytes, allocate=first_bytes(self._layout)))
-                return name
-            except DiskFullError:
-                raise
-            except DiskError as error:
-                if error.errno != errno.EEXIST:
-                    raise
-                previous = number
-        raise DiskError(f"every name for a new index file in {self._folder} is taken", path=str(self._folder))
 
 
 def first_bytes(layout: IndexLayout) -> int:
@@ -431,23 +408,3 @@ def map_index_file(path: Path, number: int, layout: IndexLayout, *, to_write: bo
         if to_write:
             file.allocate()  # these files are sparse: on a full disk a store into a hole would raise SIGBUS
         return mapping, file
-
-
-def next_index_number(previous: int | None, now: datetime) -> int:
-    """Return the number yyyyMMddHHmmssSSS of `now`, or of the millisecond after `previous` if `now` is not later.
-
-    So names stay in order for two files within one millisecond, and after the clock was set back.
-    """
-    number = _as_number(now)
-    if previous is None or number > previous:
-        return number
-    try:
-        seconds, milliseconds = divmod(previous, 1000)
-        last = datetime.strptime(f"{seconds:014d}", "%Y%m%d%H%M%S") + timedelta(milliseconds=milliseconds)
-        return _as_number(last + timedelta(milliseconds=1))
-    except (ValueError, OverflowError):  # the digits are not a time
-        return previous + 1
-
-
-def _as_number(time: datetime) -> int:
-    return int(f"{time:%Y%m%d%H%M%S}{time.microsecond // 1000:03d}")
