@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sched.h>
-#include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -116,13 +115,6 @@ int ms_current_cpu(void)
     return sched_getcpu();
 }
 
-int ms_new_file_link(int fd, int folder_fd, const char *name)
-{
-    char own_path[sizeof "/proc/self/fd/" + 11]; /* an int has at most 11 characters */
-    snprintf(own_path, sizeof own_path, "/proc/self/fd/%d", fd);
-    return linkat(AT_FDCWD, own_path, folder_fd, name, AT_SYMLINK_FOLLOW) == 0 ? 0 : -errno;
-}
-
 void ms_new_file_in_place(int fd)
 {
     int flags = 0;
@@ -136,9 +128,4 @@ int64_t ms_new_file_system(int fd)
 {
     struct statfs found;
     return fstatfs(fd, &found) == 0 ? (int64_t)(uint32_t)found.f_type : -errno;
-}
-
-int ms_new_file_rename(const char *from, const char *to)
-{
-    return renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0 ? 0 : -errno;
 }

@@ -34,14 +34,6 @@ int ms_flush_renew(int fd, int64_t offset, int64_t length);
 int ms_memory_lock(const uint8_t *base, int64_t length);
 int ms_current_cpu(void);
 
-/* Name a finished file atomically: after a crash the name exists, for that file, or it does not; the caller syncs the folder.
- * -EEXIST if the name is taken: neither replaces a file. In C, because Python's os.link cannot follow /proc/self/fd/N
- * (AT_EMPTY_PATH needs a capability), and Python has no renameat2. */
-/* Link `fd`, which was opened with O_TMPFILE on the file system of `folder_fd`. -ENOENT although the folder exists means that
- * /proc is not mounted. */
-int ms_new_file_link(int fd, int folder_fd, const char *name);
-/* Rename `from` to `to` unless `to` exists. -EINVAL: this file system cannot tell. */
-int ms_new_file_rename(const char *from, const char *to);
 /* Turn copy-on-write off for an empty file (FS_NOCOW_FL: btrfs), so that allocated blocks suffice for each later write.
  * Best effort: most file systems write in place anyway. */
 void ms_new_file_in_place(int fd);

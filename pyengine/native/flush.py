@@ -122,16 +122,6 @@ def lock_memory(base: CData, length: int) -> int:
     return -lib.ms_memory_lock(base, length)
 
 
-def link_unnamed(fd: int, path: str, folder_fd: int = -100) -> None:  # AT_FDCWD
-    """Link the O_TMPFILE file `fd` to `path`, relative to `folder_fd` if given; FileExistsError if the name is taken."""
-    raise_os_error(lib.ms_new_file_link(fd, folder_fd, os.fsencode(path)), path)
-
-
-def rename_exclusive(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Rename `source` to `target`; FileExistsError if that exists, OSError EINVAL if the file system cannot tell."""
-    raise_os_error(lib.ms_new_file_rename(os.fsencode(source), os.fsencode(target)), os.fspath(target))
-
-
 def file_system(fd: int) -> int:
     """Return the magic number of the file system of `fd` (statfs); OSError if that fails."""
     found = lib.ms_new_file_system(fd)

@@ -36,15 +36,7 @@ from pyengine.formats.paths import Root, log_folders
 from pyengine.formats.small_file import closed_on_error, opened, read_small_file
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import allocate as allocate_blocks
-from pyengine.native.flush import (
-    check_written,
-    link_unnamed,
-    punch,
-    rename_exclusive,
-    start_writing,
-    sync_file_system,
-    write_in_place,
-)
+from pyengine.native.flush import check_written, punch, start_writing, sync_file_system, write_in_place
 from pyengine.storage.file_system import require_held, sync_open_folder
 
 if TYPE_CHECKING:
@@ -112,7 +104,7 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
             failpoint("new_files_synced")
             for path, descriptor in zip(paths, made, strict=True):
                 check_written(descriptor, path)
-                link_unnamed(descriptor, path)
+                os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)  # with a dir_fd it follows a link
                 failpoint("new_files_linked")
             if sync_file_system(os.path.dirname(paths[0])):
                 done, made = made, []
@@ -321,7 +313,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
             failpoint("new_file_unnamed")
             _give_length(descriptor, size_bytes, allocate, folder / name)
             try:
-                link_unnamed(descriptor, name, folder_fd)
+                os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder_fd)
             except OSError as error:
                 if error.errno == errno.ENOENT:  # /proc is missing
                     raise _TmpfileRefusedError from error
@@ -349,7 +341,9 @@ def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Alloc
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
             _give_length(descriptor, size_bytes, allocate, target)
             failpoint("sibling_file_made")
-            _rename_new(unfinished, target)
+            if target.exists():  # only one process creates files in a directory, so none can appear before the rename
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+            os.rename(unfinished, target)
         except OSError as error:
             raise disk_error(error, "create", target) from error
         failpoint("sibling_file_renamed")
@@ -364,18 +358,6 @@ def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Alloc
     finally:
         with contextlib.suppress(OSError):  # another file may be under construction there
             sibling.rmdir()
-
-
-def _rename_new(unfinished: Path, target: Path) -> None:
-    try:
-        rename_exclusive(unfinished, target)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # Only one process creates files in a directory, so no file can appear between the check and the rename.
-        if target.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-        os.rename(unfinished, target)
 
 
 def _give_length(descriptor: int, size_bytes: int, allocate: Allocation, path: Path) -> None:

@@ -123,14 +123,11 @@ def test_when_the_name_cannot_be_made_durable_the_file_is_taken_back(way, tmp_pa
 SYSTEM_CALLS = ("open", "ftruncate", "posix_fallocate", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "pwrite", "write")
 
 
-NAMING = ((durable_writes, "link_unnamed"), (durable_writes, "rename_exclusive"))
-
-
 def test_killed_anywhere_a_segment_is_whole_or_absent(way, tmp_path):
     for step in range(100):
         root = tmp_path / str(step)
         root.mkdir()
-        ended = run_and_die_at(step, lambda: create_file(root / "commitlog", NAME, 65536), SYSTEM_CALLS, NAMING)
+        ended = run_and_die_at(step, lambda: create_file(root / "commitlog", NAME, 65536), SYSTEM_CALLS)
         segment = root / "commitlog" / NAME
         present = os.listdir(root / "commitlog") if (root / "commitlog").is_dir() else []
         assert present in ([], [NAME]), f"killed at system call {step}"
@@ -153,7 +150,7 @@ def test_killed_anywhere_a_config_is_old_or_new_and_its_backup_is_whole(tmp_path
         path = tmp_path / str(step) / "config" / "topics.json"
         write_config(path, contents[0])
         write_config(path, contents[1])
-        ended = run_and_die_at(step, lambda: write_config(path, contents[2]), SYSTEM_CALLS, NAMING)
+        ended = run_and_die_at(step, lambda: write_config(path, contents[2]), SYSTEM_CALLS)
         now, backup = path.read_bytes(), path.with_name("topics.json.bak").read_bytes()
         assert (now, backup) in [(contents[1], contents[0]), (contents[1], contents[1]),
                                  (contents[2], contents[1])], f"killed at system call {step}"
