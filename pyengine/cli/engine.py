@@ -200,7 +200,7 @@ def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show:
     from pyengine.services.clean_resource import clean_stopped
     from pyengine.storage.checkpoint import REBUILD, abort_file_exists, read_marker
     from pyengine.storage.message_store import MessageStore
-    from pyengine.storage.store_reader import open_store
+    from pyengine.storage.store_reader import StoreReader
 
     with owning(root):
         if abort_file_exists(root):
@@ -208,6 +208,6 @@ def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show:
         if read_marker(root) is not None or REBUILD.read(root).record is not None:
             raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: "
                               f"{command('recover', root)} finishes it")
-        with open_store(root, watermark=None, **keywords(config.overrides())) as store:
+        with StoreReader(root, **keywords(config.overrides())) as store:
             end = store.max_physical_offset(ReadLevel.COMMITTED)
         return clean_stopped(MessageStore(root, config.geometry), config, max(0, end), request, show)

@@ -531,9 +531,9 @@ def _positions_from_files(store: MessageStore, settings: dict[str, str], unclean
 
     `flushed` is what a reader may take as durable now; 0 if that is unknown.
     """
-    from pyengine.storage.store_reader import open_store
+    from pyengine.storage.store_reader import StoreReader
 
-    with open_store(store, watermark=None, **keywords(settings)) as reader:
+    with StoreReader(store, **keywords(settings)) as reader:
         files = FilesWatermark(store, reader.commit_log, partial(dead_engine, store))
         end, flushed = files.limit(ReadLevel.COMMITTED), 0
         with contextlib.suppress(UsageError):

@@ -134,15 +134,16 @@ def read_small_text(path: str | os.PathLike[str]) -> str:
     return io.TextIOWrapper(io.BytesIO(read_small_file(path)), encoding="utf-8").read()
 
 
-_BITS = 32
-_ZERO, _ONE = " ", "\t"
 _SEAL = re.compile(rb"\n([ \t]{32})\n?\Z")
 
 
 def seal(text: str) -> str:
     """Return `text`, which ends with a newline, and a line that encodes the CRC-32 of its UTF-8 bytes, high bit first."""
-    number = zlib.crc32(text.encode("utf-8"))
-    return text + "".join(_ONE if number >> bit & 1 else _ZERO for bit in reversed(range(_BITS))) + "\n"
+    return f"{text}{_blanks(text.encode('utf-8'))}\n"
+
+
+def _blanks(content: bytes) -> str:
+    return f"{zlib.crc32(content):032b}".replace("0", " ").replace("1", "\t")
 
 
 def check_seal(content: bytes) -> bool:
@@ -150,8 +151,7 @@ def check_seal(content: bytes) -> bool:
     found = _SEAL.search(content)
     if found is None:
         return False
-    number = sum(1 << bit for bit, sign in zip(reversed(range(_BITS)), found[1], strict=True) if sign == ord(_ONE))
-    if zlib.crc32(content[: found.start() + 1]) != number:
+    if found[1].decode() != _blanks(content[: found.start() + 1]):
         raise FormatError("the checksum in the file's last line does not fit its text")
     return True
 

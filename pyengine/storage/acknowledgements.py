@@ -39,7 +39,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -107,10 +107,6 @@ class SavedQueue:
         if self.fence < 0:
             del fields["fence"]
         return fields
-
-    def recounted(self, offset: int, deliveries: int) -> SavedQueue:
-        """Return the state after one of its messages was delivered again."""
-        return replace(self, counts=(*self.counts, (offset, offset + 1, deliveries)))
 
     def below(self, end: int) -> SavedQueue:
         """Return the state without what the queue has lost from `end` on."""
@@ -229,7 +225,8 @@ def decode(content: bytes) -> dict[int, list[SavedQueue]]:
         if not states or states[-1].tenure != line["tenure"]:
             continue
         if "again" in line:
-            states[-1] = states[-1].recounted(line["again"], line["deliveries"])
+            again = line["again"], line["again"] + 1, line["deliveries"]
+            states[-1] = replace(states[-1], counts=(*states[-1].counts, again))
         else:
             if queue not in shared:
                 shared[queue] = SharedQueue(states[-1])
@@ -599,19 +596,11 @@ class InFlight:
             self.open.clear()
             self.done = self.delivered_end
             return
-        if last is None:
-            ended: Collection[int] = list(self.open)
-        elif last.queue_offset < self.delivered_end and self._is_same(last):
-            ended = [offset for offset in self.open if offset <= last.queue_offset]
-        else:
+        if last is not None and not (last.queue_offset < self.delivered_end and self._is_same(last)):
             return
-        if self.again or self.dead:
-            ended = [offset for offset in ended if offset not in self.again and offset not in self.dead]
-            self._has_acks = True  # those after one that is kept
-        if len(ended) == len(self.open):
-            self.open.clear()
-        for offset in ended if self.open else ():
-            del self.open[offset]
+        self._has_acks |= bool(self.again or self.dead)  # those after one that is kept
+        self.open = {offset: message for offset, message in self.open.items()
+                     if last is not None and offset > last.queue_offset or offset in self.again or offset in self.dead}
         self.done = next(iter(self.open), self.delivered_end)
 
     def acknowledge(self, message: Message) -> bool:

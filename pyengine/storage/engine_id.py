@@ -29,7 +29,7 @@ from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.storage.durable_writes import write_config
 
-ID_NAME = "config/engine-id"
+ID_NAME, EPOCH_NAME = "config/engine-id", "config/epoch"
 COPIES_MAX = 16  # most originals that are noted
 
 
@@ -54,19 +54,9 @@ class EngineId:
         return hashlib.sha256(self.uuid.bytes + place).hexdigest()[:16]
 
 
-def engine_id_path(root: str | os.PathLike[str]) -> Path:
-    """Return the path of a store's identity file."""
-    return Path(root) / ID_NAME
-
-
-def epoch_path(root: str | os.PathLike[str]) -> Path:
-    """Return the path of the file with the number of the last recovery."""
-    return Path(root) / "config" / "epoch"
-
-
 def read_engine_id(root: str | os.PathLike[str]) -> EngineId | None:
     """Return the identity from the file, or None if the store has none yet. Never writes."""
-    found = _read(engine_id_path(root))
+    found = _read(Path(root, ID_NAME))
     return None if found is None else found[0]
 
 
@@ -81,7 +71,7 @@ def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
 
     A crash leaves the old file or the new one.
     """
-    path = engine_id_path(root)
+    path = Path(root, ID_NAME)
     found = _read(path)
     if found is None:
         return _write(path, uuid.uuid4())
@@ -95,14 +85,14 @@ def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
 
 def read_epoch(root: str | os.PathLike[str]) -> int:
     """Return the number of the last recovery, 0 if there was none."""
-    path = epoch_path(root)
+    path = Path(root, EPOCH_NAME)
     return max(_read_number(path), _read_number(path.with_name(path.name + ".bak")))
 
 
 def raise_epoch(root: str | os.PathLike[str]) -> int:
     """Write the next epoch, durably, and return it. For the store's owner only."""
     epoch = read_epoch(root) + 1
-    write_config(epoch_path(root), b"%d\n" % epoch)
+    write_config(Path(root, EPOCH_NAME), b"%d\n" % epoch)
     return epoch
 
 

@@ -305,14 +305,9 @@ def _times_to_ask(times: list[int]) -> list[int]:
         return []
     asked = {0, times[0] - 1, times[0], times[-1], times[-1] + 1000}
     for at in range(0, len(times) - 1, max(1, len(times) // 6)):
-        middle = _half(times[at] + times[at + 1])
+        middle = (times[at] + times[at + 1]) // 2
         asked |= {times[at], middle, middle + 1}
     return sorted(asked)
-
-
-def _half(value: int) -> int:
-    """Divide by two as Java does: towards zero."""
-    return value // 2 if value >= 0 else -(-value // 2)
 
 
 def _java_host(text: str) -> str:

@@ -193,18 +193,17 @@ LOST_QUEUE_BYTES = 256 << 20    # the same if an expected queue has no entry
 
 
 def newest_bytes(configured: Mapping[str, TopicConfig], found: Collection[tuple[str, int]], choose: ChooseQueue) -> int:
-    """Return how much of the newest log to read for messages that are not in the chosen queues; `found`: the queues with entries."""
-    return LOST_QUEUE_BYTES if has_lost_queue(configured, found, choose) else SCAN_BYTES
+    """Return how much of the newest log to read for messages that are not in the chosen queues; `found`: the queues with entries.
 
-
-def has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[tuple[str, int]], choose: ChooseQueue) -> bool:
-    """Return whether a chosen queue should have entries and has none: it is in topics.json, or a higher queue of its topic has
-    some. Also if topics.json names no topic, since a whole topic may be lost."""
+    More if a chosen queue should have entries and has none: it is in topics.json, or a higher queue of its topic has some. Also if
+    topics.json names no topic, since a whole topic may be lost.
+    """
     counts = {topic: max(row.read_queue_nums, row.write_queue_nums) for topic, row in configured.items()}
     for topic, queue_id in found:
         counts[topic] = max(counts.get(topic, 0), queue_id + 1)
-    return not configured or any((topic, queue_id) not in found and choose(topic, queue_id) is not None
-                                  for topic, count in counts.items() for queue_id in range(min(count, QUEUE_NUMS_MAX)))
+    is_lost = not configured or any((topic, queue_id) not in found and choose(topic, queue_id) is not None
+                                    for topic, count in counts.items() for queue_id in range(min(count, QUEUE_NUMS_MAX)))
+    return LOST_QUEUE_BYTES if is_lost else SCAN_BYTES
 
 
 # -- reads through queues in place of a scan ---------------------------------------------

@@ -145,13 +145,6 @@ def _first_offsets(offsets: Mapping[str, Mapping[int, int]], topics: Collection[
     return found
 
 
-def open_store(
-    path: str | os.PathLike[str], *, watermark: Watermark | None = None, **settings: Unpack[EngineSettings]
-) -> StoreReader:
-    """Open the store at `path` for reading; see StoreReader."""
-    return StoreReader(path, watermark=watermark, config=None, **settings)
-
-
 class StoreReader:
     """Reads a store by queue, offset, message id, key and time. A context manager; threads may share it."""
 

@@ -25,7 +25,7 @@ from pyengine.results import PutStatus
 from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import load_config
-from pyengine.storage.engine_id import engine_id_path
+from pyengine.storage.engine_id import ID_NAME
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.report import RecoveryState
 
@@ -244,7 +244,7 @@ def test_a_store_whose_device_has_another_number_is_no_copy(make_engine, tmp_pat
     engine.start()
     put_and_list(engine, tmp_path / "acked", 300)
     engine.stop()
-    path = engine_id_path(engine.root)
+    path = engine.root / ID_NAME
     document = json.loads(path.read_bytes())
     with open(path, "r+b") as file:  # the inode stays, as it does over a remount
         file.write(json.dumps(document | {"device": document["device"] + 1}).encode().ljust(len(path.read_bytes())))

@@ -17,7 +17,7 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, DelayedId, DelayMark, Delivery, delivery_of, wait_level
 from pyengine.formats.record import Message, decode_properties, hash_map_order
-from pyengine.storage.store_reader import open_store
+from pyengine.storage.store_reader import StoreReader
 from record_bytes import encode_record
 
 
@@ -25,7 +25,7 @@ def test_every_delivery_of_the_real_store_comes_out_byte_for_byte(golden):
     store = golden("delay")
     log = (store.root / "commitlog" / ("0" * 20)).read_bytes()
     puts = {row["phy"] for row in store.manifest["puts"]}
-    with open_store(store.root) as reader:
+    with StoreReader(store.root) as reader:
         waiting = {message.uniq_key: message for level in range(5)
                    for message in reader.get_message(SCHEDULE_TOPIC, level, 0).messages}
         delivered = [reader.message_at(row["phy"]) for row in store.manifest["records"] if row["phy"] not in puts]

@@ -28,7 +28,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.storage.store_reader import open_store
+from pyengine.storage.store_reader import StoreReader
 from record_bytes import encode_record
 from waiting import scaled_timeout_s
 
@@ -142,7 +142,7 @@ def store(make_owner):
 
 
 def watermark_of(owner) -> LiveWatermark:
-    with open_store(owner.root) as reader:
+    with StoreReader(owner.root) as reader:
         return LiveWatermark(owner.root, reader.commit_log)
 
 
@@ -187,7 +187,7 @@ def test_queues_end_at_the_confirmed_offset_with_dispatch_at_replicated(store):
 
 def test_without_an_engine_queues_end_at_the_noted_offset(store):
     owner, end = store()
-    with open_store(owner.root) as reader:
+    with StoreReader(owner.root) as reader:
         files = FilesWatermark(owner.root, reader.commit_log)
     assert files.queue_limit(ReadLevel.COMMITTED) == end
     with pytest.raises(UsageError, match="nothing is replicated"):

@@ -31,7 +31,7 @@ from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse
 from pyengine.storage.log_holds import LogHold, remove_log_hold, write_log_hold
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.store_reader import open_store
+from pyengine.storage.store_reader import StoreReader
 from ready_store import SEGMENT, store_with_writer
 from reported import Reported
 from waiting import eventually
@@ -189,7 +189,7 @@ def test_at_the_hour_old_segments_go_oldest_first_and_the_last_one_stays(make_ri
 
 def test_readers_see_the_new_minimum_and_the_store_checks_clean(make_rig):
     rig = make_rig()
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         before = store.queue_range("T", 0)
         rig.clock.hour_now = 4
         assert rig.round() == 6

@@ -17,7 +17,7 @@ from pyengine.services import reput_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import DispatchedWatermark
 from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.store_reader import open_store
+from pyengine.storage.store_reader import StoreReader
 from ready_store import SEGMENT, store_with_writer
 from reported import Reported
 from waiting import eventually, scaled_timeout_s
@@ -48,7 +48,7 @@ def test_committed_messages_become_visible_and_wake_consumers(make_owner):
         assert service.work()
         assert waiting.wait_for_sequence(consumer.control.arrival_seq, seen, 0)
     assert reput_from(owner) == writer.end
-    with open_store(owner.root) as store:
+    with StoreReader(owner.root) as store:
         [message] = store.get_message("orders", 3, 0).messages
         assert message.body == b"hello"
         assert [found.body for found in store.query_message("orders", "k1")] == [b"hello"]

@@ -26,7 +26,7 @@ from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_N
 from pyengine.storage import consumer_offset
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consumer_offset import CANCELS_NAME, ConsumerOffsets, DelayCancels
-from pyengine.storage.store_reader import open_store
+from pyengine.storage.store_reader import StoreReader
 from reported import Reported
 from waiting import eventually
 
@@ -110,7 +110,7 @@ class Rig:
         self.dispatch()
 
     def delivered(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        with open_store(self.root) as store:
+        with StoreReader(self.root) as store:
             found, offset = [], 0
             while offset < store.queue_range(topic, queue_id)[1]:
                 answer = store.get_message(topic, queue_id, offset)
@@ -119,7 +119,7 @@ class Rig:
             return found
 
     def queue_end(self, topic: str, queue_id: int) -> int:
-        with open_store(self.root) as store:
+        with StoreReader(self.root) as store:
             return store.queue_range(topic, queue_id)[1]
 
     def flushed(self) -> None:
@@ -160,7 +160,7 @@ def test_a_message_is_delivered_when_its_time_has_come_and_not_before(make_rig):
     assert service.pause_s() == pytest.approx(0.001)
     rig.wall_ms = due_ms
     rig.go(service)
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         [message] = store.get_message("T", 3, 0, tags="t").messages
         [waited] = store.get_message(SCHEDULE_TOPIC, 0, 0).messages
         assert [found.physical_offset for found in store.query_message("T", "k")] == [message.physical_offset]
@@ -182,7 +182,7 @@ def test_fields_that_only_a_broker_sets_survive_the_wait(make_rig):
     rig.dispatch()
     rig.wall_ms = result.store_timestamp_ms + 120_000
     rig.go(rig.service())
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         [message] = store.get_message("T", 1, 0).messages
     assert (message.flag, message.sys_flag, message.born_timestamp_ms, message.born_host) == (-5, 0x19, 1234, "[2001:db8::1]:99")
     assert (message.store_host, message.reconsume_times, message.prepared_transaction_offset) == ("10.9.8.7:10911", 4, 0)
@@ -250,7 +250,7 @@ def test_a_message_noted_as_delivered_is_flushed(make_rig):
     again = rig.service()
     rig.go(again)
     assert rig.delivered() == [b"a", b"a"], "a power cut might have taken it: it is delivered again"
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         assert len(store.query_message("T", "same")) == 2, "and recognised by its unique key"
     rig.parts.start(native.FLUSHER)
     rig.flushed()
@@ -618,7 +618,7 @@ def test_a_message_with_a_time_of_its_own_waits_level_after_level(make_rig):
     assert rig.queue_end(SCHEDULE_TOPIC, 0) > 0, "it waits on in the shortest level"
     rig.wall_ms, rig.steady_ns = began_ms + 120_000 + HOUR_MS, rig.steady_ns + 60_000_000_000
     rig.go(service)
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         [message] = store.get_message("T", 2, 0, tags="t").messages
         assert len(store.query_message("T", "k")) == 1
     assert message.body == b"then"
@@ -629,7 +629,7 @@ def test_a_message_with_a_time_of_its_own_waits_level_after_level(make_rig):
 def test_timed_messages_that_a_broker_moved_are_delivered_once(make_rig):
     rig = make_rig()
     rig.put(0, b"due", deliver_at=now_ms() + 60_000), rig.put(0, b"later", deliver_at=now_ms() + HOUR_MS)
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         waiting = [message for queue_id in (0, 2) for message in store.get_message(SCHEDULE_TOPIC, queue_id, 0).messages]
     assert [message.body for message in waiting] == [b"due", b"later"]
     for message in waiting:  # a broker delivers by REAL_TOPIC alone, and keeps the properties
@@ -772,7 +772,7 @@ def test_a_message_with_a_time_is_cancelled_by_its_first_id_wherever_it_waits(ma
     rig.wall_ms = kept.store_timestamp_ms + 120_000
     rig.go(service)
     assert rig.queue_end(SCHEDULE_TOPIC, 0) == 2, "both wait in another level"
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         [first, second] = [each for queue in (0, 1) for each in store.get_message(SCHEDULE_TOPIC, queue, 0).messages
                            if each.body == b"gone"][::-1]
     assert (DelayedId.of(second) == DelayedId.of(first) == (gone.physical_offset, gone.store_timestamp_ms)
@@ -780,7 +780,7 @@ def test_a_message_with_a_time_is_cancelled_by_its_first_id_wherever_it_waits(ma
     assert cancels(rig, gone)
     rig.wall_ms, rig.steady_ns = at_ms + 120_000, rig.steady_ns + HOUR_MS * 1_000_000
     rig.go(service)
-    with open_store(rig.root) as store:
+    with StoreReader(rig.root) as store:
         [message] = store.get_message("T", 0, 0).messages
     assert message.body == b"kept" and message.properties == {"colour": "red"}
     assert not cancels(rig, kept) and cancels(rig, gone)

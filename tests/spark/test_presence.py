@@ -395,7 +395,7 @@ def test_queues_that_no_topic_can_have_are_not_looked_for():
         assert next(asked) < 2 * QUEUE_NUMS_MAX
 
     planned = TopicConfig("planned", read_queue_nums=INT32_MAX)
-    assert not queue_entries.has_lost_queue({"planned": planned}, {("orders", INT32_MAX): None}, choose)
+    assert queue_entries.newest_bytes({"planned": planned}, {("orders", INT32_MAX): None}, choose) == queue_entries.SCAN_BYTES
 
 
 def test_loss_search_begins_at_the_last_queue_entry_and_goes_further_back_without_entries(builder, monkeypatch):

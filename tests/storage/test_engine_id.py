@@ -9,8 +9,7 @@ import shutil
 import pytest
 
 from pyengine.errors import DiskError
-from pyengine.storage import engine_id
-from pyengine.storage.engine_id import engine_id_path, ensure_engine_id, raise_epoch, read_engine_id, read_epoch
+from pyengine.storage.engine_id import ID_NAME, ensure_engine_id, raise_epoch, read_engine_id, read_epoch
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_a_store_without_identity_has_none_and_looking_does_not_give_it_one(root
 def test_the_identity_stays(root):
     first = ensure_engine_id(root)
     assert ensure_engine_id(root) == first == read_engine_id(root)
-    status = os.stat(engine_id_path(root))
+    status = os.stat(root / ID_NAME)
     assert (first.device, first.inode) == (status.st_dev, status.st_ino)
     assert len(first.short) == 16 and int(first.short, 16) >= 0
     assert os.listdir(root / "config") == ["engine-id"]
@@ -54,7 +53,7 @@ def test_a_renamed_store_is_the_same_store(root, tmp_path):
 
 def test_a_remounted_store_keeps_its_uuid(root):
     first = ensure_engine_id(root)
-    path = engine_id_path(root)
+    path = root / ID_NAME
     document = json.loads(path.read_bytes())
     document["device"] += 1
     descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)  # the inode stays, as it does over a remount
@@ -68,7 +67,7 @@ def test_a_remounted_store_keeps_its_uuid(root):
 def test_damaged_identities_are_replaced(root):
     first = ensure_engine_id(root)
     for damage in (b"", b"{", b"[]", b"{}", b'{"uuid": "x", "device": 1, "inode": 2}', b'{"uuid": 5}', b"\xff\xfe"):
-        engine_id_path(root).write_bytes(damage)
+        (root / ID_NAME).write_bytes(damage)
         assert read_engine_id(root) is None, damage
         assert ensure_engine_id(root).uuid != first.uuid
 
@@ -76,7 +75,7 @@ def test_damaged_identities_are_replaced(root):
 def test_epochs_grow_and_survive_the_loss_of_the_file(root):
     assert read_epoch(root) == 0
     assert [raise_epoch(root) for _ in range(3)] == [1, 2, 3]
-    engine_id.epoch_path(root).write_bytes(b"garbage")
+    (root / "config/epoch").write_bytes(b"garbage")
     assert read_epoch(root) == 2, "the backup is one behind"
     assert raise_epoch(root) == 3
     assert read_epoch(root) == 3

@@ -14,7 +14,7 @@ from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.formats.record import index_key_hash, string_hash
 from pyengine.results import GetStatus
 from pyengine.storage.index_file import IndexService, KeyQuery, query_raw
-from pyengine.storage.store_reader import open_store
+from pyengine.storage.store_reader import StoreReader
 from record_bytes import encode_ext_address
 
 
@@ -33,7 +33,7 @@ def test_tags_are_looked_up_in_the_extension(builder):
     for message, at in ((first, 0), (second, 22), (lost, 42)):  # 42: the end mark
         builder.write_entry("T", 0, message.queue_offset, message.physical_offset, message.size_bytes,
                             encode_ext_address(at))
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert [m.body for m in store.get_message("T", 0, 0, tags="b").messages] == [b"2"]
         # Without a unit the hash is not known; the text decides.
         assert [m.body for m in store.get_message("T", 0, 0, tags="a").messages] == [b"1", b"3"]
@@ -48,7 +48,7 @@ def test_tags_are_looked_up_in_the_extension(builder):
 def test_the_end_of_a_queue_for_limits_in_any_order(builder, rng):
     """The last answer is a hint for the next one, never more."""
     messages = [builder.put("T") for _ in range(37)]
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         queue = queue_of(store, "T", 0)
         for _ in range(300):
             limit = rng.randrange(builder.end + 100)
@@ -173,7 +173,7 @@ def test_random_stores_read_like_a_plain_list(tmp_path, rng):
 
         queue_limit = limit
 
-    with open_store(builder.root, watermark=Marks()) as store:
+    with StoreReader(builder.root, watermark=Marks()) as store:
         for (topic, queue_id), messages in put.items():
             readable = [m for m in messages if m.physical_offset + m.size_bytes <= end]
             for wanted in (None, "a", "a || BB", "x"):

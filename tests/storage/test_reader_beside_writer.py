@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fix_store_builder import StoreBuilder
 from pyengine.results import GetStatus
-from pyengine.storage.store_reader import open_store
+from pyengine.storage.store_reader import StoreReader
 from waiting import scaled_timeout_s
 
 TESTS = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def test_reading_while_another_process_appends_and_deletes(tmp_path, seed):
     offset, last, read, jumps = 0, -1, 0, 0
     deadline_s = time.monotonic() + scaled_timeout_s(DEADLINE_S)
     try:
-        with open_store(root, mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=200) as store:
+        with StoreReader(root, mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=200) as store:
             while offset < MESSAGES:
                 assert time.monotonic() < deadline_s, f"at {offset}: {statuses}"
                 assert writer.poll() in (None, 0), writer.stderr.read()

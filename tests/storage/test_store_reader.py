@@ -19,7 +19,7 @@ from pyengine.formats.record import decode_record, string_hash
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage import message_getter
 from pyengine.storage.mapped_file import MAPPINGS_MAX
-from pyengine.storage.store_reader import StoreReader, open_store
+from pyengine.storage.store_reader import StoreReader
 
 
 class FixedWatermark:
@@ -47,7 +47,7 @@ def put_all(builder: StoreBuilder, count: int, topic: str = "T", **fields):
 
 def test_an_unknown_topic_or_queue_has_no_message(builder):
     put_all(builder, 1)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         for topic, queue_id in (("X", 0), ("T", 7), ("T", -1), ("", 0), ("..", 0), ("a/b", 0), ("a\0b", 0)):
             result = store.get_message(topic, queue_id, 5)
             assert (result.status, result.next_begin_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
@@ -56,13 +56,13 @@ def test_an_unknown_topic_or_queue_has_no_message(builder):
 
 def test_a_queue_without_readable_entries_has_no_message(builder):
     message = put_all(builder, 1)[0]
-    with open_store(builder.root, watermark=FixedWatermark(committed=message.size_bytes - 1)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=message.size_bytes - 1)) as store:
         assert store.get_message("T", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
 
 
 def test_found_gives_messages_in_order_and_the_next_offset(builder):
     put_all(builder, 5)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         result = store.get_message("T", 0, 1, 3)
         assert result.status is GetStatus.FOUND
         assert bodies(result) == [b"1", b"2", b"3"]
@@ -81,14 +81,14 @@ def test_found_gives_messages_in_order_and_the_next_offset(builder):
 )
 def test_offsets_outside_the_queue_are_corrected(builder, offset, status, next_offset):
     put_all(builder, 3)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         result = store.get_message("T", 0, offset)
         assert (result.status, result.next_begin_offset, result.messages) == (status, next_offset, [])
 
 
 def test_a_call_never_crosses_a_queue_file(builder):
     put_all(builder, 25)  # 10 entries a file
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert bodies(store.get_message("T", 0, 8)) == [b"8", b"9"]
         assert store.get_message("T", 0, 8).next_begin_offset == 10
         assert len(store.get_message("T", 0, 10).messages) == 10
@@ -98,14 +98,14 @@ def test_a_call_never_crosses_a_queue_file(builder):
 def test_a_missing_queue_file_is_found_null_and_passed(builder):
     put_all(builder, 25)
     builder.queue_file("T", 0, 200).unlink()
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         result = store.get_message("T", 0, 13)
         assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 20)
 
 
 def test_a_get_stops_at_the_asked_number(builder):
     put_all(builder, 5)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert [len(store.get_message("T", 0, 0, number).messages) for number in (1, 2, 5, 32)] == [1, 2, 5, 5]
         with pytest.raises(UsageError):
             store.get_message("T", 0, 0, 0)
@@ -124,7 +124,7 @@ def test_batch_limits_of_memory_and_disk(tmp_path):
         ({"access_message_in_memory_max_ratio": 0, "max_transfer_bytes_on_message_in_disk_bytes": 2 * size}, 2),
     ]
     for settings, expected in cases:
-        with open_store(builder.root, **settings) as store:
+        with StoreReader(builder.root, **settings) as store:
             result = store.get_message("T", 0, 0, 40)
             assert (len(result.messages), result.next_begin_offset) == (expected, expected), settings
 
@@ -135,7 +135,7 @@ def test_batch_limits_of_memory_and_disk(tmp_path):
 def test_tags_are_a_subscription(builder):
     for tags in ("a", "b", None, "a||b", "c"):
         builder.put("T", str(tags).encode(), tags=tags)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         for text, expected in (
             (None, 5),
             ("*", 5),
@@ -152,14 +152,14 @@ def test_tags_are_a_subscription(builder):
 
 def test_a_get_without_a_match_moves_the_next_offset_on(builder):
     put_all(builder, 10, tags="a")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         result = store.get_message("T", 0, 2, tags="b")
         assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
 
 
 def test_a_condition_that_nothing_meets_still_moves_on(builder):
     put_all(builder, 10, tags="a", properties={"n": "1"})
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         result = store.get_message("T", 0, 2, sql="n > 1")
         assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
         assert len(store.get_message("T", 0, 2, sql="n > 0").messages) == len(store.get_message("T", 0, 2, sql="  ").messages) == 8
@@ -169,7 +169,7 @@ def test_tags_with_equal_hashes_are_told_apart_by_text(builder):
     assert string_hash("Aa") == string_hash("BB")
     builder.put("T", b"1", tags="Aa")
     builder.put("T", b"2", tags="BB")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert bodies(store.get_message("T", 0, 0, tags="BB")) == [b"2"]
         result = store.get_message("T", 0, 0, 1, tags="Aa")
         assert bodies(result) == [b"1"]
@@ -180,7 +180,7 @@ def test_a_filter_walks_at_most_800_entries_a_call(tmp_path):
     message = builder.put("T", b"x", tags="a")
     for number in range(1, 1000):
         builder.write_entry("T", 0, number, message.physical_offset, message.size_bytes, string_hash("a"))
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         result = store.get_message("T", 0, 0, tags="b")
         assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
         assert store.get_message("T", 0, 0, 900, tags="b").next_begin_offset == 900
@@ -192,7 +192,7 @@ def test_a_filter_walks_at_most_800_entries_a_call(tmp_path):
 def test_filler_is_not_part_of_the_queue(builder):
     builder.fill_queue("T", 0, 13)
     put_all(builder, 3)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.queue_range("T", 0) == (13, 16)
         result = store.get_message("T", 0, 10)
         assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 13)
@@ -203,7 +203,7 @@ def test_messages_of_deleted_segments_are_below_the_queues_minimum(builder):
     messages = put_all(builder, 60)
     builder.segment(0).unlink()
     first = next(message for message in messages if message.physical_offset >= 4096)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.min_physical_offset == 4096
         assert store.queue_range("T", 0) == (first.queue_offset, 60)
         result = store.get_message("T", 0, 0)
@@ -215,7 +215,7 @@ def test_a_queue_whose_messages_are_all_gone_is_empty(builder):
     put_all(builder, 3, "Old")
     put_all(builder, 60)
     builder.segment(0).unlink()
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.queue_range("Old", 0) == (3, 3)
         assert store.get_message("Old", 0, 0).status is GetStatus.OFFSET_TOO_SMALL
         assert store.get_message("Old", 0, 3).status is GetStatus.OFFSET_OVERFLOW_ONE
@@ -225,7 +225,7 @@ def test_a_gap_in_the_log_is_removing_and_passed(builder):
     messages = put_all(builder, 120)
     gone = [message for message in messages if 4096 <= message.physical_offset < 8192]
     builder.segment(4096).unlink()
-    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
         offset = gone[0].queue_offset
         result = store.get_message("T", 0, offset, 1)
         expected_end = min(offset - offset % 10 + 10, gone[-1].queue_offset + 1)
@@ -235,7 +235,7 @@ def test_a_gap_in_the_log_is_removing_and_passed(builder):
 
 def test_a_segment_deleted_under_the_reader(builder, monkeypatch):
     messages = put_all(builder, 60)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.get_message("T", 0, 0).status is GetStatus.FOUND  # mapped now
         real = message_getter.read_queue
 
@@ -254,7 +254,7 @@ def test_a_segment_deleted_under_the_reader(builder, monkeypatch):
 @pytest.mark.parametrize("topic", ["x" * 256, "é" * 128, "\ud800"], ids=["long", "long in UTF-8", "half a pair"])
 def test_a_topic_that_no_folder_can_be_named_after_has_no_queues(builder, topic):
     builder.put("T", b"x")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.queue_ids(topic) == []
         assert queue_of(store, topic, 0) is None
 
@@ -262,7 +262,7 @@ def test_a_topic_that_no_folder_can_be_named_after_has_no_queues(builder, topic)
 def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monkeypatch):
     put_all(builder, 60)
     far = 1 << 40
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         def records_of(queue_id, offset, near_bytes):
             return store._get_records("T", queue_id, offset, 32, None, None, near_bytes)
 
@@ -297,7 +297,7 @@ def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monk
 def test_an_emptied_record_is_never_served(builder):
     """The cleaner has punched holes into a file that this reader still maps."""
     first, second, _ = put_all(builder, 3)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert bodies(store.get_message("T", 0, 0)) == [b"0", b"1", b"2"]
         builder.write_log(bytes(first.size_bytes), at=0)
         result = store.get_message("T", 0, 0)
@@ -313,7 +313,7 @@ def test_an_entry_that_does_not_fit_its_record_gives_nothing(builder, change):
     message = put_all(builder, 2)[1]
     offset, size = message.physical_offset + change[0], message.size_bytes + change[1]
     builder.write_entry("T", 0, 1, offset, size, 0)
-    with open_store(builder.root, watermark=FixedWatermark(committed=4096)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=4096)) as store:
         result = store.get_message("T", 0, 1)
         assert (result.status, result.messages, result.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, [], 2)
         assert bodies(store.get_message("T", 0, 0)) == [b"0"]
@@ -326,7 +326,7 @@ def test_each_level_ends_where_the_watermark_says(builder):
     messages = put_all(builder, 6)
     ends = [message.physical_offset + message.size_bytes for message in messages]
     marks = FixedWatermark(written=ends[5], committed=ends[3], flushed=ends[1], replicated=0)
-    with open_store(builder.root, watermark=marks) as store:
+    with StoreReader(builder.root, watermark=marks) as store:
         for level, count in (("written", 6), (ReadLevel.COMMITTED, 4), (None, 4), ("flushed", 2), ("replicated", 0)):
             assert store.queue_range("T", 0, level) == (0, count)
             assert len(store.get_message("T", 0, 0, level=level).messages) == count
@@ -343,10 +343,10 @@ def test_each_level_ends_where_the_watermark_says(builder):
 def test_a_store_in_sync_mode_is_read_up_to_flushed(builder):
     put_all(builder, 2)
     marks = FixedWatermark(written=builder.end, committed=builder.end, flushed=0)
-    with open_store(builder.root, watermark=marks, flush_disk_type="SYNC_FLUSH") as store:
+    with StoreReader(builder.root, watermark=marks, flush_disk_type="SYNC_FLUSH") as store:
         assert store.default_level is ReadLevel.FLUSHED
         assert store.get_message("T", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
-    with open_store(builder.root, watermark=marks) as store:
+    with StoreReader(builder.root, watermark=marks) as store:
         assert store.default_level is ReadLevel.COMMITTED
 
 
@@ -355,7 +355,7 @@ def test_a_store_in_sync_mode_is_read_up_to_flushed(builder):
 
 def test_message_at_needs_a_records_start(builder):
     first, second = put_all(builder, 2)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.message_at(0) == first
         assert store.message_at(second.physical_offset) == second
         for offset in (-1, 1, second.physical_offset - 1, builder.end, 4096, 1 << 40):
@@ -365,14 +365,14 @@ def test_message_at_needs_a_records_start(builder):
 def test_a_record_inside_a_body_is_no_message(builder):
     inner = builder.put("T", b"inner")
     outer = builder.put("T", bytes(builder.segment(0).read_bytes()[: inner.size_bytes]))
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.message_at(outer.physical_offset) == outer
         assert store.message_at(outer.physical_offset + 88) is None
 
 
 def test_a_message_is_found_by_its_id(builder):
     message = builder.put("T", b"x", store_host="10.0.0.1:10911")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.message(message.msg_id) == message
         assert store.message(message.msg_id.lower()) == message
         assert store.message("7F00000100002A9F" + "0" * 16) is None  # another host's message
@@ -387,7 +387,7 @@ def test_query_finds_unique_keys_and_words(builder):
     one = builder.put("T", b"1", keys="k1 k2", properties={"UNIQ_KEY": "U1"})
     two = builder.put("T", b"2", keys="k2 k2")
     other = builder.put("S", b"3", keys="k2")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.query_message("T", "k1") == [one]
         assert store.query_message("T", "U1") == [one]
         assert store.query_message("T", "k2") == [one, two]
@@ -402,7 +402,7 @@ def test_raw_hits_keep_doubles_and_other_keys_of_the_same_hash(builder):
     assert string_hash("T#Aa") == string_hash("T#BB")
     one = builder.put("T", b"1", keys="Aa Aa")
     two = builder.put("T", b"2", keys="BB")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.query_message("T", "Aa", verify_key=False) == [one, one, two]
         assert store.query_message("T", "Aa") == [one]
         assert store.query_message("T", "BB") == [two]
@@ -410,7 +410,7 @@ def test_raw_hits_keep_doubles_and_other_keys_of_the_same_hash(builder):
 
 def test_query_by_time_in_whole_seconds_of_the_index(builder):
     messages = [builder.put("T", b"x", keys="k") for _ in range(6)]
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         found = store.query_message("T", "k", START_MS + 2000, START_MS + 4000)
         assert found == messages[2:5]
         assert store.query_message("T", "k", START_MS + 9000) == []
@@ -426,7 +426,7 @@ def test_query_by_time_is_exact_to_the_millisecond_whatever_the_index_rounds(bui
         builder.now_ms += rng.choice((0, 0, 1, 300, 999, 2500)) - 1000  # each put adds a second
         messages.append(builder.put("T", b"%d" % number, keys="k"))
     times = sorted({one.store_timestamp_ms + step for one in messages for step in (-1, 0, 1)})
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         for begin_ms, end_ms in [(0, None), *((time, None) for time in times), *((0, time) for time in times),
                                  *(sorted(rng.sample(times, 2)) for _ in range(300)), *((time, time) for time in times)]:
             expected = [one for one in messages if begin_ms <= one.store_timestamp_ms <= (times[-1] if end_ms is None else end_ms)]
@@ -439,7 +439,7 @@ def test_query_by_time_is_exact_to_the_millisecond_whatever_the_index_rounds(bui
 def test_query_sees_nothing_beyond_its_level(builder):
     one = builder.put("T", b"1", keys="k")
     builder.put("T", b"2", keys="k")
-    with open_store(builder.root, watermark=FixedWatermark(committed=one.size_bytes)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=one.size_bytes)) as store:
         assert store.query_message("T", "k") == [one]
         assert store.query_message("T", "k", verify_key=False) == [one]
 
@@ -448,7 +448,7 @@ def test_query_through_a_gap_of_deleted_messages(builder):
     for number in range(30):
         builder.put("T", b"x" * 100, keys="k")
     builder.segment(0).unlink()
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         found = store.query_message("T", "k")
         assert found and all(message.physical_offset >= 4096 for message in found)
         assert store.query_message("T", "k", verify_key=False) == found
@@ -456,12 +456,12 @@ def test_query_through_a_gap_of_deleted_messages(builder):
 
 def test_an_index_of_other_sizes_is_refused_only_when_asked(builder):
     builder.put("T", b"x", keys="k")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert len(store.query_message("T", "k")) == 1
     path = next(builder.paths.index.iterdir())
     with open(path, "ab") as file:
         file.write(bytes(8))  # no layout has this length with these chains
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.get_message("T", 0, 0).status is GetStatus.FOUND
         with pytest.raises(StoreRefusedError, match="max_hash_slot_num"):
             store.query_message("T", "k")
@@ -473,7 +473,7 @@ def test_an_index_of_other_sizes_is_refused_only_when_asked(builder):
 def test_offset_by_time_and_its_ties(builder):
     put_all(builder, 5)  # one a second
     os.utime(builder.queue_file("T", 0), ns=(0, (START_MS + 4000) * 1_000_000))
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         for timestamp_ms, offset in (
             (0, 0),
             (START_MS - 1, 0),
@@ -492,7 +492,7 @@ def test_the_queue_file_is_picked_by_its_modification_time(builder):
     put_all(builder, 25)
     for start in (0, 200, 400):
         os.utime(builder.queue_file("T", 0, start), ns=(0, (START_MS + start * 1000) * 1_000_000))
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.offset_by_time("T", 0, START_MS + 15_000) == 15  # in the second file
         assert store.offset_by_time("T", 0, START_MS) == 0
         os.utime(builder.queue_file("T", 0, 0), ns=(0, (START_MS + 15_000) * 1_000_000))
@@ -504,7 +504,7 @@ def test_files_that_are_older_than_their_messages_do_not_mislead_a_look_up_by_ti
     put_all(builder, 25)
     for start in (0, 200, 400):
         os.utime(builder.queue_file("T", 0, start), ns=(0, (START_MS - 3_600_000 + start) * 1_000_000))
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         for offset in range(25):
             assert store.offset_by_time("T", 0, START_MS + 1000 * offset) == offset
         assert store.offset_by_time("T", 0, START_MS - 1) == 0
@@ -521,7 +521,7 @@ def test_topics_and_their_queues(builder):
     (builder.paths.consume_queue / "empty" / "0").mkdir(parents=True)
     (builder.paths.consume_queue / "odd" / "x").mkdir(parents=True)
     (builder.paths.consume_queue / "file").write_text("a user's")
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         assert store.topics() == {"a": [0], "b": [9, 10]}
         assert (store.queue_ids("b"), store.queue_ids("file"), store.queue_ids("none")) == ([9, 10], [], [])
 
@@ -536,7 +536,7 @@ def test_a_queue_that_this_user_may_not_read_is_not_absent(builder, monkeypatch)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return found(path, *rest, **named)
 
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         with monkeypatch.context() as patch:
             patch.setattr(os, "stat", refused)
             for call in (lambda: store.queue_range("a", 0), lambda: store.get_message("a", 0, 0), lambda: store.queue_ids("a")):
@@ -546,7 +546,7 @@ def test_a_queue_that_this_user_may_not_read_is_not_absent(builder, monkeypatch)
 
 
 def test_a_reader_follows_a_store_that_grows(builder):
-    with open_store(builder.root, mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=200,
+    with StoreReader(builder.root, mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=200,
                     max_hash_slot_num=16, max_index_num=40) as store:
         assert store.topics() == {}
         offset = 0
@@ -562,20 +562,20 @@ def test_a_reader_follows_a_store_that_grows(builder):
 def test_a_path_without_a_store_is_refused(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(NotAStoreError):
-            open_store(path)
+            StoreReader(path)
 
 
 def test_a_foreign_file_in_the_log_is_refused(builder):
     put_all(builder, 1)
     (builder.paths.commit_log / "x.tmp").write_bytes(b"")
-    with open_store(builder.root, watermark=FixedWatermark(committed=100)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=100)) as store:
         with pytest.raises(StoreRefusedError):
             store.get_message("T", 0, 0)
 
 
 def test_a_closed_reader_says_so(builder):
     put_all(builder, 1)
-    store = open_store(builder.root)
+    store = StoreReader(builder.root)
     store.close()
     store.close()
     for ask in (store.topics, lambda: store.get_message("T", 0, 0), lambda: store.message_at(0), store.__enter__):
@@ -587,7 +587,7 @@ def test_many_queues_keep_a_bounded_number_of_files_open(builder):
     queues = MAPPINGS_MAX + 50
     for number in range(queues):
         builder.put("T", queue_id=number)
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
         before = len(os.listdir("/proc/self/fd"))
         for number in range(queues):
             assert store.get_message("T", number, 0).status is GetStatus.FOUND
@@ -597,7 +597,7 @@ def test_many_queues_keep_a_bounded_number_of_files_open(builder):
 def test_threads_may_share_a_reader(builder):
     put_all(builder, 200)
     wrong = []
-    with open_store(builder.root) as store:
+    with StoreReader(builder.root) as store:
 
         def read() -> None:
             offset, seen = 0, []
@@ -627,7 +627,7 @@ def fingerprint(root: Path) -> dict[str, tuple]:
 def test_reading_changes_nothing(golden, name):
     root = golden(name).root
     before = fingerprint(root)
-    with open_store(root) as store:
+    with StoreReader(root) as store:
         for topic, queue_ids in store.topics().items():
             for queue_id in queue_ids:
                 store.get_message(topic, queue_id, 0)
@@ -641,7 +641,7 @@ def test_a_read_only_directory_can_be_read(golden):
     root = golden("basic").root
     for path in sorted(root.rglob("*"), reverse=True):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    with open_store(root) as store:
+    with StoreReader(root) as store:
         assert store.message_at(0) is not None
     for path in root.rglob("*"):
         if path.is_dir():
@@ -662,7 +662,7 @@ def test_every_message_of_a_golden_store_is_found_by_queue_offset_and_id(golden,
 
 def test_filler_entries_count_nowhere(builder):
     builder.write_entry("T", 0, 0, 0, CQ_FILLER_SIZE, 0)
-    with open_store(builder.root, watermark=FixedWatermark(committed=0)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=0)) as store:
         assert store.get_message("T", 0, 0).messages == []
 
 
@@ -672,7 +672,7 @@ def test_an_entry_that_leads_to_another_queues_record_gives_nothing(builder):
     light = builder.put("other", b"d", properties={"INNER_MULTI_DISPATCH": "T", "INNER_MULTI_QUEUE_OFFSET": "3"})
     for number, message in enumerate((other[0], mine, other[1], light)):
         builder.write_entry("T", 0, number, message.physical_offset, message.size_bytes, 0)
-    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
         found = store.get_message("T", 0, 0)
     assert [message.body for message in found.messages] == [b"c", b"d"]
     assert (found.queue_offsets, found.next_begin_offset) == ([1, 3], 4)
@@ -684,7 +684,7 @@ def test_a_look_up_by_time_passes_an_entry_that_leads_to_a_segments_last_bytes(b
     for _ in range(40):
         builder.put("T", b"x" * 100)
     builder.write_entry("T", 0, 4, builder.geometry.mapped_file_size_commit_log_bytes - size_bytes, size_bytes, 0)
-    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
         for number in range(10):
             assert 0 <= store.offset_by_time("T", 0, START_MS + 1000 * number) < 40
 
@@ -695,7 +695,7 @@ def test_a_look_up_by_time_passes_an_entry_that_leads_to_a_segments_last_bytes(b
 def test_scan_gives_the_log_as_arrow_batches(golden):
     pyarrow = pytest.importorskip("pyarrow")
     copy = golden("roll")
-    with open_store(copy.root) as store:
+    with StoreReader(copy.root) as store:
         table = pyarrow.Table.from_batches(list(store.scan(columns=["topic", "queueId", "queueOffset", "body", "msgId"])))
         messages = [store.message_at(record["phy"]) for record in copy.verify["records"] if "topic" in record]
         assert table.to_pylist() == [
@@ -715,7 +715,7 @@ def test_scan_ends_at_its_level_and_begins_after_what_was_deleted(builder):
     kept = [message for message in messages if message.physical_offset >= 4096]
     half = kept[len(kept) // 2].physical_offset
     marks = FixedWatermark(committed=builder.end, flushed=half)
-    with open_store(builder.root, watermark=marks) as store:
+    with StoreReader(builder.root, watermark=marks) as store:
         offsets = {
             level: [row for batch in store.scan(columns=["physicalOffset"], level=level) for row in batch[0].to_pylist()]
             for level in ("committed", "flushed")
@@ -727,7 +727,7 @@ def test_scan_ends_at_its_level_and_begins_after_what_was_deleted(builder):
 def test_scan_of_a_segment_that_is_deleted_meanwhile(builder, monkeypatch):
     """Bytes of a segment that is deleted during the copy are dropped; damage in a segment that still exists is reported."""
     messages = put_all(builder, 120)
-    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
         real = store.commit_log.view
 
         def view_then_delete(start):
