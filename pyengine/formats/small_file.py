@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from pyengine.errors import EngineError, FormatError
+from pyengine.errors import EngineError, FormatError, disk_errors
 from pyengine.formats.constants import CHECKPOINT_BYTES, CHECKPOINT_MARGIN_MS, Readable
 
 SMALL_FILE_BYTES_MAX = 256 << 20
@@ -101,6 +101,13 @@ def open_private(path: str | os.PathLike[str], what: str, setting: str, refused:
 def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:
     """Return the whole content; OSError, also if the file is not regular or longer than `bytes_max` (`strerror` says so)."""
     return read_open_file(open_regular(path), path, bytes_max)
+
+
+def read_or_none(path: str | os.PathLike[str]) -> bytes | None:
+    """Return the whole content, None without such a file. DiskError if it cannot be read now."""
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return read_small_file(path)
+    return None
 
 
 def read_open_file(descriptor: int, path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:

@@ -52,7 +52,7 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.record import Message
-from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, read_or_none
 from pyengine.storage.durable_file import AppendedLines, lines_of
 
 COMPACT_BYTES = 256 << 10   # a file is compacted above this size, if it is COMPACT_FACTOR times as long as it was after the last time
@@ -147,11 +147,7 @@ class AckFile:
 
     def content(self) -> bytes:
         """Return the bytes of the file, none without a file."""
-        with disk_errors("read", self.path):
-            try:
-                return read_small_file(self.path)
-            except (FileNotFoundError, NotADirectoryError):
-                return b""
+        return read_or_none(self.path) or b""
 
     def note_delivery(self, queue: int, tenure: int, offset: int, deliveries: int) -> None:
         """Note that a message is delivered again in a tenure. Without a lock: a compaction at this moment loses the note."""

@@ -49,22 +49,16 @@ from typing import Any, NamedTuple
 from pyengine.errors import CorruptionError, DiskError, disk_error, disk_errors, flush_error
 from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import Root, StorePaths
-from pyengine.formats.small_file import Checkpoint, pack_checkpoint, read_small_file, unpack_checkpoint
+from pyengine.formats.small_file import Checkpoint, opened, pack_checkpoint, read_or_none, unpack_checkpoint
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_file import DurableRecord
-from pyengine.storage.durable_writes import FILE_MODE, pwrite_all, sync_folder, write_config
+from pyengine.storage.durable_writes import FILE_MODE, open_file, pwrite_all, sync_folder, write_config
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id
 
 
 def read_checkpoint(root: Root) -> Checkpoint:
     """Return the three times; zeros if there is no file or it is too short, as RocketMQ's mapping would read it."""
-    path = StorePaths(root).checkpoint
-    try:
-        content = read_small_file(path)
-    except FileNotFoundError:
-        return Checkpoint()
-    except OSError as error:
-        raise disk_error(error, "read", path) from error
+    content = read_or_none(StorePaths(root).checkpoint) or b""
     return unpack_checkpoint(content[:CHECKPOINT_BYTES].ljust(CHECKPOINT_BYTES, b"\0"))
 
 
@@ -75,17 +69,10 @@ def write_checkpoint(root: Root, checkpoint: Checkpoint) -> None:
     """
     path = StorePaths(root).checkpoint
     content = pack_checkpoint(checkpoint)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
+    if not path.exists() or path.is_file() and path.stat().st_size != CHECKPOINT_BYTES:
         write_config(path, content, keep_backup=False)
         return
-    except OSError as error:
-        raise disk_error(error, "open", path) from error
-    try:
-        if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
-            write_config(path, content, keep_backup=False)
-            return
+    with opened(open_file(path, os.O_WRONLY | os.O_NONBLOCK)) as descriptor:
         pwrite_all(descriptor, content, 0, path)
         failpoint("checkpoint_written")
         try:
@@ -93,8 +80,6 @@ def write_checkpoint(root: Root, checkpoint: Checkpoint) -> None:
         except OSError as error:
             raise flush_error(error, "fdatasync", path) from error
         failpoint("checkpoint_synced")
-    finally:
-        os.close(descriptor)
 
 
 def abort_file_exists(root: Root) -> bool:

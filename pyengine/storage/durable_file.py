@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreBusyError, disk_error, disk_errors
 from pyengine.formats.paths import Root, StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, path_stamp, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, path_stamp, read_or_none, read_small_file
 from pyengine.storage.durable_writes import LOCK_MODE, open_shared_file, sync_descriptor, sync_folder, write_config
 from pyengine.storage.ofd_lock import SHARED, is_at, try_lock, unlock
 
@@ -64,13 +64,9 @@ class DurableRecord(Generic[Value]):
 
     def read(self, root: Root) -> Reading[Value]:
         """Read the file. DiskError when it cannot be read now."""
-        path = self.path(root)
-        try:
-            content = read_small_file(path)
-        except FileNotFoundError:
+        content = read_or_none(self.path(root))
+        if content is None:
             return Reading(None)
-        except OSError as error:
-            raise disk_error(error, "read", path) from error
         try:
             record = self.unpack(json.loads(content))
         except PARSE_ERRORS:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import disk_error, disk_errors
-from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_or_none
 from pyengine.storage.durable_writes import write_config
 
 ID_NAME, EPOCH_NAME = "config/engine-id", "config/epoch"
@@ -132,8 +132,6 @@ def _write(path: Path, value: uuid.UUID, copied_from: tuple[str, ...] = ()) -> E
 def _read_number(path: Path) -> int:
     """Return the number in the file; 0 without a usable file. DiskError if it cannot be read now, since an epoch never decreases."""
     try:
-        return int(read_small_file(path))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return int(read_or_none(path) or 0)
+    except ValueError:
         return 0
-    except OSError as error:
-        raise disk_error(error, "read", path) from error

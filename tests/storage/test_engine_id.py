@@ -87,6 +87,6 @@ def test_an_epoch_that_cannot_be_read_now_is_no_epoch_of_0(root, monkeypatch):
     def fails(path):
         raise OSError(24, "Too many open files", str(path))
 
-    monkeypatch.setattr("pyengine.storage.engine_id.read_small_file", fails)
+    monkeypatch.setattr("pyengine.formats.small_file.read_small_file", fails)
     with pytest.raises(DiskError, match="cannot read .*epoch: Too many open files"):
         raise_epoch(root)
