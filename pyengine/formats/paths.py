@@ -11,6 +11,7 @@ other values (--set, environment) calls `set_log_folders`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from pyengine.errors import FormatError, shown
 from pyengine.formats.constants import INDEX_NAME_DIGITS, SEGMENT_NAME_DIGITS
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import path_stamp, read_small_file
 
 Root = str | os.PathLike[str]  # of a store
 PATH_SEPARATOR = ","
@@ -59,18 +60,14 @@ class LogFolders:
 
 
 _given: dict[str, LogFolders] = {}
-_read: dict[str, tuple[tuple[int, int, int], LogFolders]] = {}
-
-
-def split_folders(root: Root, text: str) -> tuple[Path, ...]:
-    """Return the folders of a setting; relative paths are relative to the store."""
-    return tuple(Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip())
+_read: dict[str, tuple[int, LogFolders]] = {}
 
 
 def folders_of(root: Root, store_path: str, read_only: str) -> LogFolders:
-    """Return the folders that the two settings name; an empty text names none."""
-    writable = split_folders(root, store_path) or (Path(root) / "commitlog",)
-    return LogFolders(writable, split_folders(root, read_only))
+    """Return the folders that the two settings name, relative to the store; an empty text names none."""
+    writable, others = (tuple(Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip())
+                        for text in (store_path, read_only))
+    return LogFolders(writable or (Path(root) / "commitlog",), others)
 
 
 def set_log_folders(root: Root, store_path: str, read_only: str) -> None:
@@ -91,27 +88,19 @@ def log_folders(root: Root) -> LogFolders:
     if key in _given:
         return _given[key]
     path = os.path.join(root, "config", "engine.toml")
-    try:
-        now = os.stat(path)
-    except OSError:
+    stamp, known = path_stamp(path), _read.get(key)
+    if not stamp:
         return folders_of(root, "", "")
-    version = now.st_mtime_ns, now.st_ino, now.st_size  # not the time alone: it has only the resolution of the kernel's tick
-    known = _read.get(key)
-    if known is None or known[0] != version:
-        known = _read[key] = version, folders_of(root, *_settings(path))
+    if known is None or known[0] != stamp:
+        content = b""
+        with contextlib.suppress(OSError):
+            content = read_small_file(path)
+        known = _read[key] = stamp, folders_of(root, *_log_settings(content))
     return known[1]
 
 
-def _settings(path: str) -> tuple[str, str]:
-    """Return the two settings in an engine.toml; "" for a wrong file, which read_file in storage/config.py reports."""
-    try:
-        return _log_settings(read_small_file(path))
-    except OSError:
-        return "", ""
-
-
 def _log_settings(raw: bytes) -> tuple[str, str]:
-    """Return the two settings in the bytes of an engine.toml."""
+    """Return the two settings in the bytes of an engine.toml; "" for wrong ones, which read_file in storage/config.py reports."""
     try:
         if b"path" not in raw.lower() and b"\\" not in raw:  # a key may have escapes
             return "", ""

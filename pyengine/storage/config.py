@@ -36,7 +36,6 @@ NAME_SERVERS_VARIABLE = "NAMESRV_ADDR"  # of RocketMQ, which its tools and clien
 _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)$")
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
-KEYWORD_CUTOFF, KEYWORD_BONUS = 0.6, 0.1  # a program means an argument rather than a setting
 LIVE = "live"  # set by `pyengine config set` since the engine was started
 SCANNED = ("config", "commitlog", "consumequeue", "consumequeue_ext", "index"), ("quarantine",)  # for links that root must not follow
 STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")  # a store has one of these
@@ -177,19 +176,15 @@ def check_keywords(call: Callable[..., object], settings: Mapping[str, object], 
 def _unknown_keyword(key: str, where: str, calls: Iterable[Callable[..., object]]) -> ConfigError:
     """Return the error for a keyword that is neither an argument of the calls nor a setting."""
     import inspect
-    from difflib import SequenceMatcher
+    from difflib import get_close_matches
 
-    own = [name for call in calls for name, one in inspect.signature(call).parameters.items() if one.kind is not one.VAR_KEYWORD]
-
-    def likeness(name: str) -> float:
-        return SequenceMatcher(None, fold(key), fold(name)).ratio()
-
-    best, setting = max(own, key=likeness, default=""), nearest_name(fold(key), KEYWORD_CUTOFF)
-    if likeness(best) >= KEYWORD_CUTOFF and (setting is None or likeness(best) >= likeness(setting) - KEYWORD_BONUS):
-        return ConfigError(f"{where} has no argument {key!r}: did you mean {best}?")
-    if setting is not None:
-        return ConfigError(f"unknown setting {key!r} ({where}): did you mean {setting}?")
-    names = "".join(f"{name}, " for name in dict.fromkeys(own))
+    own = {fold(name): name for call in calls
+           for name, one in inspect.signature(call).parameters.items() if one.kind is not one.VAR_KEYWORD}
+    for near in get_close_matches(fold(key), [*own, *_NAMES], n=1):
+        if near in own:
+            return ConfigError(f"{where} has no argument {key!r}: did you mean {own[near]}?")
+        return ConfigError(f"unknown setting {key!r} ({where}): did you mean {_NAMES[near]}?")
+    names = "".join(f"{name}, " for name in own.values())
     return ConfigError(f"{where} has no argument {key!r}: it has {names and f'{names}and '}the settings that `pyengine config explain` "
                        "lists")
 

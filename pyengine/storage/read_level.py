@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pyengine.errors import UsageError, disk_error
 from pyengine.formats.paths import LOCK_NAME
-from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular, opened
+from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular, opened, path_stamp
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_sync_failure, read_watermark
 from pyengine.storage.commit_log import CommitLog, LogEnd
@@ -101,7 +101,7 @@ class FilesWatermark:
         self.end = LogEnd(root, commit_log)
         self._lock = threading.RLock()  # a signal handler in a thread that has it may read
         self._synced: tuple[WatermarkReading, int, int] | None = None  # (watermark, end, the offset that was returned for them)
-        self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)
+        self._noted: tuple[int, ReplicationState | None] = (0, None)
 
     def limit(self, level: ReadLevel) -> int:
         if level is ReadLevel.REPLICATED:
@@ -178,14 +178,10 @@ class FilesWatermark:
     def _replication(self) -> ReplicationState | None:
         """Return the content of config/replication.json, which is read again when it was replaced."""
         file = ReplicationStateFile(self._root)
-        try:
-            found = os.stat(file.path)
-        except OSError:
-            return None
-        place = found.st_ino, found.st_mtime_ns
+        stamp = path_stamp(file.path)
         with self._lock:
-            if self._noted[0] != place:
-                self._noted = place, file.read().state
+            if self._noted[0] != stamp:
+                self._noted = stamp, file.read().state if stamp else None
             return self._noted[1]
 
     def _find_end(self) -> int:
