@@ -639,7 +639,7 @@ def _log_to_compare(reader: LiveStoreReader, end: int) -> Log:
     from pyengine.storage.check.diff import end_beyond_damage
 
     store = MessageStore(reader.root, reader.geometry)
-    log = Log.of(store.list_log(), store.segment_bytes, None).with_kept_mappings()
+    log = Log.of(store.list_log(), store.segment_bytes, None)
     if store_use(reader.root) is StoreUse.CLOSED:
         end = end_beyond_damage(log, end, was_stopped=not abort_file_exists(store))
     return replace(log, end=end)

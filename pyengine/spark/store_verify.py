@@ -47,7 +47,7 @@ def verify(
         nonlocal done_bytes
         before = done_bytes
         done_bytes += sum(piece.cost for piece in pieces)
-        return iter(run_units(spark, pieces, replace(log, kept=None), task_bytes=task_bytes,
+        return iter(run_units(spark, pieces, replace(log, kept={}), task_bytes=task_bytes,
                               progress=lambda done, total: report(before + done, before + total)))
 
     return check_now(root, config, None if acked is None else Path(acked), run=run)
@@ -83,6 +83,6 @@ def run_bundle(log: Log, number: int, bundle: list[CheckPiece]) -> Iterator[Any]
     """Yield what each piece finds; an error as one, since Spark would retry it, and show it inside a trace."""
     for piece in bundle:
         try:
-            yield piece.run(log.with_kept_mappings())  # which the log keeps while the piece reads it
+            yield piece.run(replace(log, kept={}))  # its own mappings, while the piece reads it
         except (OSError, EngineError) as error:
             yield error

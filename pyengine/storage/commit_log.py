@@ -407,7 +407,7 @@ class Log:
     verified_from: int = 0  # the watermark does not cover bytes below this offset
     end: int = INT64_MAX  # of what a check reads
     lost: list[LogDamage] = field(default_factory=list, repr=False, compare=False)  # what the walk of a check has not found whole, in order
-    kept: dict[Path, mmap.mmap] | None = field(default=None, repr=False, compare=False)  # mappings, if they are kept
+    kept: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False, compare=False)  # its newest mappings: a page faults in only once
     opened: Callable[[int], SegmentBytes] | None = field(default=None, repr=False, compare=False)  # how its reader opens a segment
 
     @classmethod
@@ -443,15 +443,12 @@ class Log:
         return index if index >= 0 and offset < self.segments[index].start_offset + self.size_bytes else None
 
     def view_at(self, offset: int) -> tuple[int, int, mmap.mmap] | None:
-        """Return (start, limit, bytes) of the segment that contains `offset`, None outside the log; limit is not beyond its end.
-
-        For a log that keeps its mappings.
-        """
+        """Return (start, limit, bytes) of the segment that contains `offset`, None outside the log; limit is not beyond its end."""
         index = self.index_of(offset) if offset < self.end else None
         if index is None:
             return None
-        segment, kept = self.segments[index], {} if self.kept is None else self.kept
-        return segment.start_offset, min(self.end, segment.start_offset + self.size_bytes), self._kept(segment, kept)
+        segment = self.segments[index]
+        return segment.start_offset, min(self.end, segment.start_offset + self.size_bytes), self._mapped(segment)
 
     def is_lost(self, offset: int) -> bool:
         """Whether the walk of a check has found no complete record at this offset."""
@@ -471,34 +468,20 @@ class Log:
         with self.open(segment) as found:
             return found.label(offset, segment.start_offset + self.size_bytes)
 
-    def with_kept_mappings(self) -> Log:
-        """Return a view that keeps its newest mappings from one step to the next, so that a page is faulted in only once."""
-        return replace(self, kept={})
-
     def forget(self, path: Path | None = None) -> None:
         """Drop the mapping of a segment (None: of all), before it is deleted, so that its space becomes free at once."""
-        if self.kept is None:
-            return
         if path is None:
             self.kept.clear()
         else:
             self.kept.pop(path, None)
 
-    @contextlib.contextmanager
-    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
-        """Map the segment read-only for the block, which reads it in order."""
-        with mapped(segment.path) if self.kept is None else contextlib.nullcontext(self._kept(segment, self.kept)) as view:
-            view.madvise(mmap.MADV_SEQUENTIAL)
-            yield view
-
-    @staticmethod
-    def _kept(segment: MappedFile, kept: dict[Path, mmap.mmap]) -> mmap.mmap:
+    def _mapped(self, segment: MappedFile) -> mmap.mmap:
         """Return the segment's mapping, and keep it; of more than KEPT_MAX the oldest is unmapped with its last user."""
-        if segment.path not in kept:
-            if len(kept) == KEPT_MAX:
-                del kept[next(iter(kept))]
-            kept[segment.path] = map_read_only(segment.path)
-        return kept[segment.path]
+        if segment.path not in self.kept:
+            if len(self.kept) == KEPT_MAX:
+                del self.kept[next(iter(self.kept))]
+            self.kept[segment.path] = map_read_only(segment.path)
+        return self.kept[segment.path]
 
     @contextlib.contextmanager
     def open(self, segment: MappedFile) -> Iterator[SegmentBytes]:
@@ -507,8 +490,9 @@ class Log:
             with contextlib.closing(self.opened(segment.start_offset)) as found:
                 yield found
             return
-        with self.mapped(segment) as view:
-            yield SegmentBytes(view, segment.start_offset)
+        view = self._mapped(segment)
+        view.madvise(mmap.MADV_SEQUENTIAL)  # the block reads it in order
+        yield SegmentBytes(view, segment.start_offset)
 
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool

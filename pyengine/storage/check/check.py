@@ -93,7 +93,7 @@ def check(
             _check_notes(store.root, report, reading.damage, left)
         report.seconds = time.monotonic() - started_s
         return report
-    log = Log.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0)).with_kept_mappings()
+    log = Log.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
     end = LogScan(limit, limit, "range_end") if limit is not None else find_end(store.root, log)
     log = replace(log, end=end.end_offset)
     if beside:

@@ -90,7 +90,7 @@ def find_log(
     own = own_watermark(reading, kept[0].start_offset if kept else 0)
     if own is not None and reading.is_copied and identity is not None and not (identity.is_copy and is_run):
         copied, watermark = watermark, replace(own, uuid=str(identity.uuid))
-    log = Log.of(kept, store.segment_bytes, watermark).with_kept_mappings()
+    log = Log.of(kept, store.segment_bytes, watermark)
     start = find_recovery_start(notes.left, log, has_failed_sync=notes.has_failed_sync)
     return FoundLog(store, notes, options, accept_loss, log, tuple(segments[len(kept):]), watermark, copied, start)
 
