@@ -207,18 +207,12 @@ def _entry_of(view: mmap.mmap, number: int) -> tuple[int, int, int]:
 def offset_by_time(entries: QueueEntries, commit_log: MappedFileQueue, timestamp_ms: int, *, as_rocketmq: bool = False) -> int:
     """Return the entry whose message was stored nearest to `timestamp_ms`, the older one on a tie.
 
-    The file is chosen by modification time, then its entries are searched by halving. 0 if no
-    file has entries, or if a message in the search cannot be read. If a file was modified before its own messages
-    were stored (the wall clock was set back, but the store's clock never is), the messages' times
-    choose the file instead. `as_rocketmq`: the file times choose in any case, as in RocketMQ.
+    The file is chosen by its last message, then its entries are searched by halving. 0 if no file has entries, or if a message in
+    the search cannot be read. `as_rocketmq`: the files' modification times choose, which a copy or a clock that was set back changes.
     """
     queue, _, min_offset, max_offset = entries
-    start = _file_by_time(queue, timestamp_ms, max_offset)
-    if start is not None and not as_rocketmq:
-        first_ms = _stored_ms(queue, commit_log, max(start, min_offset * CQ_ENTRY_BYTES))
-        modified_ms = queue.files.modified_ms(start)
-        if modified_ms is not None and first_ms > modified_ms:
-            start = _file_by_messages(entries, commit_log, timestamp_ms)
+    start = (_file_by_time(queue, timestamp_ms, max_offset) if as_rocketmq
+             else _file_by_messages(entries, commit_log, timestamp_ms))
     view = None if start is None else queue.files.view(start)
     if start is None or view is None:
         return 0

@@ -18,6 +18,7 @@ from pyengine.formats.constants import CQ_FILLER_SIZE
 from pyengine.formats.record import decode_record, string_hash
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage import message_getter
+from pyengine.storage.consume_queue import offset_by_time
 from pyengine.storage.mapped_file import MAPPINGS_MAX
 from pyengine.storage.store_reader import StoreReader
 
@@ -488,22 +489,24 @@ def test_offset_by_time_and_its_ties(builder):
         assert store.offset_by_time("X", 0, START_MS) == 0
 
 
-def test_the_queue_file_is_picked_by_its_modification_time(builder):
+def test_rocketmq_picks_the_queue_file_by_its_modification_time(builder):
     put_all(builder, 25)
     for start in (0, 200, 400):
         os.utime(builder.queue_file("T", 0, start), ns=(0, (START_MS + start * 1000) * 1_000_000))
     with StoreReader(builder.root) as store:
-        assert store.offset_by_time("T", 0, START_MS + 15_000) == 15  # in the second file
-        assert store.offset_by_time("T", 0, START_MS) == 0
+        entries = store._entries("T", 0, None)
+        assert offset_by_time(entries, store.commit_log, START_MS + 15_000, as_rocketmq=True) == 15  # in the second file
+        assert offset_by_time(entries, store.commit_log, START_MS, as_rocketmq=True) == 0
         os.utime(builder.queue_file("T", 0, 0), ns=(0, (START_MS + 15_000) * 1_000_000))
-        assert store.offset_by_time("T", 0, START_MS + 15_000) == 9  # the last of the file that the time picks
+        assert offset_by_time(entries, store.commit_log, START_MS + 15_000, as_rocketmq=True) == 9  # the last of the file
 
 
-def test_files_that_are_older_than_their_messages_do_not_mislead_a_look_up_by_time(builder):
-    """The wall clock was ahead and was set back: store times never go back, file times do."""
+@pytest.mark.parametrize("file_ms", [START_MS - 3_600_000, START_MS + 3_600_000])
+def test_the_times_of_files_do_not_mislead_a_look_up_by_time(builder, file_ms):
+    """The wall clock was ahead and was set back: store times never go back, file times do. A copy has the time of the copy."""
     put_all(builder, 25)
     for start in (0, 200, 400):
-        os.utime(builder.queue_file("T", 0, start), ns=(0, (START_MS - 3_600_000 + start) * 1_000_000))
+        os.utime(builder.queue_file("T", 0, start), ns=(0, (file_ms + start) * 1_000_000))
     with StoreReader(builder.root) as store:
         for offset in range(25):
             assert store.offset_by_time("T", 0, START_MS + 1000 * offset) == offset
