@@ -1,14 +1,12 @@
 """Delayed messages: the table of levels, and what a message becomes when it is due (section 8.2).
 
-A queue entry of a delayed message holds the delivery time instead of a tag hash. On delivery
-(ScheduleMessageService.messageTimeup) the message keeps body, flag, sysFlag, born time, hosts and reconsume times. It
-gets its real topic and queue, the prepared offset 0, and the store does not wait for the disk. The property text is
-encoded again from the parsed properties, in the order of the broker's map. It still holds DELAY, REAL_TOPIC and REAL_QID,
-which have a meaning only in SCHEDULE_TOPIC_XXXX.
+A queue entry of a delayed message holds the delivery time instead of a tag hash. On delivery (ScheduleMessageService.messageTimeup) the
+message gets its real topic and queue and the prepared offset 0; the store does not wait for the disk. The property text is encoded again
+in the order of the broker's map. It still holds DELAY, REAL_TOPIC and REAL_QID, which have a meaning only in SCHEDULE_TOPIC_XXXX.
 
-A message with a delivery time of its own (`deliver_at`) waits in one delay level after another until that time. Its
-REAL_TOPIC is TIMER_TOPIC; properties of pyengine name its real topic, queue and time. So a RocketMQ broker that runs on
-the store does not deliver it early: the broker moves it to TIMER_TOPIC, where pyengine's scheduler finds it later.
+A message with a delivery time of its own (`deliver_at`) waits in one delay level after another until that time. Its REAL_TOPIC is
+TIMER_TOPIC; properties of pyengine name its real topic, queue and time. So a RocketMQ broker that runs on the store does not deliver it
+early: the broker moves it to TIMER_TOPIC, where pyengine's scheduler finds it later.
 
 Its name is where its first record is and when that was stored (DelayedId). Each later record has that in a property, which has the
 same length in the first one, so that a message which can be put can also be moved.

@@ -1,12 +1,10 @@
 """Opens files; reads small ones whole (config/*, checkpoint, notes); their checksum and their JSON (section 12).
 
-Reads are bounded and never wait. Opening a named pipe waits for a writer, and a device may have no end, so
-anything but a regular file is refused before it is read.
+Reads are bounded and never wait: a named pipe waits for a writer, and a device may have no end, so anything but a regular file is refused.
 
-config/*.json is fastjson text, whose integer keys have no quotes. Reading accepts both forms; writing produces strict
-JSON, which RocketMQ reads too. JSON has no place for a checksum, and one flipped bit can turn a number into another, so a
-sealed file ends with a line of 32 blanks and tabs that encode a CRC-32. RocketMQ ignores blanks after the document. A
-file without that line was written by RocketMQ or an editor, and is accepted.
+config/*.json is fastjson text, whose integer keys have no quotes. Reading accepts both forms; writing produces strict JSON, which RocketMQ
+reads too. One flipped bit can turn a number into another, so a sealed file ends with a line of 32 blanks and tabs that encode a CRC-32,
+which RocketMQ ignores. A file without that line was written by RocketMQ or an editor, and is accepted.
 
 The checkpoint file: three store times in the first 24 of 4096 bytes (section 11). A broker's settings are Java properties.
 """

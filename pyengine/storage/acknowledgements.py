@@ -1,37 +1,24 @@
-"""Acknowledgements by message: what a group has in flight in a queue, and `config/consumers/acks/TOPIC@GROUP`, which keeps that.
-
-    flight = InFlight(offset)                 # of one queue, in the memory of the one process that reads it for the group
-    flight.resume(file.read().get(queue_id, ()), ...)   # what its earlier readers knew
-    flight.deliver(messages)                  # those to hand out, with their counts
-    flight.acknowledge(message)               # in any order; flight.done is the group's offset
-    file.append([flight.saved(...)], ...)     # before flight.done is stored as the offset
+"""Acknowledgements by message: what a group has in flight in a queue (InFlight), and `config/consumers/acks/TOPIC@GROUP`, which keeps
+that (docs/formats.md section 12).
 
 RocketMQ knows one offset of a group and queue; all messages below it are done. Those above it that were acknowledged are in this
-file, so that a kill does not repeat them, together with how often the open ones were delivered. RocketMQ ignores the file. What it
-has counts only beside the offset that it was written for: a broker, a reset or an older consumerOffset.json make it void, so
-that it never skips a message on their behalf. Messages are then repeated, none is lost.
+file, so that a kill does not repeat them, together with how often the open ones were delivered. What it has counts only beside the
+offset that it was written for: a broker, a reset or an older consumerOffset.json make it void, so that it never skips a message on
+their behalf. Messages are then repeated, none is lost.
 
-A line of the file is the state of one queue, a later line replaces it (docs/formats.md section 12). A torn or damaged line is
-ignored, as if it had not been written. The caller holds the lock of the groups' offsets while it appends states; a crash
-leaves the old state or the new one.
-
-A state belongs to a *tenure*: the time in which one reader reads a queue from one offset on. The reader notes how far it has
-delivered in the members' file (GroupMembers.mark), with the number of its tenure; the next reader counts those deliveries.
-
-    log.follow()                              # members that share messages: all of them write the one file
-    log.add(log.queues[queue_id].step(...))   # what one of them has taken, ended, or given back
-    log.write()
+A state is appended before its offset is stored, under the lock of the groups' offsets. A damaged line counts as not written, so a crash
+leaves the old state or the new one. A state belongs to a *tenure*: the time in which one reader reads a queue from one offset on. The
+reader notes how far it has delivered in the members' file (GroupMembers.mark); the next reader counts those deliveries.
 
 If the members of a group share messages, all of them read each queue, and a tenure lasts until the last of them ends. Each has
-the whole table in its memory (SharedQueue), and first reads the lines that others have appended. Their lines are *steps*, which
-change the newest state: of a member, what it has taken, ended and given back. A step is appended under the group's lock, before
+the whole table in its memory (SharedQueue), and first reads the lines that others have appended (SharedLog). Their lines are *steps*,
+which change the newest state: of a member, what it has taken, ended and given back. A step is appended under the group's lock, before
 the messages are handed out. States are appended and the file is compacted under both that lock and the offsets' lock, which comes
 first: a reset, or a recovery, has only that one. A file that has another inode, or more lines than a member has written, is read again.
 
 A member that is stopped in its turn has the group's lock for as long as that lasts. Others go on without it: they append a *fence*,
-a number from which on turns count, and lock another byte. Each line of a turn has the fence that was the newest at its beginning; one that
-comes after a higher fence does not count. So when the stopped member goes on, what it appends changes nothing for any reader of the
-file, and it finds the fence there before its program gets a message (PassedOverError).
+a number from which on turns count, and lock another byte. A line that comes after a higher fence than that of its turn does not count.
+So when the stopped member goes on, it changes nothing, and finds the fence before its program gets a message (PassedOverError).
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""The tables of named rows in config/*.json: files of RocketMQ's broker that several processes of pyengine change.
-
-    {"dataVersion": {counter, timestamp, stateVersion (RocketMQ 5)}, KEY: {name: {...}}, "deletedTable": {name: time in ms}}
+"""The tables of named rows in config/*.json (docs/formats.md section 12): files of RocketMQ's broker that several processes change.
 
 Each change reads the file and writes a whole new one under a lock. While a broker has the store open the file is the
 broker's, and changes are refused.
 
-`topics.json` (TopicConfigManager, docs/formats.md section 12), "topicConfigTable": the configured topics.
-The engine does not need it: a put creates its topic and queue, and a reader finds them. Programs that do need it are a
-broker that opens the store, and tools that ask for the number of queues of a topic.
+`topics.json` (TopicConfigManager): the configured topics. The engine does not need it: a put creates its topic and queue, and a reader
+finds them. A broker that opens the store does, and tools that ask for the number of queues of a topic. A topic without an entry gets
+one after a put, as with a broker's autoCreateTopicEnable: the checkpointer enters the topics of messages since its last round (`enter`),
+and after a crash the start enters those of the records that recovery read. A topic that was deleted is entered again for later messages
+only: "deletedTable", which a broker ignores, has the times.
 
-A topic without an entry gets one after a put, as with a broker's autoCreateTopicEnable: the checkpointer enters the topics
-of messages since its last round (`enter`), and after a crash the start enters those of the records that recovery read.
-A topic that was deleted is entered again for later messages only: "deletedTable", which a broker ignores, has the times.
-
-`subscriptionGroup.json` (SubscriptionGroupManager), "subscriptionGroupTable": the configured groups.
-pyengine's own consumers do not need it. A broker that opens the store does, and so does the gateway, which keeps
-it as the broker does: a new group is entered with the defaults.
+`subscriptionGroup.json` (SubscriptionGroupManager): the configured groups. pyengine's own consumers do not need it. A broker that opens
+the store does, and so does the gateway, which keeps it as the broker does: a new group is entered with the defaults.
 """
 
 from __future__ import annotations

@@ -1,32 +1,22 @@
 """The offsets of consumer groups, those up to which each delay level is delivered, and the delayed messages that are cancelled
 (docs/formats.md section 12).
 
-`config/consumerOffset.json` (ConsumerOffsetManager):
+`config/consumerOffset.json` (ConsumerOffsetManager): each change reads the file and writes a whole new one under a lock, so that no
+change is lost. While a broker has the store open the file is the broker's, and changes are refused. A file without the checksum was
+written by a broker or an editor, for whom the acknowledgements by message (acknowledgements.py) do not exist: the next change removes
+those.
 
-`{"offsetTable": {"topic@group": {"queueId": next offset}}}`, the same file that RocketMQ's
-broker writes, followed by a checksum that JSON readers ignore. Several processes
-may change it: each change reads the file and writes a whole new one under a lock
-(durable_file.exclusive), so that no change is lost; a crash leaves the old file or the new one.
-While a broker has the store open the file is the broker's, and changes are refused. A file without the checksum was written
-by a broker or an editor, for whom the acknowledgements by message (acknowledgements.py) do not exist: the next change removes those.
+A damaged file does not stop a process: it uses the previous file, `.bak`, and `notes` say so. The next change renames the damaged file
+to `.damaged`; it never becomes `.bak`. A file that the system does not let a process read does not count as damaged.
 
-A damaged file does not stop a process: it uses the previous file, `.bak`, and `notes` say so. The
-next change renames the damaged file to `.damaged`; it never becomes `.bak`. A file that the system
-does not let a process read (no free descriptor, no permission, a failing disk) does not count as
-damaged: the process raises DiskError and changes nothing.
+`config/delayOffset.json` (ScheduleMessageService): level -> next offset in queue level - 1 of SCHEDULE_TOPIC_XXXX. Only the scheduler
+writes it, and recovery.
 
-`config/delayOffset.json` (ScheduleMessageService):
-`{"offsetTable": {level: next offset in queue level - 1 of SCHEDULE_TOPIC_XXXX}}`. RocketMQ
-writes the levels without quotes, which this module can read; it writes strict JSON, which
-RocketMQ can read, with the checksum of consumerOffset.json. Only the scheduler writes the file, and recovery.
+If a power cut takes a queue back, its next messages get offsets that a group may have committed before, and the group would not read
+them. So recovery, before any put, lowers such offsets to the end of the queue; those of delay levels too.
 
-If a power cut takes a queue back to 90, the next messages get the offsets from 90 on again, and a group that has
-committed offset 100 would not read them. So recovery, before any put, lowers such offsets to the current end of the
-queue; also those of delay levels (ScheduleMessageService.correctDelayOffset), since the scheduler may start too late.
-
-`config/delay-cancels` has lines of two kinds, and their order decides between a cancel and the scheduler, who do not wait for each
-other. The scheduler appends which messages it takes before it puts them; a cancel appends a mark, and it counts if no line before it
-takes the message. Then each scheduler leaves the message out. A kill between two steps changes nothing of that. RocketMQ ignores the file.
+`config/delay-cancels`: the order of its lines decides between a cancel and the scheduler, who do not wait for each other. The scheduler
+appends which messages it takes before it puts them; a cancel's mark counts if no line before it takes the message.
 """
 
 from __future__ import annotations

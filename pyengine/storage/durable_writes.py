@@ -1,18 +1,13 @@
 """Create files, write into existing ones and remove them: durable when a function returns, with this project's errors.
 
-A file's length never changes. A large file is deleted in two steps: its name first, then its blocks, piece by
-piece. A reader may have the file mapped: truncating it would kill that reader by SIGBUS, so a hole
-is punched instead, and the reader sees zeros there. A reader that copies from a mapping checks afterwards
-that the file still has its name (MESSAGE_WAS_REMOVING). After a kill between the steps the kernel frees the blocks with
-the last descriptor and mapping. Files are deleted oldest first, and the folder is
-synced after each name, so that a power cut never leaves a gap between files.
+A file's length never changes. A large file is deleted in two steps: its name first, then its blocks, piece by piece. A reader may have
+the file mapped: truncating it would kill that reader by SIGBUS, so a hole is punched instead; a reader that copies from a mapping checks
+afterwards that the file still has its name (MESSAGE_WAS_REMOVING). Files are deleted oldest first, and the folder is synced after each
+name, so that a power cut never leaves a gap between files.
 
-New files appear complete or not at all (docs/promises.md, 3), since RocketMQ refuses a store with a segment of another length.
-A file is created without a name (O_TMPFILE), gets its length and its blocks, is synced, and is linked after that; the
-directory is synced last. If the file system refuses O_TMPFILE (or /proc is missing), the file is created in a sibling of its
-directory, `.<directory>.new`, which RocketMQ ignores, and renamed. `sweep_unfinished` removes what a crash left there.
-
-Config files are replaced by rename, and the previous content is kept as `.bak`.
+New files appear complete or not at all, since RocketMQ refuses a store with a segment of another length. A file is created without a
+name (O_TMPFILE), gets its length and its blocks, is synced, and is linked after that; the directory is synced last. If the file system
+refuses O_TMPFILE (or /proc is missing), the file is created in a sibling of its directory, which RocketMQ ignores, and renamed.
 """
 
 from __future__ import annotations
@@ -421,13 +416,10 @@ def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
 def rewrite(path: Path, start: int, end: int) -> None:
     """Rewrite the bytes [start, end) of a file in place and sync it, so that they are on the disk when this returns.
 
-    It is for bytes whose sync may have failed: their pages are marked clean, so that another sync would skip
-    them. After the rewrite through the page cache it writes them directly too: after a failed write ext4 takes the
-    blocks for written ones and writes there again, but the extent stays marked as unwritten and reads as
-    zeros after a reboot. A direct write drops the pages first, so it comes after the sync: on a disk that still fails the
-    pages are the only copy. It takes the bytes that were read before the sync: a clean page may be dropped too.
-    The bytes of a file after its last whole block cannot be written directly. The file's modification time is kept,
-    since segments and queue files are found and deleted by it.
+    It is for bytes whose sync may have failed: their pages are marked clean, so that another sync would skip them. After the rewrite
+    through the page cache it writes whole blocks directly too: otherwise ext4 leaves the extent marked as unwritten, which reads as
+    zeros after a reboot. A direct write drops the pages first, so it comes after the sync, with the bytes that were read before: on a
+    disk that still fails the pages are the only copy. The file's modification time is kept: segments are found and deleted by it.
     """
     with opened(open_file(path, os.O_RDWR)) as descriptor:
         status = os.fstat(descriptor)
@@ -483,11 +475,7 @@ def sync_file(path: Path, *, is_synced: bool = False) -> None:
 
 @contextlib.contextmanager
 def start_writeback(paths: Sequence[Path]) -> Iterator[None]:
-    """Inside the block let the kernel write the dirty pages of these files, so that a later sync_file is shorter.
-
-    It is not a sync: it makes nothing durable, and the later sync reports an error of the disk.
-    If no thread can be started, it does nothing.
-    """
+    """Inside the block let the kernel write the dirty pages of these files, if a thread can be started: a later sync_file is shorter."""
 
     def start() -> None:
         for path in paths:

@@ -1,18 +1,12 @@
-"""The identity of a store: `config/engine-id` and `config/epoch`.
+"""The identity of a store: `config/engine-id` and `config/epoch`, a number that each recovery raises.
 
-`config/engine-id` is JSON: a UUID, and the device and inode that the file itself had
-when it was written. If the file has another inode now, the store is a copy: its owner
-gives it a new UUID, so that it never uses the original's watermark or shared
-memory. `copy_of` then has the UUID of the original, followed by those of the stores that the original was
-copied from: a store that is copied before its first recovery may still have the watermark of an earlier original.
-The same inode on another device is the same file after a remount (btrfs and overlay number their
-devices at each start): the UUID is kept.
+`config/engine-id` is JSON: a UUID, and the device and inode that the file itself had when it was written. If the file has another inode
+now, the store is a copy: its owner gives it a new UUID, so that it never uses the original's watermark or shared memory. `copy_of` then
+has the UUID of the original, followed by those that the original was copied from: its watermark may still be of an earlier one. The same
+inode on another device is the same file after a remount (btrfs and overlay number their devices at each start): the UUID is kept.
 
-The names of a store's shared objects have `short`, which is made from the UUID and from the device
-and inode that the file has *now*. So a copy, or a clone of the whole disk, never finds
-the original's objects, even before its owner has given it a new UUID.
-
-`config/epoch` is a number that each recovery raises.
+The names of a store's shared objects have `short`, which is made from the UUID and from the device and inode that the file has *now*. So
+a copy, or a clone of the whole disk, never finds the original's objects, even before its owner has given it a new UUID.
 """
 
 from __future__ import annotations

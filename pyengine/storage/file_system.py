@@ -1,14 +1,11 @@
 """The file system of a store: whether it copies on write or is shared between hosts, its use, and the space kept free.
 
-statfs's magic number tells the kind. A file system that is not in these tables counts as a local one that writes
-in place, as ext4, xfs and tmpfs do. If that is wrong, the first store into a mapping for which it has no space
-shows it (csrc/session_guard.cdef.h).
+A file system that is not in these tables of magic numbers (statfs) counts as a local one that writes in place, as ext4, xfs and tmpfs
+do. If that is wrong, the first store into a mapping for which it has no space shows it (csrc/session_guard.cdef.h).
 
-Queues and index are written after the log. If the log filled the disk to the last byte, they could not be
-written: acknowledged messages would be invisible to consumers, and after a crash recovery could not finish.
-So a new segment is created only if space remains for the queues and index of the log up to its end. That space is
-estimated as a share of the log: a queue entry has 20 bytes and a key about 30 more, against messages of some 200. If the
-estimate is too low no message is lost; queues wait until there is space.
+Queues and index are written after the log. If the log filled the disk to the last byte, acknowledged messages would be invisible to
+consumers, and after a crash recovery could not finish. So a new segment is created only if space remains for the queues and index of
+the log up to its end, estimated as a share of the log. If the estimate is too low no message is lost; queues wait until there is space.
 
 A process of an engine holds its store's folder open (HeldStore) and reaches every file through that descriptor: what it writes is
 in that folder, also after the folder was renamed, covered by a mount, or replaced by another at the same path.

@@ -41,9 +41,7 @@ _PAGE = bytes(4096)
 def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | None:
     """Return the layout of these index files (oldest first), or None if they do not tell it.
 
-    `wanted`, from the settings, is tried first: a few chains confirm it without a search.
-    None if the files have no keys: then only `wanted` can be right, if it has
-    their length.
+    `wanted`, from the settings, is tried first. None if the files have no keys: then only `wanted` can be right, if it has their length.
     """
     with_keys = []
     for path in files if len(files) <= _FILES_CHECKED else (files[0], files[len(files) // 2], files[-1]):
@@ -95,9 +93,8 @@ def _chain_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, numbe
 def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:
     """Yield layouts of this file's length with all used slots before entry 1, those nearest to the first entry's bytes first.
 
-    The length determines the slots modulo 5, and a used entry 1 (20 bytes, the size of five
-    slots) has a non-zero byte, unless hash, offset, time and previous are all
-    0: except in that case the first candidate is right.
+    The length determines the slots modulo 5, and a used entry 1 (20 bytes, the size of five slots) has a non-zero byte, unless all of it
+    is 0: except in that case the first candidate is right.
     """
     header = unpack_header(view)
     words, rest = divmod(len(view) - INDEX_HEADER_BYTES, INDEX_SLOT_BYTES)

@@ -1,12 +1,10 @@
 """Mapped files: folders of 20-digit files, read-only mappings that survive a deletion, and the used ranges of files.
 
-A `MappedFileQueue` follows a folder in which other processes create and delete files. It lists the folder again only if
-the folder's time has changed; it keeps a mapping per file and drops it when the file was deleted or replaced. A
-mapping stays valid for its readers after its file was deleted: the last reference unmaps it.
+A `MappedFileQueue` follows a folder in which other processes create and delete files: it lists the folder again only if the folder's time
+has changed, and drops the mapping of a file that was deleted or replaced. The last reference unmaps it.
 
-Zeros are written and searched by file ranges: holes are skipped without a read, since a queue file is mostly
-a hole. Writes of zeros keep the file's time, because RocketMQ finds a queue file by its time
-(MappedFileQueue.getMappedFileByTime).
+Zeros are written and searched by file ranges: holes are skipped without a read, since a queue file is mostly a hole. Writes of zeros keep
+the file's time, by which RocketMQ finds a queue file (MappedFileQueue.getMappedFileByTime).
 """
 
 from __future__ import annotations
@@ -151,11 +149,7 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap]:
 
 
 class MappingCache:
-    """The mappings of a reader, of all folders together: at most MAPPINGS_MAX, the least recently used is dropped first.
-
-    Their number is bounded because each has a descriptor; a reader of 100,000 queues keeps
-    those that it uses.
-    """
+    """The mappings of a reader, of all folders together: at most MAPPINGS_MAX, as each has a descriptor; the least recently used goes."""
 
     def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
         self._mappings: OrderedDict[tuple[str, int], mmap.mmap] = OrderedDict()

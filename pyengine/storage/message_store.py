@@ -1,18 +1,11 @@
 """MessageStore: a store on disk as one value, which functions take in place of a root, a geometry and sizes.
 
-It has no descriptor and no content: each method reads the current files. It is small and can be
-pickled, so that Spark sends it to its executors. A function that takes a root also accepts a MessageStore.
+It has no descriptor and no content: each method reads the current files. It can be pickled, so that Spark sends it to its executors.
 
-It also computes the space that a new store needs, and how much the files of a store take.
-
-This module also derives the sizes of a store's files: RocketMQ has these numbers only in its broker's
-configuration. A store of this engine has them in config/engine.toml; for others they are derived from the files:
-segment sizes from file lengths and name differences, the index layout from the only pair of slots and entries with
-which every chain leads from its slot to entries of that slot.
-
-If a log has only one segment, there is no second name to compare, and the segment may be truncated. Its length
-is accepted if it is a power of two or divides the segment's own name; otherwise --set or
-RocketMQ's default decides, and the code that opens a segment of another length refuses it.
+This module also derives the sizes of a store's files, which RocketMQ has only in its broker's configuration, and a store of this engine
+in config/engine.toml: segment sizes from file lengths and name differences, the index layout from its chains (index_file.py). If a log
+has only one segment, which may be truncated, its length is accepted if it is a power of two or divides the segment's own name;
+otherwise --set or RocketMQ's default decides, and the code that opens a segment of another length refuses it.
 """
 
 from __future__ import annotations

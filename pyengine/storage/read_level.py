@@ -84,12 +84,9 @@ class DeadEngine:
 class FilesWatermark:
     """The limits from the files: it finds the end of the log by reading, and follows it.
 
-    While no process has the store open, `written` and `committed` are the end of the log. `flushed` is
-    the durable watermark, or the offset up to which this reader itself has synced the log (`_synced_here`).
-    While an engine has the store open, `flushed` is the engine's last note on the disk; while another
-    process has, it is unknown. `replicated` is the last noted confirmed offset, if there is a note. In a
-    store with dispatch_at=replicated it is the limit of queues too: recovery has dispatched
-    the records beyond it, but readers must not see them.
+    While no process has the store open, `flushed` is the durable watermark, or the offset up to which this reader itself has synced the
+    log; while an engine has, the engine's last note on the disk; while another process has, it is unknown. `replicated` is the last noted
+    confirmed offset. In a store with dispatch_at=replicated it is the limit of queues too: recovery has dispatched the records beyond it.
     """
 
     def __init__(self, root: str | os.PathLike[str], commit_log: CommitLog,

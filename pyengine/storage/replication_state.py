@@ -1,13 +1,8 @@
-"""The state of replication that a store keeps between runs: `config/replication.json`.
+"""The state of replication that a store keeps between runs: `config/replication.json` (docs/formats.md section 14).
 
-`{"role": ..., "confirm": ...}`: the role in which it ran last, and the confirmed offset of its log
-(on a slave: the offset that it has acknowledged, and `"masterEnd"`, the last known end of its
-master's log). `"dispatchAt": "replicated"` is there if its queues end at that offset.
-`"term"` and `"fencedBy"` tell which of several masters is the
-current one (docs/replication.md). A store that joins a master may truncate
-its log above `confirm`, never below (docs/replication.md). `confirm` may be a second
-old, and is never ahead. While the engine runs, only the replicator writes the file;
-before that, only the supervisor. RocketMQ ignores the file.
+A store that joins a master may truncate its log above `confirm`, never below (docs/replication.md). `confirm` may be a second old, and is
+never ahead. `"dispatchAt": "replicated"` is there if the queues end at that offset. While the engine runs, only the replicator writes the
+file; before that, only the supervisor.
 """
 
 from __future__ import annotations
