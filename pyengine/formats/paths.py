@@ -164,6 +164,16 @@ def segment_start(offset: int, size_bytes: int) -> int:
     return offset - offset % size_bytes
 
 
+class _Below:
+    """A path of this name in the store."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, store: StorePaths, _: type[StorePaths]) -> Path:
+        return store.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class StorePaths:
     """Computes every path of a store; it reads only the settings of the log's folders, and creates nothing."""
@@ -182,42 +192,15 @@ class StorePaths:
     def commit_log_folders(self) -> LogFolders:
         return log_folders(self.root)
 
-    @property
-    def consume_queue(self) -> Path:
-        return self.root / "consumequeue"
-
-    @property
-    def consume_queue_ext(self) -> Path:
-        return self.root / "consumequeue_ext"
-
-    @property
-    def index(self) -> Path:
-        return self.root / "index"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.root / "checkpoint"
-
-    @property
-    def abort(self) -> Path:
-        return self.root / "abort"
-
-    @property
-    def restoring(self) -> Path:
-        """Where `pyengine restore` builds the store before it moves it into place."""
-        return self.root / ".restoring"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / LOCK_NAME
-
-    @property
-    def quarantine(self) -> Path:
-        return self.root / "quarantine"
+    consume_queue = _Below("consumequeue")
+    consume_queue_ext = _Below("consumequeue_ext")
+    index = _Below("index")
+    config = _Below("config")
+    checkpoint = _Below("checkpoint")
+    abort = _Below("abort")
+    restoring = _Below(".restoring")  # where `pyengine restore` builds the store before it moves it into place
+    lock = _Below(LOCK_NAME)
+    quarantine = _Below("quarantine")
 
     def queue_folder(self, topic: str, queue_id: int) -> Path:
         return self.consume_queue / topic / str(queue_id)
