@@ -185,25 +185,18 @@ def _place_of(path: str | os.PathLike[str]) -> tuple[int, str]:
     given = Path(path).absolute()
     folder, name = open_folder(given.parent), given.name
     for _ in range(LINKS_MAX):
-        try:
-            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        except FileNotFoundError:
-            return folder, name
-        except BaseException:
-            os.close(folder)
-            raise
-        try:
-            status = os.fstat(found)
-            if not stat.S_ISLNK(status.st_mode) or os.readlink(f"/proc/self/fd/{folder}").startswith("/proc/"):  # /dev/stdout
+        with closed_on_error(folder):
+            try:
+                found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            except FileNotFoundError:
                 return folder, name
-            refuse_link(status, str(path))
-            target = Path(f"/proc/self/fd/{folder}", os.readlink("", dir_fd=found))
-            inside = open_folder(target.parent)
-        except BaseException:
-            os.close(folder)
-            raise
-        finally:
-            os.close(found)
+            with opened(found):
+                status = os.fstat(found)
+                if not stat.S_ISLNK(status.st_mode) or os.readlink(f"/proc/self/fd/{folder}").startswith("/proc/"):  # /dev/stdout
+                    return folder, name
+                refuse_link(status, str(path))
+                target = Path(f"/proc/self/fd/{folder}", os.readlink("", dir_fd=found))
+                inside = open_folder(target.parent)
         os.close(folder)
         folder, name = inside, target.name
     os.close(folder)
