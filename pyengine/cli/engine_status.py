@@ -47,16 +47,19 @@ from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.session import producer_count
 from pyengine.results import ReadLevel
+from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import find_later_features
-from pyengine.storage.message_store import MessageStore, StateFiles
+from pyengine.storage.log_holds import read_log_holds
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.recovery.recover import copied_note
+from pyengine.storage.replication_state import ReplicationStateFile
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_identity, ms_worker
     from pyengine.engine_config import EngineConfig
-    from pyengine.storage.checkpoint import DurableWatermark
+    from pyengine.storage.checkpoint import DurableWatermark, WatermarkReading
     from pyengine.storage.replication_state import ReadState
     from pyengine.storage.store_reader import StoreReader
 
@@ -297,18 +300,19 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
         document = _from_memory(store, living) if living else None
     except EngineUnavailableError as error:  # not published yet, or of another user
         document, unseen = None, str(error)
-    state = store.read_state()  # after the memory: the engine may have stopped meanwhile
+    # After the memory: the engine may have stopped meanwhile.
+    is_unclean, watermark, replication = abort_file_exists(store), read_watermark(store), ReplicationStateFile(store).read()
     if document is None:
-        document = _from_files(store, settings, living, state, unseen)
+        document = _from_files(store, settings, living, is_unclean, watermark, replication, unseen)
     elif document["replication"] is not None:
-        noted = state.replication.state
+        noted = replication.state
         document["replication"] |= {"term": noted.term if noted else 0, "fenced_by": noted.fenced_by if noted else 0}
     now = now_ms()
     return document | {
         "space": store.space(),
-        "verified": _verified(state.watermark.watermark, document["positions"]["min"]),
+        "verified": _verified(watermark.watermark, document["positions"]["min"]),
         "log_holds": [{"name": hold.name, "owner": hold.owner, "offset": hold.offset, "expires_ms": hold.expires_ms,
-                       "active": hold.is_active(now), "damage": hold.damage} for hold in state.log_holds]}
+                       "active": hold.is_active(now), "damage": hold.damage} for hold in read_log_holds(store)]}
 
 
 def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
@@ -472,7 +476,8 @@ def _sessions(control: ms_control) -> list[dict[str, Any]]:
     return found
 
 
-def _from_files(store: MessageStore, settings: dict[str, str], living: list[int], files: StateFiles, unseen: str) -> dict[str, Any]:
+def _from_files(store: MessageStore, settings: dict[str, str], living: list[int], is_unclean: bool,
+                reading: WatermarkReading, replication: ReadState, unseen: str) -> dict[str, Any]:
     state, reason, undrained_bytes = "stopped", "", 0
     holder = read_holder(store)
     if holder.kind == "foreign":
@@ -483,7 +488,7 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
             reason = sentence_if_unseen(store, find_folder(store), living) or reason
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
-    elif files.abort_exists:
+    elif is_unclean:
         with open_crashed_memory(store) as crashed:
             undrained_bytes = crashed.undrained_bytes
         reason = "it was not stopped in an orderly way: the next start recovers it"
@@ -492,18 +497,18 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
     later = "; ".join(one.sentence for one in find_later_features(store))
     if later and not reason:
         reason = f"RocketMQ 5 has written to it, so no engine starts here: {later}"
-    noted = _noted_replication(files.replication)
-    config, positions = _positions_from_files(store, settings, files.abort_exists, noted)
-    watermark = files.watermark.watermark
-    copied, _ = copied_note(MessageStore(store, config.geometry), files.watermark, config)
+    noted = _noted_replication(replication)
+    config, positions = _positions_from_files(store, settings, is_unclean, noted)
+    watermark = reading.watermark
+    copied, _ = copied_note(MessageStore(store, config.geometry), reading, config)
     if copied and state == "stopped":
         reason = copied + (f"; {reason}" if reason else "")
     document = {
         "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False, "takes_puts": False,
         "build": build_id(),
-        "reason": reason or files.watermark.damage, "positions": positions,
+        "reason": reason or reading.damage, "positions": positions,
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(store),
-        "undrained_bytes": undrained_bytes, "unclean": files.abort_exists,
+        "undrained_bytes": undrained_bytes, "unclean": is_unclean,
         "statistics": None,
         "replication": noted,
         "broker": None, "name_servers": [], "pops": [],

@@ -24,7 +24,6 @@ from pyengine.errors import DiskFullError, NotAStoreError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, parse_segment_name, segment_start
 from pyengine.native.dispatch import WINDOW_BYTES
-from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_watermark
 from pyengine.storage.commit_log import (
     SEGMENTS_AHEAD,
     CommitLog,
@@ -36,18 +35,7 @@ from pyengine.storage.commit_log import (
 )
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
 from pyengine.storage.index_file import find_layout, first_bytes
-from pyengine.storage.log_holds import LogHold, read_log_holds
 from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_plain_file, queue_folders
-from pyengine.storage.replication_state import ReadState, ReplicationStateFile
-
-
-class StateFiles(NamedTuple):
-    """The content of the small state files that tell how a store is, read once."""
-
-    abort_exists: bool
-    watermark: WatermarkReading
-    replication: ReadState
-    log_holds: list[LogHold]
 
 
 class NewStoreSpace(NamedTuple):
@@ -169,10 +157,6 @@ class MessageStore(StorePaths):
                         status = file.stat()
                         disk_bytes, length_bytes = disk_bytes + status.st_blocks * 512, length_bytes + status.st_size
         return {"disk_bytes": disk_bytes, "length_bytes": length_bytes}
-
-    def read_state(self) -> StateFiles:
-        """Read the state files; DiskError when one cannot be read."""
-        return StateFiles(abort_file_exists(self), read_watermark(self), ReplicationStateFile(self).read(), read_log_holds(self))
 
 
 _QUEUES_SAMPLED = 16  # a topic may have thousands of queues, all with the same sizes
