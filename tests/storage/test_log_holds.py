@@ -63,7 +63,7 @@ def test_a_hold_that_cannot_be_read_now_may_hold_everything(tmp_path, monkeypatc
         raise OSError(number, "refused", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("pyengine.storage.durable_file.read_small_file", refuse)
+        patch.setattr("pyengine.formats.small_file.read_small_file", refuse)
         with pytest.raises(DiskError, match="cannot read .*log-holds/a: refused"):
             lowest_log_hold(tmp_path, NOW_MS)
         assert "refused" in read_log_holds(tmp_path)[0].damage, "status shows it"
