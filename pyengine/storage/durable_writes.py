@@ -99,7 +99,7 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
             failpoint("new_files_synced")
             for path, descriptor in zip(paths, made, strict=True):
                 check_written(descriptor, path)
-                os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)  # with a dir_fd it follows a link
+                os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
                 failpoint("new_files_linked")
             if sync_file_system(os.path.dirname(paths[0])):
                 done, made = made, []
@@ -308,7 +308,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
             failpoint("new_file_unnamed")
             _give_length(descriptor, size_bytes, allocate, folder / name)
             try:
-                os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder_fd)
+                os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder_fd, follow_symlinks=True)
             except OSError as error:
                 if error.errno == errno.ENOENT:  # /proc is missing
                     raise _TmpfileRefusedError from error
