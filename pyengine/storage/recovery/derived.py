@@ -329,10 +329,10 @@ def plan_index(
     """Compare every index file with the log [log_min, log_end). Return which are deleted, newest first, so that a crash leaves no gap
     between files; and the physical offset from which keys are entered again, None: nowhere.
 
-    `synced_time_ms`: after a crash, also of a recovery, the checkpoint's index time; files with a later end
-    time are deleted. None after an orderly stop, or if the undo of the unfinished put was kept.
+    `synced_time_ms`: after a crash, also of a recovery, the checkpoint's index time; files with a later end time, or after one that ends
+    at that time, are deleted. None after an orderly stop, or if the undo of the unfinished put was kept.
     """
-    enter_from, deleted = log_min, list[DeletedIndex]()
+    enter_from, before_ms, deleted = log_min, -1, list[DeletedIndex]()
     for path, size_bytes, header in files:
         if deleted:
             label = "orphaned"
@@ -340,12 +340,12 @@ def plan_index(
             label = "short"
         elif header is None or not is_plausible(header, layout):
             label = "senseless"
-        elif synced_time_ms is not None and header.end_timestamp_ms > synced_time_ms:
+        elif synced_time_ms is not None and (header.end_timestamp_ms > synced_time_ms or before_ms == synced_time_ms):
             label = "unsynced"
         elif header.index_count > 1 and header.end_physical_offset >= log_end:
             label = "beyond"
         else:
-            enter_from = max(header.end_physical_offset, log_min)
+            enter_from, before_ms = max(header.end_physical_offset, log_min), header.end_timestamp_ms
             continue
         deleted.insert(0, (path, label))
     return tuple(deleted), enter_from if deleted or synced_time_ms is not None else None
@@ -548,8 +548,10 @@ class RecoveryPlan:
                 for extension in list_segments(store.queue_ext_folder(queue.topic, queue.queue_id), store.queue_ext_file_bytes):
                     _sync_queue_file(extension.path, has_failed_sync=has_failed_sync)
         synced_ms = read_checkpoint(store).index_msg_timestamp_ms if found.copied is None else -1
+        is_unsynced = start < self.log.end_offset
         for file in list_index(store):
-            if start < self.log.end_offset or file.header is not None and file.header.end_timestamp_ms > synced_ms:
+            is_unsynced |= file.header is not None and file.header.end_timestamp_ms >= synced_ms
+            if is_unsynced:
                 sync_file(file.path)
         failpoint("recovery_derived_synced")
 
