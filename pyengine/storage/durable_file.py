@@ -138,10 +138,10 @@ class ConfigFile(Generic[Value]):
         self._link_backup = True
 
     def _read(self, path: Path, backup: Path) -> ReadConfig[Value]:
-        value, why, is_unread = self._try(path)
+        value, why, is_unread = self.attempt(path)
         if not why:
             return ReadConfig(value)
-        old_value, old_why, is_old_unread = self._try(backup)
+        old_value, old_why, is_old_unread = self.attempt(backup)
         if not old_why:
             return ReadConfig(old_value, f"{path} {why}: {backup.name}, its content before the last change, is used instead", True,
                               is_unread)
@@ -150,8 +150,11 @@ class ConfigFile(Generic[Value]):
         return ReadConfig(None, f"{path} {why} and {backup.name} {old_why}: nothing of it is used", False, is_unread or is_old_unread,
                           {why, old_why} <= {_MISSING, _EMPTY})
 
-    def _try(self, path: Path) -> tuple[Value | None, str, bool]:
-        """Return (value, damage, whether it may be undamaged); an empty file is damaged, since RocketMQ never writes one."""
+    def attempt(self, path: Path) -> tuple[Value | None, str, bool]:
+        """Read this file or its `.bak`: (value, damage, whether it may be undamaged); an empty file is damaged: RocketMQ never writes one.
+
+        DiskError as read().
+        """
         try:
             text = read_small_file(path).decode()
         except FileNotFoundError:

@@ -28,7 +28,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
 from pyengine.formats.record import Message, decode_record
-from pyengine.formats.small_file import PARSE_ERRORS, Checkpoint, decode_config, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, Checkpoint, decode_config
 from pyengine.native.scan import classify
 from pyengine.storage import config_table
 from pyengine.storage.check.parts import (
@@ -53,6 +53,7 @@ from pyengine.storage.checkpoint import (
 )
 from pyengine.storage.commit_log import Log, LogScan, find_end, own_watermark
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
+from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.message_store import MessageStore
@@ -311,31 +312,17 @@ def _check_config(root: Path, report: CheckReport, *, is_broker_running: bool) -
 
 def why_unusable(path: Path) -> str:
     """Return what is wrong with a table of config/ (*.json, *.json.bak), as the end of a sentence from its verb on; "" if nothing is."""
-    decode: Callable[[bytes], Any] = _DECODERS.get(path.name.removesuffix(BACKUP), _decode_any)
-    try:
-        content = read_small_file(path)
-        if not content.strip(b"\0 \t\r\n"):
-            return "is empty"
-        decode(content)
-    except FileNotFoundError:
-        return "is not there"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    except UnicodeDecodeError:
-        return "is not text"
-    except FormatError as error:
-        return f"is damaged ({error})"
-    return ""
+    return ConfigFile(path, _DECODERS.get(path.name.removesuffix(BACKUP), _decode_any)).attempt(path)[1]
 
 
-def _decode_any(content: bytes) -> None:
+def _decode_any(text: str) -> None:
     """Check another table of a broker: it must be a JSON object, with any content."""
-    if not isinstance(decode_config(content.decode()), dict):
+    if not isinstance(decode_config(text), dict):
         raise FormatError("it is not a table")
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "topics.json": lambda content: config_table.TOPICS_FORMAT.decode(content.decode()),
-    "delayOffset.json": lambda content: decode_delay_offsets(content.decode()),
-    "consumerOffset.json": decode_offsets,
+_DECODERS: dict[str, Callable[[str], Any]] = {
+    "topics.json": config_table.TOPICS_FORMAT.decode,
+    "delayOffset.json": decode_delay_offsets,
+    "consumerOffset.json": lambda text: decode_offsets(text.encode()),
 }
