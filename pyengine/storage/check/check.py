@@ -25,7 +25,7 @@ from typing import Any
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskError, EngineError, FormatError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.consume_queue import is_live, unpack_entry
+from pyengine.formats.consume_queue import is_live
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, Checkpoint, decode_config
@@ -57,7 +57,7 @@ from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.derived import QueueState, list_index, list_queues, lost_messages
+from pyengine.storage.recovery.derived import QueueState, list_index, list_queues, lost_messages, read_entry
 from pyengine.storage.recovery.recover import copied_note, would_refuse
 from pyengine.storage.recovery.report import Progress
 
@@ -267,13 +267,10 @@ def _place_by_queue(store: MessageStore, ack: dict[str, Any]) -> int | None:
     position = ack["queue_offset"] * CQ_ENTRY_BYTES
     start = segment_start(position, store.queue_file_bytes)
     try:
-        path = store.queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
-        with open(path, "rb", buffering=0) as file:
-            file.seek(position - start)
-            found = unpack_entry(file.read(CQ_ENTRY_BYTES))
-    except (OSError, ValueError, FormatError):  # ValueError: no queue has such a name or offset
+        entry = read_entry(store.queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start), position - start)
+    except (OSError, ValueError):  # ValueError: no queue has such a name or offset
         return None
-    return found.physical_offset if is_live(found) else None
+    return entry[0] if is_live(entry) else None
 
 
 BACKUP = ".bak"

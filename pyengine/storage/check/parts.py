@@ -282,24 +282,6 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
 # -- queues --------------------------------------------------------------------------
 
 
-class QueueFile(NamedTuple):
-    """One file of a queue; `name` is its path below the store's root, `previous` the file before it."""
-
-    topic: str
-    queue_id: int
-    path: Path
-    name: str
-    start_offset: int
-    size_bytes: int
-    is_last: bool
-    previous: Path | None
-
-    @property
-    def first(self) -> int:
-        """The queue offset of the file's first entry."""
-        return self.start_offset // CQ_ENTRY_BYTES
-
-
 class EntriesFound(NamedTuple):
     """`entries`: number of correct entries, `own`: of those, of this queue's records."""
 
@@ -308,25 +290,27 @@ class EntriesFound(NamedTuple):
     report: CheckReport
 
 
-def _end_of_previous(file: QueueFile, log: Log) -> int:
-    """Return the physical offset of the last entry of the previous file, -1 if none of the log is there."""
-    if file.previous is None:
+def _end_of_previous(queue: QueueState, log: Log) -> int:
+    """Return the physical offset of the last entry of the file before the last one, -1 if none of the log is there."""
+    if len(queue.files) == 1:
         return -1
-    entry = read_entry(file.previous, file.size_bytes - CQ_ENTRY_BYTES)
+    entry = read_entry(queue.files[-2].path, queue.size_bytes - CQ_ENTRY_BYTES)
     return entry[0] if is_live(entry) and not is_filler(entry) and log.min_offset <= entry[0] < log.end else -1
 
 
-def check_queue_file(file: QueueFile, beyond: Severity | None, log: Log) -> EntriesFound:
-    """Check every entry of a file of a queue, of which the previous file has what comes before."""
+def check_queue_file(queue: QueueState, is_newest: bool, beyond: Severity | None, log: Log) -> EntriesFound:
+    """Check every entry of the last of these files of a queue; the one before it, if there is one, has what comes before."""
+    path, start_offset = queue.files[-1]
+    name, first = f"consumequeue/{queue.topic}/{queue.queue_id}/{path.name}", start_offset // CQ_ENTRY_BYTES
     report = CheckReport()
-    count, _ = live_entries(file.path, file.size_bytes)
-    used = used_end(file.path, count * CQ_ENTRY_BYTES)
-    if used > count * CQ_ENTRY_BYTES or (count * CQ_ENTRY_BYTES < file.size_bytes and not file.is_last):
-        report.error("queue hole", file.name, count * CQ_ENTRY_BYTES,
-                       f"entry {file.first + count} is empty, but later entries exist")
-    with open(file.path, "rb") as opened:
+    count, _ = live_entries(path, queue.size_bytes)
+    used = used_end(path, count * CQ_ENTRY_BYTES)
+    if used > count * CQ_ENTRY_BYTES or (count * CQ_ENTRY_BYTES < queue.size_bytes and not is_newest):
+        report.error("queue hole", name, count * CQ_ENTRY_BYTES,
+                       f"entry {first + count} is empty, but later entries exist")
+    with open(path, "rb") as opened:
         entries = opened.read(count * CQ_ENTRY_BYTES)
-    count, after = len(entries) // CQ_ENTRY_BYTES, _end_of_previous(file, log)
+    count, after = len(entries) // CQ_ENTRY_BYTES, _end_of_previous(queue, log)
     at = own = further = 0
     while entries.startswith(FILLER_BYTES, at * CQ_ENTRY_BYTES):
         at += 1
@@ -338,12 +322,12 @@ def check_queue_file(file: QueueFile, beyond: Severity | None, log: Log) -> Entr
         if segment is not None:
             base, limit, view = segment
             matching = count_matching_entries(
-                view, base, limit, EntryRun(file.topic, file.queue_id, file.first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
-                after=after, check_tags=file.topic != SCHEDULE_TOPIC)
+                view, base, limit, EntryRun(queue.topic, queue.queue_id, first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
+                after=after, check_tags=queue.topic != SCHEDULE_TOPIC)
         elif offset >= log.end:
             if beyond is not None:
-                report.add(beyond, "entry beyond the log", file.name, at * CQ_ENTRY_BYTES,
-                             f"entry {file.first + at} points to {offset}, beyond the end of the log")
+                report.add(beyond, "entry beyond the log", name, at * CQ_ENTRY_BYTES,
+                             f"entry {first + at} points to {offset}, beyond the end of the log")
             break
         if matching:
             own += matching
@@ -356,17 +340,17 @@ def check_queue_file(file: QueueFile, beyond: Severity | None, log: Log) -> Entr
                 continue
         if log.is_lost(offset):
             pass
-        elif _is_multi_dispatched(log, file, entries, at, after):
+        elif _is_multi_dispatched(log, queue, first, entries, at, after):
             further += 1
         else:
-            report.error("wrong entry", file.name, at * CQ_ENTRY_BYTES,
-                           f"entry {file.first + at} does not point to its message (log offset {offset})")
+            report.error("wrong entry", name, at * CQ_ENTRY_BYTES,
+                           f"entry {first + at} does not point to its message (log offset {offset})")
         after = max(after, offset)
         at += 1
     return EntriesFound(own, own + further, report)
 
 
-def _is_multi_dispatched(log: Log, file: QueueFile, entries: bytes, at: int, after: int) -> bool:
+def _is_multi_dispatched(log: Log, queue: QueueState, first: int, entries: bytes, at: int, after: int) -> bool:
     """Whether it is a light queue's entry (docs/formats.md section 8.6) for a record of another queue that names this queue.
 
     Its offset may be higher than the record's: RocketMQ skips one if a record names the queue twice, and still appends the entry.
@@ -379,8 +363,8 @@ def _is_multi_dispatched(log: Log, file: QueueFile, entries: bytes, at: int, aft
         message = decode_record(segment[2], offset - segment[0])
     except FormatError:
         return False
-    number = further_offset(message, file.topic, file.queue_id)
-    return message.size_bytes == size_bytes and number is not None and number >= file.first + at
+    number = further_offset(message, queue.topic, queue.queue_id)
+    return message.size_bytes == size_bytes and number is not None and number >= first + at
 
 
 def _offset(entries: bytes, number: int) -> int:
@@ -392,10 +376,10 @@ def queue_pieces(store: StoreUnderCheck, queues: Sequence[QueueState]) -> list[C
     """Return the pieces of the check of these queues, in order."""
     pieces = []
     for queue in queues:
-        for number, path in enumerate(file.path for file in queue.files):
-            file = QueueFile(queue.topic, queue.queue_id, path, str(path.relative_to(store.root)), queue.files[number].start_offset,
-                             queue.size_bytes, number + 1 == len(queue.files), queue.files[number - 1].path if number else None)
-            pieces.append(CheckPiece(_FILE_COST + queue.size_bytes, functools.partial(check_queue_file, file, store.beyond)))
+        for number in range(len(queue.files)):
+            near = replace(queue, files=queue.files[max(0, number - 1) : number + 1])
+            pieces.append(CheckPiece(_FILE_COST + queue.size_bytes, functools.partial(
+                check_queue_file, near, number + 1 == len(queue.files), store.beyond)))
     return pieces
 
 
@@ -503,11 +487,11 @@ class KeysFound(NamedTuple):
     report: CheckReport
 
 
-def check_index_file(path: Path, name: str, layout: IndexLayout, is_running: bool, log: Log) -> KeysFound | None:
+def check_index_file(path: Path, layout: IndexLayout, is_running: bool, log: Log) -> KeysFound | None:
     """Check an index file; None if a running engine has deleted it."""
     if is_running and not path.exists():
         return None
-    report, size_bytes = CheckReport(), path.stat().st_size
+    report, size_bytes, name = CheckReport(), path.stat().st_size, f"index/{path.name}"
     if size_bytes != layout.size_bytes:
         report.error("index length", name, None, f"{size_bytes} bytes, not {layout.size_bytes} as its slots and entries need")
         return KeysFound(0, None, report)
@@ -561,7 +545,7 @@ def index_pieces(store: StoreUnderCheck, files: Sequence[Path]) -> list[CheckPie
     """Return the pieces of the check of these index files, which are listed at the beginning: a running engine makes others meanwhile."""
     layout = store.store.geometry.index_layout
     return [CheckPiece(layout.size_bytes + _LOG_PER_ENTRY * layout.max_index_num, functools.partial(
-        check_index_file, path, str(path.relative_to(store.root)), layout, store.is_running)) for path in files]
+        check_index_file, path, layout, store.is_running)) for path in files]
 
 
 def check_index(store: StoreUnderCheck, outcomes: Iterator[KeysFound | None]) -> None:
