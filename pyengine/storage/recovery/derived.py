@@ -57,8 +57,6 @@ from pyengine.storage.mapped_file import (
     MappedFileQueue,
     MappingCache,
     clear_file_from,
-    folder_names,
-    is_folder,
     list_segments,
     mapped,
     queue_folders,
@@ -118,7 +116,6 @@ class Found:
     log: FoundLog
     queues: list[QueueState]
     index_files: list[IndexState]    # oldest first
-    misplaced: frozenset[Path]      # files with the name of a topic's or queue's folder; RocketMQ ignores them
     orphans: tuple[Path, ...]       # the folders of queues and index that have files, if there is no log
 
 
@@ -134,8 +131,7 @@ def find_derived(log: FoundLog) -> Found:
         folder for folder in (store.consume_queue, store.index)
         if folder.is_dir() and any(path.is_file() for path in folder.rglob("*")))
     index_files = [] if "index" in pieces else list_index(store)
-    misplaced = _misplaced_files(store.consume_queue) - {store.root / piece for piece in pieces}
-    return Found(log, queues, index_files, frozenset(misplaced), orphans)
+    return Found(log, queues, index_files, orphans)
 
 
 def list_index(store: MessageStore) -> list[IndexState]:
@@ -147,11 +143,6 @@ def list_index(store: MessageStore) -> list[IndexState]:
             header = read_index_header(path)
         found.append(IndexState(path, path.stat().st_size, header))
     return found
-
-
-def _misplaced_files(queues: Path) -> set[Path]:
-    folders = [queues, *(queues / topic for topic in folder_names(queues))] if queues.exists() else []
-    return {Path(entry.path) for folder in folders for entry in os.scandir(folder) if not is_folder(entry)}
 
 
 def list_queues(store: MessageStore, without: frozenset[str] = frozenset()) -> list[QueueState]:
@@ -419,7 +410,6 @@ class RecoveryPlan:
                 refuse_later_record(view, self.log.end_offset - holder.start_offset, self.log.end_offset)
         if not self.log.is_degraded:
             self._refuse_loss()
-            self._refuse_misplaced()
 
     def _refuse_loss(self) -> None:
         """Raise CorruptionError if queues or index have messages whose bytes are in no segment, unless that is accepted.
@@ -435,15 +425,6 @@ class RecoveryPlan:
                 f"{found.store} has lost a part of its commit log: {lost}. Nothing was changed; restore what is missing from a "
                 "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
                 "`pyengine recover STORE --accept-loss`")
-
-    def _refuse_misplaced(self) -> None:
-        """Raise StoreRefusedError if dispatch needs a folder and a file has its name."""
-        found, end, misplaced = self.log.found, self.log.end_offset, self.found.misplaced
-        for queue in queues_between(
-                found.log, self.dispatch_from, end, found.options.enable_multi_dispatch) if misplaced else ():
-            folder = found.store.queue_folder(queue.topic, queue.queue_id)
-            for path in misplaced & {folder.parent, folder}:
-                raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
     # -- the change
 
