@@ -614,16 +614,6 @@ def scan_log(
     return scan
 
 
-def scan_before(log: Log, scan: LogScan, first: int, *, check_crc: bool) -> LogScan | None:
-    """Return `scan`, extended by a walk from segment `first` to its start; None if complete records do not reach it."""
-    before = scan_log(log, first, check_crc=check_crc, limit=scan.scan_from)
-    if before.end_offset != scan.scan_from:
-        return None
-    return replace(
-        scan, scan_from=before.scan_from, records=scan.records + before.records, messages=scan.messages + before.messages
-    )
-
-
 def _scan_segment(
     log: Log, segment: MappedFile, at: int, end: int, scan: LogScan, check_crc: bool,
     progress: Callable[[int], None],

@@ -1,7 +1,7 @@
 """Queues and index files in a recovery: what is found of them, what the log makes of them, and how they are changed.
 
-    find_derived         where each queue ends, the headers of the index files; it reads only
-    plan_derived         queues to truncate to the log, index files to delete, and where dispatch begins; it reads only
+    plan_derived         where each queue ends, queues to truncate to the log, index files to delete, and where dispatch begins; it
+                         reads only
     RecoveryPlan.change  truncate queues; delete index files that are damaged or were not synced; dispatch the log to queues and index,
                          from where they end; sync
 
@@ -64,7 +64,7 @@ from pyengine.storage.mapped_file import (
     used_end,
 )
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.log import FoundLog, LogPlan
+from pyengine.storage.recovery.log import LogPlan
 from pyengine.storage.recovery.quarantine import PlannedPiece, QuarantinedPiece, move_of
 from pyengine.storage.recovery.report import GrowingProgress
 
@@ -107,31 +107,6 @@ class QueueState:
     def max_offset(self) -> int:
         """The next queue offset."""
         return self.end // CQ_ENTRY_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A stopped store as it is before its recovery: the log, and queues and index files without the pieces that are made again."""
-
-    log: FoundLog
-    queues: list[QueueState]
-    index_files: list[IndexState]    # oldest first
-    orphans: tuple[Path, ...]       # the folders of queues and index that have files, if there is no log
-
-
-def find_derived(log: FoundLog) -> Found:
-    """List queues and index files, and read where each queue ends. StoreRefusedError for files that RocketMQ would refuse."""
-    store, pieces = log.store, log.notes.pieces
-    queues = list_queues(store, pieces)
-    if log.options.enable_consume_queue_ext:
-        refuse_file(store.consume_queue_ext)
-        for _, _, folder in _others(store.consume_queue_ext, pieces):
-            list_segments(folder, store.queue_ext_file_bytes)
-    orphans = () if log.log.segments or log.beyond else tuple(
-        folder for folder in (store.consume_queue, store.index)
-        if folder.is_dir() and any(path.is_file() for path in folder.rglob("*")))
-    index_files = [] if "index" in pieces else list_index(store)
-    return Found(log, queues, index_files, orphans)
 
 
 def list_index(store: MessageStore) -> list[IndexState]:
@@ -396,7 +371,8 @@ class RecoveryPlan:
     """What a recovery does, decided before its first change: to the log, and by that to queues and index."""
 
     log: LogPlan
-    found: Found
+    queues: list[QueueState]      # as they are before, like `index_files`, oldest first; without the pieces that are made again
+    index_files: list[IndexState]
     cuts: tuple[QueueCut, ...]
     deleted_index: tuple[DeletedIndex, ...]
     dispatch_from: int
@@ -419,7 +395,7 @@ class RecoveryPlan:
         found, notes, log = self.log.found, self.log.found.notes, self.log
         if found.accept_loss or log.log.is_ours or notes.left.marker is not None or notes.rebuilding is not None:
             return
-        lost = lost_messages(log.log, self.found.queues, self.found.index_files, log.end_offset, was_emptied=log.was_emptied)
+        lost = lost_messages(log.log, self.queues, self.index_files, log.end_offset, was_emptied=log.was_emptied)
         if lost:
             raise CorruptionError(
                 f"{found.store} has lost a part of its commit log: {lost}. Nothing was changed; restore what is missing from a "
@@ -449,14 +425,14 @@ class RecoveryPlan:
             failpoint("recovery_index_deleted")
         start = self._dispatch(pieces, said, progress)
         is_unchanged = not cuts and not self.orphans and start >= end
-        queues = self.found.queues if is_unchanged else list_queues(store)
+        queues = self.queues if is_unchanged else list_queues(store)
         self._sync(queues, start)
         return start, queues
 
     def _lower_index_time(self) -> None:
         """Lower the checkpoint's index time to that of the last file that stays: the next ones, which are made again here if an operator
         removed them, are not synced before all is dispatched."""
-        checkpoint, files = self.log.found.notes.left.checkpoint, self.found.index_files
+        checkpoint, files = self.log.found.notes.left.checkpoint, self.index_files
         kept = files[: len(files) - len(self.deleted_index)]
         kept_ms = kept[-1].header.end_timestamp_ms if kept and kept[-1].header is not None else 0
         if checkpoint.index_msg_timestamp_ms > kept_ms:
@@ -568,10 +544,22 @@ class RecoveryPlan:
         return found
 
 
-def plan_derived(log: LogPlan, found: Found) -> RecoveryPlan:
-    """Compare queues and index with the log as it will be. Reads only."""
-    notes, scan_from, end = log.found.notes, log.scan.scan_from, log.end_offset
-    is_abnormal, marker, log_min = log.found.is_abnormal, notes.left.marker, max(log.log.min_offset, 0)
+def plan_derived(log: LogPlan) -> RecoveryPlan:
+    """Read where each queue ends and the headers of the index files, and compare them with the log as it will be. Reads only.
+
+    StoreRefusedError for files that RocketMQ would refuse.
+    """
+    found, scan_from, end, log_min = log.found, log.scan.scan_from, log.end_offset, max(log.log.min_offset, 0)
+    store, notes, is_abnormal, marker = found.store, found.notes, found.is_abnormal, found.notes.left.marker
+    queues, index_files = list_queues(store, notes.pieces), [] if "index" in notes.pieces else list_index(store)
+    if found.options.enable_consume_queue_ext:
+        refuse_file(store.consume_queue_ext)
+        for _, _, folder in _others(store.consume_queue_ext, notes.pieces):
+            list_segments(folder, store.queue_ext_file_bytes)
+    orphans = () if found.log.segments or found.beyond else tuple(
+        move_of(store, folder, 0, "the commit log that these belong to does not exist", kind="derived")
+        for folder in (store.consume_queue, store.index)
+        if folder.is_dir() and any(path.is_file() for path in folder.rglob("*")))
     # An earlier recovery, interrupted or complete (then `abort` is gone), has put keys that the undo in shared memory does not have.
     is_untouched = is_abnormal and marker is None and notes.rebuilding is None and not notes.has_failed_sync
     reputter = notes.shared if log.by_slot and is_untouched else None
@@ -579,16 +567,14 @@ def plan_derived(log: LogPlan, found: Found) -> RecoveryPlan:
         reputter = None
     is_crash = (is_abnormal or marker is not None) and reputter is None
     # After a crash the checkpoint, by which scan_from was chosen, covers older records.
-    measured = [measured_from(queue, scan_from) for queue in found.queues] if is_abnormal else found.queues
+    measured = [measured_from(queue, scan_from) for queue in queues] if is_abnormal else queues
     cuts = tuple(plan_cut(queue, end, keep_place=log.log.is_ours) for queue in measured)
-    deleted, enter_from = plan_index(found.index_files, log.found.store.geometry.index_layout,
+    deleted, enter_from = plan_index(index_files, store.geometry.index_layout,
                                      notes.left.checkpoint.index_msg_timestamp_ms if is_crash else None, log_min, end)
     if "index" in notes.pieces:
         deleted, enter_from = (), None
     dispatch_from = dispatch_start(log, cuts, enter_from, scan_from if is_abnormal else end, reputter)
-    orphans = tuple(move_of(log.found.store, folder, 0, "the commit log that these belong to does not exist", kind="derived")
-                    for folder in found.orphans)
-    return RecoveryPlan(log, found, cuts, deleted, dispatch_from, orphans, reputter)
+    return RecoveryPlan(log, queues, index_files, cuts, deleted, dispatch_from, orphans, reputter)
 
 
 def lost_messages(

@@ -1,7 +1,6 @@
-"""Recover a stopped store: `look` at it, `decide` what to do, which reads only, and carry that out; `preview` tells the plan.
+"""Recover a stopped store: find the log, `decide` what to do, which reads only, and carry that out; `preview` tells the plan.
 
-    look      after a failed sync drop cached pages, so that reads come from the disk; refuse a store that RocketMQ would
-              refuse (find_log, find_derived)
+    find_log  after a failed sync drop cached pages, so that reads come from the disk; refuse segments that RocketMQ would refuse
     decide    the end of the log, or the cut that was noted before; queues to truncate, index files to delete, where to
               dispatch from; damage below pyengine's watermark is reported, and nothing is changed (plan_log, plan_derived)
 
@@ -37,7 +36,6 @@ from pyengine.storage.checkpoint import (
     RECOVERY,
     SYNC_FAILURE,
     WATERMARK,
-    Notes,
     RebuildMarker,
     SharedState,
     WatermarkReading,
@@ -46,12 +44,12 @@ from pyengine.storage.checkpoint import (
     remove_abort_file,
     write_checkpoint,
 )
-from pyengine.storage.commit_log import find_end, scan_before, shown
+from pyengine.storage.commit_log import find_end, shown
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.derived import Found, RecoveryPlan, find_derived, plan_derived
-from pyengine.storage.recovery.log import Extra, find_log, plan_log
+from pyengine.storage.recovery.derived import RecoveryPlan, plan_derived
+from pyengine.storage.recovery.log import Extra, FoundLog, find_log, plan_log
 from pyengine.storage.recovery.quarantine import move_to_quarantine
 from pyengine.storage.recovery.report import CutQueue, GrowingProgress, Progress, RecoveryReport, RecoveryState
 
@@ -82,8 +80,7 @@ def recover(
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
     try:
-        found = look(store, notes, options, accept_loss=accept_loss, is_run=True)
-        plan = decide(found, steps)
+        plan = decide(find_log(store, notes, options, accept_loss=accept_loss, reread=True, is_run=True), steps)
         report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, steps)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
@@ -107,7 +104,7 @@ def preview(
     started_s, steps, options = time.monotonic(), GrowingProgress(progress), options or EngineConfig()
     store.require_exists()
     notes = read_notes(store, shared)
-    found = look(store, notes, options, accept_loss=accept_loss, reread=reread)
+    found = find_log(store, notes, options, accept_loss=accept_loss, reread=reread, is_run=False)
     if (cut := notes.cut) is not None or notes.rebuilding is not None:
         begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
         raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
@@ -137,31 +134,23 @@ def copied_note(store: MessageStore, reading: WatermarkReading, options: EngineC
     return found.copy_note, found.state is RecoveryState.DEGRADED
 
 
-# -- look and decide -----------------------------------------------------------------
+# -- decide ----------------------------------------------------------------------------
 
 
-def look(
-    store: MessageStore, notes: Notes, options: EngineConfig, *, accept_loss: bool = False, reread: bool = True, is_run: bool = False,
-) -> Found:
-    """Return what there is; see find_log() and find_derived()."""
-    return find_derived(find_log(store, notes, options, accept_loss=accept_loss, reread=reread, is_run=is_run))
-
-
-def decide(found: Found, progress: Progress | None = None) -> RecoveryPlan:
+def decide(found: FoundLog, progress: Progress | None = None) -> RecoveryPlan:
     """Compare queues and index with the log, and both with what must be durable. Reads only; raises what `recover` refuses."""
-    notes, log, marker, options = found.log.notes, found.log.log, found.log.notes.left.marker, found.log.options
-    first, is_rebuild, is_ours = found.log.start.first, notes.rebuilding is not None, log.is_ours
+    notes, log, marker, first = found.notes, found.log, found.notes.left.marker, found.start.first
+    is_rebuild, is_ours = notes.rebuilding is not None, log.is_ours
     if is_rebuild and not is_ours and marker is None:  # no more is read than must be, or damage there would end the log
         first = max(0, len(log.segments) - 1)
     with start_writeback(log.unsynced_paths):
-        plan = plan_derived(plan_log(found.log, first, progress), found)
+        plan = plan_derived(plan_log(found, first, progress))
         # Read what is dispatched now, and what the next start would read: damage there is damage below the watermark.
         read_from = min(plan.dispatch_from, plan.log.next_read_from, *[0] * is_rebuild)
         if is_ours and read_from < plan.log.scan.scan_from:
             first = log.index_of(max(read_from, log.min_offset)) or 0
-            extended = scan_before(log, plan.log.scan, first, check_crc=options.check_crc_on_recover)
-            plan = plan_derived(plan_log(found.log, first, progress), found) if extended is None else replace(
-                plan, log=replace(plan.log, scan=extended))
+            again = plan_log(found, first, progress)
+            plan = replace(plan, log=again) if again.end_offset == plan.log.end_offset else plan_derived(again)
     if is_rebuild or marker is not None:
         noted = 0 if is_rebuild or marker is None else marker.dispatch_from
         plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, noted)))
@@ -196,7 +185,7 @@ def _has_work(plan: RecoveryPlan) -> bool:
 def _checkpoint_is_ahead(plan: RecoveryPlan) -> bool:
     """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
     checkpoint = plan.log.found.notes.left.checkpoint
-    if checkpoint.index_msg_timestamp_ms and not plan.found.index_files:
+    if checkpoint.index_msg_timestamp_ms and not plan.index_files:
         return True
     newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
     return newest_ms > max(0, plan.log.scan.last_store_timestamp_ms) and newest_ms > max(0, plan.log.last_stored_ms)
@@ -234,7 +223,7 @@ def report_of(plan: RecoveryPlan) -> RecoveryReport:
         is_copy=found.copied is not None,
         stranded_bytes=stranded_bytes,
         shared_state=log.shared_state,
-        queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in plan.found.queues} if is_degraded else {},
+        queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in plan.queues} if is_degraded else {},
         index_files_removed=len(deleted),
         queue_entries_removed=gone,
         removed_files=tuple(
@@ -257,7 +246,7 @@ def report_of(plan: RecoveryPlan) -> RecoveryReport:
 def _carry_out(plan: RecoveryPlan, progress: GrowingProgress) -> RecoveryReport:
     """Change the store as planned, then lower the offsets that are beyond the end of a queue now."""
     store, end, report, said = plan.log.found.store, plan.log.end_offset, report_of(plan), list[str]()
-    pieces, queues, dispatched_from = list(report.quarantined), plan.found.queues, end
+    pieces, queues, dispatched_from = list(report.quarantined), plan.queues, end
     if report.changed:
         _begin(plan)
         plan.log.change()
