@@ -33,7 +33,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError, DiskFullError, FormatError, StoreRefusedError, command, disk_errors
@@ -77,17 +76,7 @@ _NS_PER_MS = 1_000_000
 # -- what is found -------------------------------------------------------------------
 
 
-class IndexState(NamedTuple):
-    """An index file; its header is None if it is too short for one."""
-
-    path: Path
-    size_bytes: int
-    header: IndexHeader | None
-
-    @property
-    def keys(self) -> int:
-        """The number of keys in it, by its header."""
-        return 0 if self.header is None else max(0, self.header.index_count - 1)
+IndexFile = tuple[Path, IndexHeader | None]  # the header is None if the file is too short for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +98,14 @@ class QueueState:
         return self.end // CQ_ENTRY_BYTES
 
 
-def list_index(store: MessageStore) -> list[IndexState]:
+def list_index(store: MessageStore) -> list[IndexFile]:
     """Return the index files with their headers, oldest first."""
     found = []
     for path in list_index_files(store):
         header = None
         with contextlib.suppress(FormatError):
             header = read_index_header(path)
-        found.append(IndexState(path, path.stat().st_size, header))
+        found.append((path, header))
     return found
 
 
@@ -286,23 +275,20 @@ def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
     return cut
 
 
-DeletedIndex = tuple[Path, str]  # an index file that is to be deleted; the label says why (docs/recovery.md, "Index files")
-
-
 def plan_index(
-    files: Sequence[IndexState], layout: IndexLayout, synced_time_ms: int | None, log_min: int, log_end: int
-) -> tuple[tuple[DeletedIndex, ...], int | None]:
-    """Compare every index file with the log [log_min, log_end). Return which are deleted, newest first, so that a crash leaves no gap
-    between files; and the physical offset from which keys are entered again, None: nowhere.
+    files: Sequence[IndexFile], layout: IndexLayout, synced_time_ms: int | None, log_min: int, log_end: int
+) -> tuple[tuple[tuple[Path, str], ...], int | None]:
+    """Compare every index file with the log [log_min, log_end). Return which are deleted and why (docs/recovery.md, "Index files"),
+    newest first, so that a crash leaves no gap between files; and the physical offset from which keys are entered again, None: nowhere.
 
     `synced_time_ms`: after a crash, also of a recovery, the checkpoint's index time; files with a later end time, or after one that ends
     at that time, are deleted. None after an orderly stop, or if the undo of the unfinished put was kept.
     """
-    enter_from, before_ms, deleted = log_min, -1, list[DeletedIndex]()
-    for path, size_bytes, header in files:
+    enter_from, before_ms, deleted = log_min, -1, list[tuple[Path, str]]()
+    for path, header in files:
         if deleted:
             label = "orphaned"
-        elif size_bytes != layout.size_bytes:
+        elif path.stat().st_size != layout.size_bytes:
             label = "short"
         elif header is None or not is_plausible(header, layout):
             label = "senseless"
@@ -372,9 +358,9 @@ class RecoveryPlan:
 
     log: LogPlan
     queues: list[QueueState]      # as they are before, like `index_files`, oldest first; without the pieces that are made again
-    index_files: list[IndexState]
+    index_files: list[IndexFile]
     cuts: tuple[QueueCut, ...]
-    deleted_index: tuple[DeletedIndex, ...]
+    deleted_index: tuple[tuple[Path, str], ...]
     dispatch_from: int
     orphans: tuple[PlannedPiece, ...]
     reputter: SharedState | None  # valid shared memory if what its reputter dispatched counts, else None
@@ -433,8 +419,8 @@ class RecoveryPlan:
         """Lower the checkpoint's index time to that of the last file that stays: the next ones, which are made again here if an operator
         removed them, are not synced before all is dispatched."""
         checkpoint, files = self.log.found.notes.left.checkpoint, self.index_files
-        kept = files[: len(files) - len(self.deleted_index)]
-        kept_ms = kept[-1].header.end_timestamp_ms if kept and kept[-1].header is not None else 0
+        kept = [header for _, header in files[: len(files) - len(self.deleted_index)] if header is not None]
+        kept_ms = kept[-1].end_timestamp_ms if kept else 0
         if checkpoint.index_msg_timestamp_ms > kept_ms:
             write_checkpoint(self.log.found.store, replace(checkpoint, index_msg_timestamp_ms=kept_ms))
 
@@ -506,10 +492,10 @@ class RecoveryPlan:
                     _sync_queue_file(extension.path, has_failed_sync=has_failed_sync)
         synced_ms = read_checkpoint(store).index_msg_timestamp_ms if found.copied is None else -1
         is_unsynced = start < self.log.end_offset
-        for file in list_index(store):
-            is_unsynced |= file.header is not None and file.header.end_timestamp_ms >= synced_ms
+        for path, header in list_index(store):
+            is_unsynced |= header is not None and header.end_timestamp_ms >= synced_ms
             if is_unsynced:
-                sync_file(file.path)
+                sync_file(path)
         failpoint("recovery_derived_synced")
 
     def finish(self) -> int:
@@ -517,7 +503,7 @@ class RecoveryPlan:
         store, rebuilding = self.log.found.store, self.log.found.notes.rebuilding
         if rebuilding is not None:
             _restore_queue_times(store, rebuilding)
-        headers, layout = [file.header for file in list_index(store) if file.header is not None], store.geometry.index_layout
+        headers, layout = [header for _, header in list_index(store) if header is not None], store.geometry.index_layout
         return next((header.end_timestamp_ms for header in reversed(headers) if layout.is_full(header.index_count)), 0)
 
     def next_offsets(self, queues: list[QueueState], said: list[str]) -> dict[tuple[str, int], int]:
@@ -578,7 +564,7 @@ def plan_derived(log: LogPlan) -> RecoveryPlan:
 
 
 def lost_messages(
-    log: Log, queues: Sequence[QueueState], index: Sequence[IndexState], end: int, *, was_emptied: bool
+    log: Log, queues: Sequence[QueueState], index: Sequence[IndexFile], end: int, *, was_emptied: bool
 ) -> str:
     """Return a sentence about messages that queues and index have and the log has no bytes of; "" if there are none.
 
@@ -587,7 +573,7 @@ def lost_messages(
     """
     files_end = log.segments[-1].start_offset + log.size_bytes if log.segments else 0
     entries = count_entries_beyond_log(queues, end if was_emptied else files_end, files_end)
-    keys = 0 if log.segments else sum(file.keys for file in index)
+    keys = 0 if log.segments else sum(header.index_count - 1 for _, header in index if header is not None)
     if not entries and not keys:
         return ""
     named = f"{entries} queue entries name" if entries else f"{keys} keys of the index name"

@@ -12,7 +12,7 @@ import pytest
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.record import encode_blank
 from pyengine.storage.mapped_file import MappedFile
-from pyengine.storage.recovery.derived import IndexState, plan_index
+from pyengine.storage.recovery.derived import plan_index
 from pyengine.storage.recovery.log import Extra, Tail, judge_tail
 from record_bytes import encode_record
 
@@ -73,12 +73,13 @@ def test_only_what_may_be_a_message_is_kept():
     ([20, 20], 1),
     ([30], 0),
 ])
-def test_an_index_file_after_the_last_one_that_the_checkpoint_knows_counts_as_unsynced(end_times_ms, kept):
+def test_an_index_file_after_the_last_one_that_the_checkpoint_knows_counts_as_unsynced(tmp_path, end_times_ms, kept):
     layout = IndexLayout(4, 8)
-    files = [IndexState(Path(str(number)), layout.size_bytes, IndexHeader(1, end_ms, number, number + 1, 1, 4))
-             for number, end_ms in enumerate(end_times_ms)]
+    files = [(tmp_path / str(number), IndexHeader(1, end_ms, number, number + 1, 1, 4)) for number, end_ms in enumerate(end_times_ms)]
+    for path, _ in files:
+        path.write_bytes(bytes(layout.size_bytes))
     deleted, enter_from = plan_index(files, layout, 20, 0, 1000)
-    assert [path for path, _ in reversed(deleted)] == [file.path for file in files[kept:]]
+    assert [path for path, _ in reversed(deleted)] == [path for path, _ in files[kept:]]
     assert {label for _, label in deleted} <= {"unsynced", "orphaned"} and enter_from == kept
     assert plan_index(files, layout, None, 0, 1000) == ((), None)
 
