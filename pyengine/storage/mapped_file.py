@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskError, StoreRefusedError, disk_error
-from pyengine.formats.paths import StorePaths, is_index_name, is_queue_id_name, parse_segment_name, segment_name
+from pyengine.formats.paths import is_index_name, is_queue_id_name, parse_segment_name, segment_name
 from pyengine.formats.record import I64, PHYSICAL_OFFSET_AT
-from pyengine.formats.small_file import open_regular, opened
+from pyengine.formats.small_file import opened
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import renew
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
@@ -308,27 +308,6 @@ def list_inodes(
     except OSError as error:
         raise disk_error(error, "list", folder) from error
     return found, complete
-
-
-def drop_page_cache(root: str | os.PathLike[str], flushed: int) -> int:
-    """Drop the cached pages of log segments above `flushed`, of all queues and of the index; return the number of files.
-
-    It drops whole files, since the kernel caches in pieces of up to a megabyte and keeps a piece
-    of which only a part is dropped. Pages that another process has mapped, and dirty
-    pages, remain.
-    """
-    paths = StorePaths(root)
-    count = 0
-    log = paths.commit_log_folders.all
-    for folder in (*log, paths.consume_queue, paths.index):
-        for parent, _, names in os.walk(folder):
-            for name in names:
-                with contextlib.suppress(OSError), open(open_regular(os.path.join(parent, name)), "rb") as file:
-                    if folder in log and (parse_segment_name(name) or 0) + os.fstat(file.fileno()).st_size <= flushed:
-                        continue
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                    count += 1
-    return count
 
 
 _CHUNK_BYTES = 1 << 17

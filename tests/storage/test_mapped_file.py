@@ -9,14 +9,13 @@ import pytest
 
 from fix_failpoints import at_failpoints
 from pyengine.errors import DiskError, StoreRefusedError
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import segment_name
 from pyengine.storage import mapped_file
 from pyengine.storage.mapped_file import (
     MappedFile,
     MappedFileQueue,
     MappingCache,
     clear_file_from,
-    drop_page_cache,
     folder_names,
     list_segments,
     map_read_only,
@@ -333,47 +332,3 @@ def test_a_file_on_a_file_system_without_holes_is_read_completely(tmp_path, monk
     assert (used_end(path), used_end(path, 5001), used_end(path, (2 << 20) + 1)) == ((2 << 20) + 1,) * 3
     assert clear_file_from(path, 5001) == (2 << 20) + 1 - 5001
     assert path.read_bytes() == bytes(5000) + b"x" + bytes((3 << 20) - 5001)
-
-
-LOG_BYTES = 1 << 20
-
-
-def is_cached(path, at=0):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.preadv(descriptor, [bytearray(100)], at, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno == errno.EAGAIN:
-            return False
-        pytest.skip(f"this file system does not tell what is cached ({error.strerror})")
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def write(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(os.urandom(LOG_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    return path
-
-
-def test_only_what_may_not_be_on_the_disk_is_dropped(tmp_path):
-    paths = StorePaths(tmp_path)
-    segments = [write(paths.commit_log_segment(start)) for start in (0, LOG_BYTES, 2 * LOG_BYTES)]
-    queue = write(paths.queue_folder("T", 0) / ("0" * 20))
-    index = write(paths.index / "20260101000000000")
-    assert all(is_cached(path) for path in (*segments, queue, index))
-    contents = [path.read_bytes() for path in (*segments, queue, index)]
-    assert drop_page_cache(tmp_path, LOG_BYTES + LOG_BYTES // 2) == 4
-    if is_cached(queue):
-        pytest.skip("this file system keeps its files in memory")
-    assert is_cached(segments[0])
-    assert not is_cached(segments[1], LOG_BYTES - 4096) and not is_cached(segments[2]) and not is_cached(index)
-    assert [path.read_bytes() for path in (*segments, queue, index)] == contents
-
-
-def test_a_missing_store_has_no_pages_to_drop(tmp_path):
-    assert drop_page_cache(tmp_path / "nothing", 0) == 0

@@ -39,7 +39,7 @@ from pyengine.storage.commit_log import (
 )
 from pyengine.storage.durable_writes import create_file, free_end, rewrite, sync_file, sync_folder, write_at
 from pyengine.storage.file_system import free_bytes
-from pyengine.storage.mapped_file import MappedFile, clear_file_from, drop_page_cache, mapped, renew_zeros, used_end
+from pyengine.storage.mapped_file import MappedFile, clear_file_from, mapped, renew_zeros, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import PlannedPiece, copy_of_bytes, copy_of_memory, move_of
 from pyengine.storage.recovery.report import Progress
@@ -71,24 +71,15 @@ class FoundLog:
         return self.notes.has_failed_sync or (self.log.is_ours and self.is_abnormal and self.copied is None)
 
 
-def find_log(
-    store: MessageStore, notes: Notes, options: EngineConfig, *, accept_loss: bool, reread: bool, is_run: bool,
-) -> FoundLog:
+def find_log(store: MessageStore, notes: Notes, options: EngineConfig, *, accept_loss: bool) -> FoundLog:
     """List the segments. StoreRefusedError for files that RocketMQ would refuse, CorruptionError for a missing segment, unless that is
-    accepted.
-
-    `reread`: if a sync has failed since the last boot, drop cached pages, so that the disk is read. `is_run`: the caller carries the
-    plan out, so a copy must have an identity of its own before its watermark is given up.
-    """
+    accepted."""
     reading, copied, cut = notes.reading, None, notes.cut
     watermark, identity = reading.watermark, reading.identity
-    if notes.has_failed_sync and reread:
-        # If the watermark covers all before it, only segments after it may have pages that the sync could not write.
-        drop_page_cache(store, notes.durable_end if watermark is not None and not watermark.verified_from else 0)
     segments = store.list_complete_log(accept_loss=accept_loss)
     kept = [segment for segment in segments if cut is None or segment.start_offset < cut.at]
     own = own_watermark(reading, kept[0].start_offset if kept else 0)
-    if own is not None and reading.is_copied and identity is not None and not (identity.is_copy and is_run):
+    if own is not None and reading.is_copied and identity is not None:
         copied, watermark = watermark, replace(own, uuid=str(identity.uuid))
     log = Log.of(kept, store.segment_bytes, watermark)
     start = find_recovery_start(notes.left, log, has_failed_sync=notes.has_failed_sync)

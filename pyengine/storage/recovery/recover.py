@@ -1,6 +1,6 @@
 """Recover a stopped store: find the log, `decide` what to do, which reads only, and carry that out; `preview` tells the plan.
 
-    find_log  after a failed sync drop cached pages, so that reads come from the disk; refuse segments that RocketMQ would refuse
+    find_log  the segments; refuse those that RocketMQ would refuse
     decide    the end of the log, or the cut that was noted before; queues to truncate, index files to delete, where to
               dispatch from; damage below pyengine's watermark is reported, and nothing is changed (plan_log, plan_derived)
 
@@ -80,7 +80,7 @@ def recover(
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
     try:
-        plan = decide(find_log(store, notes, options, accept_loss=accept_loss, reread=True, is_run=True), steps)
+        plan = decide(find_log(store, notes, options, accept_loss=accept_loss), steps)
         report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, steps)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
@@ -92,19 +92,18 @@ def recover(
 
 def preview(
     store: MessageStore, *, progress: Progress | None = None, accept_loss: bool = False, shared: SharedState | None = None,
-    options: EngineConfig | None = None, reread: bool = True,
+    options: EngineConfig | None = None,
 ) -> RecoveryReport:
     """Return the report that `recover` with the same arguments would return now, or raise its errors. Changes nothing.
 
     The caller ensures that no process changes the store meanwhile. Two values may be higher in the real recovery, which
     learns them only during dispatch: `dispatched_bytes`, and the queues that lack entries in their middle. Offsets
     of groups are not read, and `queue_ends` is empty. EngineError if an interrupted cut or rebuild must be finished first.
-    Without `reread` it drops no cached page after a failed sync.
     """
     started_s, steps, options = time.monotonic(), GrowingProgress(progress), options or EngineConfig()
     store.require_exists()
     notes = read_notes(store, shared)
-    found = find_log(store, notes, options, accept_loss=accept_loss, reread=reread, is_run=False)
+    found = find_log(store, notes, options, accept_loss=accept_loss)
     if (cut := notes.cut) is not None or notes.rebuilding is not None:
         begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
         raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
@@ -118,7 +117,7 @@ def preview(
 def would_refuse(store: MessageStore) -> bool:
     """Whether `recover` would now find a loss that it accepts only with `accept_loss`. Reads only."""
     try:
-        return preview(store, reread=False).state is RecoveryState.DEGRADED
+        return preview(store).state is RecoveryState.DEGRADED
     except EngineError as error:
         return type(error) is CorruptionError
 
@@ -160,7 +159,7 @@ def decide(found: FoundLog, progress: Progress | None = None) -> RecoveryPlan:
 
 # -- report --------------------------------------------------------------------------
 
-_REREAD = "a sync had failed: what may not have reached the disk was read from it and written again"
+_REWRITTEN = "a sync had failed: what may not have reached the disk was written again"
 
 
 def _has_work(plan: RecoveryPlan) -> bool:
@@ -201,7 +200,7 @@ def report_of(plan: RecoveryPlan) -> RecoveryReport:
         damage_offset, end = end, find_end(found.store, found.log).end_offset
         log, cuts, deleted, pieces = replace(log, drains=(), extra=(), cut_bytes=0), (), (), ()
     scan, gone = log.scan, sum(cut.entries for cut in cuts)
-    said = [_REREAD] * notes.has_failed_sync + [notes.reading.damage] * bool(notes.reading.damage)
+    said = [_REWRITTEN] * notes.has_failed_sync + [notes.reading.damage] * bool(notes.reading.damage)
     if gone:
         said.append(f"{gone} queue entries named messages after the end of the log at {end}: they are not in it")
     return RecoveryReport(

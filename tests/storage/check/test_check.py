@@ -26,7 +26,7 @@ from pyengine.storage.index_file import read_index_header
 from pyengine.storage.mapped_file import used_end
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import Selection, rebuild
-from pyengine.storage.recovery.recover import preview, recover
+from pyengine.storage.recovery.recover import recover
 from record_bytes import encode_record
 
 # Its own store cannot open it again without a loss (a topic of 180 bytes: docs/compatibility.md).
@@ -221,17 +221,6 @@ def unfinished_recovery(store):
 
 def sync_not_made_good(store):
     note_sync_failure(store.root, 0, "a segment", "Input/output error")
-
-
-def test_after_a_failed_sync_a_check_leaves_cached_pages_in_memory(stopped, monkeypatch):
-    """They may be all that is left of a message: `salvage` can still copy them, and recovery reads the disk instead."""
-    flip_body(stopped)
-    sync_not_made_good(stopped)
-    dropped = []
-    monkeypatch.setattr("pyengine.storage.recovery.log.drop_page_cache", lambda *of: dropped.append(of))
-    assert check(MessageStore(stopped.root, stopped.geometry)).exit_code is ExitCode.CORRUPTION and not dropped
-    preview(MessageStore(stopped.root, stopped.geometry))
-    assert dropped
 
 
 ERRORS = [flip_body, flip_offset_field, lose_a_segment, lose_the_newest_segments, zero_the_last_record,
