@@ -33,7 +33,7 @@ from pyengine.storage.mapped_file import queue_folders, refuse_file
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.derived import queues_between
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import Findings, GrowingProgress, Progress, RecoveryReport, RecoveryState
+from pyengine.storage.recovery.report import Findings, Progress, RecoveryReport, RecoveryState
 
 Queue = tuple[str, int]
 
@@ -116,12 +116,12 @@ def rebuild(
     options = replace(options or EngineConfig(), enable_multi_dispatch=True)
     if store.consume_queue_ext.is_dir():
         options = replace(options, enable_consume_queue_ext=True)
-    steps = GrowingProgress(progress)
     segments = store.list_complete_log()
     if not segments:
         raise NotAStoreError(f"{store} has no commit log: queues and index are rebuilt from it")
     log = Log.of(segments, store.segment_bytes, own_watermark(read_watermark(store), segments[0].start_offset))
-    in_log = _queues_in(log, find_end(store.root, log).end_offset, steps)
+    end = find_end(store.root, log).end_offset
+    in_log = {(queue.topic, queue.queue_id) for queue in queues_between(log, max(log.min_offset, 0), end, multi_dispatch=True)}
     for folder in (store.consume_queue, store.consume_queue_ext, store.index):
         refuse_file(folder)
     index = selection.index and options.message_index_enable
@@ -133,9 +133,7 @@ def rebuild(
     made = asked & in_log
     pieces = _pieces(on_disk, made, index)
     marker = _merged(store, REBUILD.read(store).record, pieces)
-    report = recover(store, options=options, shared=shared, rebuilding=marker,
-                     progress=lambda done, total: steps(total + done, 2 * total))
-    steps.finish()
+    report = recover(store, options=options, shared=shared, rebuilding=marker, progress=progress)
     if report.state is RecoveryState.DEGRADED:
         return RebuildReport(report.state, damage_offset=report.damage_offset, seconds=time.monotonic() - started_s)
     there = store.quarantine / marker.folder
@@ -146,16 +144,6 @@ def rebuild(
         end_offset=report.end_offset, log_bytes=report.dispatched_bytes,
         recovery=report, notes=report.notes, seconds=time.monotonic() - started_s,
     )
-
-
-def _queues_in(log: Log, end: int, progress: Progress) -> set[Queue]:
-    """Return the queues that have messages in [.., end) of the log, damaged or not."""
-    found: set[Queue] = set()
-    for number, segment in enumerate(log.segments, 1):
-        start, stop = segment.start_offset, min(end, segment.start_offset + log.size_bytes)
-        found |= {(queue.topic, queue.queue_id) for queue in queues_between(log, start, stop, multi_dispatch=True)}
-        progress(number * log.size_bytes, 2 * len(log.segments) * log.size_bytes)
-    return found
 
 
 def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) -> list[str]:
