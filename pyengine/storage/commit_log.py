@@ -33,7 +33,6 @@ from pyengine.errors import CorruptionError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, log_folders, segment_name
 from pyengine.formats.record import BEGIN, MAGIC_AT, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
-from pyengine.formats.small_file import Checkpoint
 from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.scan import Checks, ColumnScanner, RawBatch, classify, sync, walk
 from pyengine.storage.checkpoint import (
@@ -540,33 +539,6 @@ class LogScan:
         )
 
 
-def first_segment_to_scan(log: Log, path: RecoveryPath, checkpoint: Checkpoint, kept_from: int | None = None, *,
-                          over_gaps: bool = False) -> int:
-    """Return the index of the segment in which recovery begins to read; 0 without segments.
-
-    The segment is not after a gap and, with pyengine's watermark, not after the watermark's segment.
-    After a clean stop of an own store recovery reads as many of the last three segments as fit
-    into CLEAN_VERIFY_BYTES_MAX, and in any case the watermark's. `kept_from`: in RocketMQ's
-    store, the offset from which on an earlier recovery has kept everything (see checkpoint.py).
-    `over_gaps`: ignore gaps, as a reader of RocketMQ's store does.
-    """
-    count = len(log.segments)
-    first = 0
-    if path is RecoveryPath.NORMAL:
-        first = first_after_orderly_stop(log, count)
-        kept = None if kept_from is None or log.is_ours else log.index_of(kept_from)
-        first = max(first, kept or 0)
-    else:
-        for index in range(count - 1, 0, -1):
-            if _is_older_than(log.head(log.segments[index]), checkpoint.min_timestamp_ms):
-                first = index
-                break
-    if log.watermark is not None and count:
-        holder = log.index_of(log.watermark)
-        first = min(first, count - 1 if holder is None else holder)
-    return first if over_gaps else next((index for index in range(first) if log.is_gap_after(index)), first)
-
-
 def first_after_orderly_stop(log: Log, count: int) -> int:
     """Return the index of the segment in which reading begins after an orderly stop, in a log of `count` segments; no watermark counts."""
     segments_read = NORMAL_SEGMENTS
@@ -688,11 +660,26 @@ class RecoveryStart(NamedTuple):
 
 
 def find_recovery_start(left: StopNotes, log: Log, *, over_gaps: bool = False, has_failed_sync: bool = False) -> RecoveryStart:
-    """Find where recovery begins to read this log. `has_failed_sync`: a sync has failed, so recovery reads as after a crash."""
-    marker = left.marker
-    is_abnormal = left.abort_exists or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
-    path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
-    first = first_segment_to_scan(log, path, left.checkpoint, left.recovered_from, over_gaps=over_gaps)
+    """Find where recovery begins to read this log; segment 0 without segments.
+
+    The segment is not after a gap and, with pyengine's watermark, not after the watermark's segment. In RocketMQ's store it is not
+    before what an earlier recovery has kept (config/recovered). `over_gaps`: ignore gaps, as a reader of RocketMQ's store does.
+    `has_failed_sync`: a sync has failed, so recovery reads as after a crash.
+    """
+    marker, count, first = left.marker, len(log.segments), 0
+    if left.abort_exists or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL):
+        path = RecoveryPath.ABNORMAL
+        first = next((index for index in range(count - 1, 0, -1)
+                      if _is_older_than(log.head(log.segments[index]), left.checkpoint.min_timestamp_ms)), 0)
+    else:
+        path = RecoveryPath.NORMAL
+        kept = None if left.recovered_from is None or log.is_ours else log.index_of(left.recovered_from)
+        first = max(first_after_orderly_stop(log, count), kept or 0)
+    if log.watermark is not None and count:
+        holder = log.index_of(log.watermark)
+        first = min(first, count - 1 if holder is None else holder)
+    if not over_gaps:
+        first = next((index for index in range(first) if log.is_gap_after(index)), first)
     if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
         first = min(first, unfinished) if log.is_ours else unfinished
