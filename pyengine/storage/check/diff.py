@@ -82,7 +82,7 @@ def compare_logs(logs: Logs, start: int, end: int, progress: Callable[[int, int]
         else:
             ours, here = _records(logs, 0, here, stop, found)
             theirs, there = _records(logs, 1, there, stop, found)
-            _compare_records(logs, ours, theirs, found)
+            _compare_records(ours, theirs, found)
         progress(min(here, there, end) - start, end - start)
     return found
 
@@ -136,9 +136,9 @@ def _equal_to(logs: Logs, at: int, stop: int, found: LogDifferences) -> int:
     return reached
 
 
-def _records(logs: Logs, side: int, at: int, boundary: int, found: LogDifferences) -> tuple[dict[int, int], int]:
-    """Return (offset -> size of the records of one log from `at` on that begin before `boundary`, the start of the next one)."""
-    log, records = logs[side], {}
+def _records(logs: Logs, side: int, at: int, boundary: int, found: LogDifferences) -> tuple[dict[int, bytes], int]:
+    """Return (offset -> bytes of the records of one log from `at` on that begin before `boundary`, the start of the next one)."""
+    log, records = logs[side], dict[int, bytes]()
     while at < boundary:
         segment = log.view_at(at)
         if segment is None:  # the segment is missing
@@ -156,16 +156,16 @@ def _records(logs: Logs, side: int, at: int, boundary: int, found: LogDifference
                 counts, name = found.topic(queue.topic), logs._fields[side]
                 setattr(counts, name, getattr(counts, name) + queue.count)
             while at < walked.end_offset:
-                records[at] = total_size(view, at - base)
-                at += records[at]
+                records[at] = view[at - base : at - base + total_size(view, at - base)]
+                at += len(records[at])
         if at < boundary:  # a blank, or the log's end
             at = base + log.size_bytes
     return records, at
 
 
-def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], found: LogDifferences) -> None:
+def _compare_records(ours: dict[int, bytes], theirs: dict[int, bytes], found: LogDifferences) -> None:
     for offset in sorted(ours.keys() | theirs.keys()):
-        data = {name: _bytes_of(log, records, offset) for name, log, records in zip(logs._fields, logs, (ours, theirs))}
+        data = {"store": ours.get(offset, b""), "other": theirs.get(offset, b"")}
         if data["store"] == data["other"]:
             found.equal += 1
             continue
@@ -179,15 +179,6 @@ def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], f
         unlike = tuple(each.removeprefix("raw_") for each in _NAMES if len({getattr(one, each) for one in both.values()}) == 2)
         bad = tuple(where for where, one in both.items() if body_crc(one.body) != one.body_crc)
         found.differences.append(Difference(kind, offset, message.topic, message.queue_id, message.queue_offset, unlike, bad))
-
-
-def _bytes_of(log: Log, records: dict[int, int], offset: int) -> bytes:
-    """Return the bytes of the record at `offset`, none if there is no record."""
-    segment = log.view_at(offset) if offset in records else None
-    if segment is None:
-        return b""
-    base, _, view = segment
-    return view[offset - base : offset - base + records[offset]]
 
 
 # -- the report --------------------------------------------------------------------
