@@ -19,7 +19,6 @@ from pyengine.storage.check.parts import CheckPiece
 from pyengine.storage.check.report import CheckReport
 from pyengine.storage.commit_log import Log
 from pyengine.storage.config import EngineConfig, load_config
-from pyengine.storage.recovery.report import GrowingProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,14 +40,14 @@ def verify(
 
     root = Path(store).absolute()
     config = config or load_config(root, {name: str(value) for name, value in sizes.items()})
-    report, done_bytes = GrowingProgress(progress), 0
+    done_bytes = 0
 
     def run(pieces: Sequence[CheckPiece], log: Log) -> Iterator[Any]:
         nonlocal done_bytes
         before = done_bytes
         done_bytes += sum(piece.cost for piece in pieces)
         return iter(run_units(spark, pieces, replace(log, kept={}), task_bytes=task_bytes,
-                              progress=lambda done, total: report(before + done, before + total)))
+                              progress=progress and (lambda done, total: progress(before + done, before + total))))
 
     return check_now(root, config, None if acked is None else Path(acked), run=run)
 

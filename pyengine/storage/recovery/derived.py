@@ -65,7 +65,7 @@ from pyengine.storage.mapped_file import (
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import LogPlan
 from pyengine.storage.recovery.quarantine import PlannedPiece, QuarantinedPiece, move_of
-from pyengine.storage.recovery.report import GrowingProgress
+from pyengine.storage.recovery.report import Progress
 
 DISPATCH_SLICE_BYTES = 16 << 20
 RECOVERED_FILES = 3  # ConsumeQueue.recover reads this many files
@@ -394,7 +394,7 @@ class RecoveryPlan:
         """Note from where this recovery reads and dispatches, for the next one if this does not finish."""
         write_marker(self.log.found.store, RecoveryMarker(self.log.found.start.path, self.log.scan.scan_from, dispatch_from))
 
-    def change(self, pieces: list[QuarantinedPiece], said: list[str], progress: GrowingProgress) -> tuple[int, list[QueueState]]:
+    def change(self, pieces: list[QuarantinedPiece], said: list[str], progress: Progress | None) -> tuple[int, list[QueueState]]:
         """Truncate queues and index and dispatch to them, durably; return where dispatch began, and the queues afterwards."""
         store, end = self.log.found.store, self.log.end_offset
         for orphan in self.orphans:
@@ -424,7 +424,7 @@ class RecoveryPlan:
         if checkpoint.index_msg_timestamp_ms > kept_ms:
             write_checkpoint(self.log.found.store, replace(checkpoint, index_msg_timestamp_ms=kept_ms))
 
-    def _dispatch(self, pieces: list[QuarantinedPiece], said: list[str], progress: GrowingProgress) -> int:
+    def _dispatch(self, pieces: list[QuarantinedPiece], said: list[str], progress: Progress | None) -> int:
         """Dispatch the log to queues and index, from where the plan says; return where that began, earlier if a queue has a gap."""
         log, end, start, log_min = self.log.log, self.log.end_offset, self.dispatch_from, max(self.log.log.min_offset, 0)
         if start < end or self.reputter is not None:
@@ -451,7 +451,7 @@ class RecoveryPlan:
         failpoint("recovery_dispatched")
         return start
 
-    def _dispatch_until_gap(self, start: int, said: list[str], progress: GrowingProgress) -> QueueGap | None:
+    def _dispatch_until_gap(self, start: int, said: list[str], progress: Progress | None) -> QueueGap | None:
         """Dispatch the log from `start` on; stop and return the gap if a queue would have one that the log can fill."""
         found, log, scan, end = self.log.found, self.log.log, self.log.scan, self.log.end_offset
         scanned_bytes = scan.end_offset - scan.scan_from
@@ -473,7 +473,8 @@ class RecoveryPlan:
                 if dispatcher.stopped_by == GAP:
                     return gaps[-1]
                 piece.stopped(reached, dispatcher.stopped_by)
-                progress(scanned_bytes + min(reached, end) - start, scanned_bytes + end - start)
+                if progress is not None:
+                    progress(scanned_bytes + min(reached, end) - start, scanned_bytes + end - start)
         return None
 
     def _sync(self, queues: list[QueueState], start: int) -> None:

@@ -51,7 +51,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.derived import RecoveryPlan, plan_derived
 from pyengine.storage.recovery.log import Extra, FoundLog, find_log, plan_log
 from pyengine.storage.recovery.quarantine import move_to_quarantine
-from pyengine.storage.recovery.report import CutQueue, GrowingProgress, Progress, RecoveryReport, RecoveryState
+from pyengine.storage.recovery.report import CutQueue, Progress, RecoveryReport, RecoveryState
 
 
 def recover(
@@ -74,14 +74,14 @@ def recover(
     `rebuilding`: queues and index that it moves away and makes again; by default those of a rebuild that was interrupted.
     """
     started_s = time.monotonic()
-    steps, options = GrowingProgress(progress), options or EngineConfig()
+    options = options or EngineConfig()
     store.require_exists()
     notes = read_notes(store, shared, rebuilding)
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
     try:
-        plan = decide(find_log(store, notes, options, accept_loss=accept_loss), steps)
-        report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, steps)
+        plan = decide(find_log(store, notes, options, accept_loss=accept_loss), progress)
+        report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, progress)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
             raise
@@ -100,7 +100,7 @@ def preview(
     learns them only during dispatch: `dispatched_bytes`, and the queues that lack entries in their middle. Offsets
     of groups are not read, and `queue_ends` is empty. EngineError if an interrupted cut or rebuild must be finished first.
     """
-    started_s, steps, options = time.monotonic(), GrowingProgress(progress), options or EngineConfig()
+    started_s, options = time.monotonic(), options or EngineConfig()
     store.require_exists()
     notes = read_notes(store, shared)
     found = find_log(store, notes, options, accept_loss=accept_loss)
@@ -108,10 +108,7 @@ def preview(
         begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
         raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
                           "preview cannot; run `recover`, or restore the store")
-    plan = decide(found, steps)
-    if not plan.log.is_degraded:
-        steps.finish()
-    return replace(report_of(plan), seconds=time.monotonic() - started_s)
+    return replace(report_of(decide(found, progress)), seconds=time.monotonic() - started_s)
 
 
 def would_refuse(store: MessageStore) -> bool:
@@ -242,7 +239,7 @@ def report_of(plan: RecoveryPlan) -> RecoveryReport:
 # -- carry out -----------------------------------------------------------------------
 
 
-def _carry_out(plan: RecoveryPlan, progress: GrowingProgress) -> RecoveryReport:
+def _carry_out(plan: RecoveryPlan, progress: Progress | None) -> RecoveryReport:
     """Change the store as planned, then lower the offsets that are beyond the end of a queue now."""
     store, end, report, said = plan.log.found.store, plan.log.end_offset, report_of(plan), list[str]()
     pieces, queues, dispatched_from = list(report.quarantined), plan.queues, end
@@ -254,7 +251,6 @@ def _carry_out(plan: RecoveryPlan, progress: GrowingProgress) -> RecoveryReport:
     else:
         plan.log.sync()
         sweep_unfinished(store)
-    progress.finish()
     further = plan.next_offsets(queues, said)
     ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
     said.extend(ConsumerOffsets(store).lower(ends))

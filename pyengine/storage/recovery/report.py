@@ -15,26 +15,8 @@ if TYPE_CHECKING:
 
     from pyengine.storage.recovery.quarantine import QuarantinedPiece
 
-# Bytes done, bytes to do; the second number may grow during the work.
+# Bytes done, bytes to do. During the work the second number may grow, and the first fall if a range is read twice.
 Progress = Callable[[int, int], None]
-
-
-class GrowingProgress:
-    """Reports progress that never decreases, even if a range is read twice."""
-
-    def __init__(self, report: Progress | None) -> None:
-        self._report = report
-        self._done = self._total = 0
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        if self._report is not None and done_bytes > self._done:
-            self._done, self._total = done_bytes, max(total_bytes, self._total)
-            self._report(self._done, self._total)
-
-    def finish(self) -> None:
-        """Report that all work is done, even if it was less than expected."""
-        if self._report is not None and self._total > self._done:
-            self._report(self._total, self._total)
 
 
 class Findings:
