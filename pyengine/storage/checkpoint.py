@@ -1,39 +1,15 @@
 """What the next recovery goes by: `checkpoint`, `abort` (docs/formats.md sections 11, 13), and notes in config/.
 
-`checkpoint` has three store times, none of them ahead of the files on the disk. Abnormal recovery starts at the newest
-segment whose first record is older than these times. A time that is ahead loses queue entries; one that lags makes the
-scan longer. So the caller reads the time, then syncs, then writes that time. The file is written in place: 24 bytes
-in one sector, like RocketMQ's mapping.
+`checkpoint` has three store times, none of them ahead of the files on the disk: a time that is ahead loses queue entries, one that lags
+makes the scan longer. So the caller reads the time, then syncs, then writes that time. It is written in place, 24 bytes in one sector.
+`abort` exists while the store is open.
 
-`abort` exists while the store is open. If it exists when a store is loaded, recovery takes the abnormal path.
+`config/recovery` makes the recovery after one that was killed read from the same offsets again, in a pyengine store from there or earlier,
+although abort file, segments or queues would now lead to others. The end of the log is found again from the files, so an old marker
+does no harm in a store to which another program has written since.
 
-`config/watermark`: the offset below which an engine of pyengine has synced every byte of the log; in a store that another
-program made, only from `verified_from` on. The checkpointer writes it, at most once a second and at stop, and recovery and restore
-do at their end; it may be lower than the durable end and is never beyond it. Recovery truncates below it only if the loss is accepted,
-or to a cut (docs/promises.md, 1), and lowers it first. A damaged file counts as absent, and its reader gets a sentence about it.
-
-`config/sync-failure`: a sync of the store has failed since the machine was booted. The kernel has then
-marked the pages that it could not write as clean, so that later syncs say nothing about them until they
-are written again or the machine is rebooted. A process whose sync of the log fails writes this file
-before it does anything else. A recovery that has rewritten and synced all doubtful bytes
-removes it (docs/recovery.md). A damaged file counts as such a failure.
-
-`config/recovery` is written before a recovery changes log, queues or index, and removed at its end. If a recovery is killed, the marker
-makes the next one read from the same offsets again, in a pyengine store from there or earlier, although the abort file, the number of
-segments or the queues' ends would now lead to others. The end of the log is found again from the files, so
-an old marker does no harm in a store to which another program has written since.
-
-`config/recovered` remains: in a store without pyengine's watermark the last recovery has kept everything from this offset
-on, and has not read what is before it. After an orderly stop RocketMQ reads the last three segments, which may begin
-earlier than the recovery after a crash did, or than the last three segments did before a truncation. Without this offset a
-second recovery could find damage there that the first has not read, and truncate what the first has kept.
-
-`config/rebuild`: queues or index are moved away and rebuilt from the log. It is written before the first of them is
-moved and removed when all are complete; `config/recovery` makes any recovery in between dispatch the whole log.
-
-`config/cut`: the log must end at a record boundary, on purpose: that of a slave whose master does not have the records after it.
-Only a cut lowers the durable watermark below undamaged bytes, so it is noted before anything changes; from then on it will
-happen: each recovery of the store ends the log there, until one has finished and removes the note.
+`config/recovered` remains: in a store without pyengine's watermark the last recovery has kept everything from this offset on, and has not
+read what is before it. RocketMQ's rule after an orderly stop may begin earlier, and damage there would truncate what was kept.
 """
 
 from __future__ import annotations
@@ -247,7 +223,10 @@ class RebuildMarker:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The decision that the log [.., end) must end at `at`. `kept`: the copy of the bytes to clear is in quarantine/."""
+    """The decision that the log [.., end) of a slave must end at `at`: each recovery ends it there, until one has finished.
+
+    `kept`: the copy of the bytes to clear is in quarantine/.
+    """
 
     at: int
     end: int

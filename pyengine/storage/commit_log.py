@@ -1,16 +1,12 @@
 """CommitLog: the segments of a log, how it is read, and where it ends (the reading half of recovery: docs/recovery.md).
 
-The log may be in several folders. `CommitLog` follows it, and a `Log` is what a walk needs to know of it.
+The log may be in several folders. `CommitLog` follows it, and a `Log` is what a walk needs to know of it. `find_end` is the only definition
+of the log's end for readers, `check`, `status` and Spark; recovery finds the same end, unless a commit slot, a cut or an accepted loss says
+another. `LogEnd` follows the end while another process appends.
 
 The rules for a record are RocketMQ's (CommitLog.checkMessageAndReturnSize) in its stores and below pyengine's
 watermark; above the watermark, where a power cut may have lost pages, topic and properties are checked too. In pyengine's
 own stores a record must also have its own offset, which RocketMQ does not check.
-
-`find_end` is the only definition of the log's end for readers, `check`, `status` and Spark. Recovery finds the same end, unless a
-commit slot in shared memory, a cut or an accepted loss says another. `find_end` writes nothing and reports no damage. In pyengine's
-own store everything below the durable watermark belongs to the log, damaged or not, and the log ends at the first byte from there on
-that is not part of a complete record. In RocketMQ's store it ends where RocketMQ ends it: at the first such byte from the point where
-its recovery begins to read. `LogEnd` follows the end while another process appends.
 """
 
 from __future__ import annotations

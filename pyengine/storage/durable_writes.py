@@ -1,13 +1,13 @@
 """Create files, write into existing ones and remove them: durable when a function returns, with this project's errors.
 
-A file's length never changes. A large file is deleted in two steps: its name first, then its blocks, piece by piece. A reader may have
-the file mapped: truncating it would kill that reader by SIGBUS, so a hole is punched instead; a reader that copies from a mapping checks
-afterwards that the file still has its name (MESSAGE_WAS_REMOVING). Files are deleted oldest first, and the folder is synced after each
-name, so that a power cut never leaves a gap between files.
+A file's length never changes. A large file loses its name first, then its blocks, piece by piece: a reader may have it mapped, and a
+truncation would kill that reader by SIGBUS. It sees zeros instead, so a reader that copies from a mapping checks afterwards that the file
+still has its name (MESSAGE_WAS_REMOVING). Files are deleted oldest first, and the folder is synced after each name, so that a power cut
+never leaves a gap between files.
 
-New files appear complete or not at all, since RocketMQ refuses a store with a segment of another length. A file is created without a
-name (O_TMPFILE), gets its length and its blocks, is synced, and is linked after that; the directory is synced last. If the file system
-refuses O_TMPFILE (or /proc is missing), the file is created in a sibling of its directory, which RocketMQ ignores, and renamed.
+New files appear complete or not at all (docs/promises.md, 3), since RocketMQ refuses a store with a segment of another length. They are
+linked after their sync (O_TMPFILE) or, if the file system refuses that, renamed from `.<directory>.new`, which RocketMQ ignores;
+`sweep_unfinished` removes what a crash left there.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
-"""The whole-store check: log, queues, index, config/, checkpoint, watermark and a list of acknowledged messages.
+"""The whole-store check: log, queues, index, config/, checkpoint, watermark and a list of acknowledged messages. It never writes.
 
-Library code that the command, the tests and the crash scripts call. It never writes.
-A store that the real RocketMQ stopped in order has no findings.
+The list of acknowledged messages has one JSON object per line: topic, queue_id, queue_offset, physical_offset, body_sha256 (hex). The
+physical offset may be null (put_many returns only that of its first message): then it is taken from the queue entry.
 
-The list of acknowledged messages has one JSON object per line: topic, queue_id, queue_offset, physical_offset,
-body_sha256 (hex). Each message must be in the log at its physical offset and in its queue at its queue offset, with that body.
-The physical offset may be null (put_many returns only that of its first message): then it is taken from the queue entry.
-
-Of config/ it checks the tables that a start needs and that cannot be rebuilt from the log. If a table cannot be used, RocketMQ
-and this engine use its `.bak`, the content before its last change; if neither can be used, topics are unknown and groups
-start again without offsets.
+Of config/ it checks the tables that a start needs and that cannot be rebuilt from the log.
 """
 
 from __future__ import annotations

@@ -1,17 +1,7 @@
 """The parts of the whole-store check: every record of the log, then the queues and the index against it.
 
-**The log**, from the first segment to the end, CRC included. The end is that of recovery and of every reader
-(commit_log.find_end). Damage below it is an error, since a message is lost; the walk continues at the next complete record. At the end:
-
-    zeros to the end of the log       no finding
-    complete records after it         error: they cannot be reached
-    bytes that recovery clears, and   warning: a put that a crash interrupted
-    there is an abort file
-    anything else                     error: it may have been a message, or no process was writing
-
-**Queues**: every entry points to its own record, and every record has its entries. If a queue has an extension, every unit
-that an entry points to must exist and belong to the entry's message. **The index**: its chains, and that every entry points
-to a record with its key.
+The log's end is that of recovery and of every reader (commit_log.find_end). Damage below it is an error, since a message is lost; the
+walk continues at the next complete record. Of a queue every entry must point to its own record, and every record must have its entries.
 
 All reading is done in pieces, one for each segment, file of a queue and file of the index: a piece depends on the files alone, so it
 may run on any host, in any order (`RunPieces`; pyengine.spark.store_verify). The judgement of what the pieces have found is here.

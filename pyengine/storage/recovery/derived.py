@@ -1,29 +1,13 @@
 """Queues and index files in a recovery: what is found of them, what the log makes of them, and how they are changed.
 
-    plan_derived         where each queue ends, queues to truncate to the log, index files to delete, and where dispatch begins; it
-                         reads only
-    RecoveryPlan.change  truncate queues; delete index files that are damaged or were not synced; dispatch the log to queues and index,
-                         from where they end; sync
-
-A queue's own end is found as in RocketMQ (ConsumeQueue.recover): from its
-third-last file on, the data ends before the first invalid entry. After a crash earlier
-files are read too if they may have entries that were never synced, since a power cut
-may lose any of their pages.
-
-After a crash entries of records at or after the end of the log are dropped (truncateDirtyLogicFiles; docs/recovery.md,
-"Queues"). RocketMQ does not dispatch again after a hole, and loses the entries after it.
-
-Where dispatch begins is in docs/recovery.md, too. RocketMQ begins at the segment where an
-abnormal recovery began to read, else at the record with the highest offset in any queue (DefaultMessageStore.start);
-after a crash it deletes index files, and enters only the keys from there on (IndexService.load). That is right if queues
-lose only their newest entries. Here dispatch begins earlier if entries or keys would be left out of records that the log
-still has. If shared memory is valid, everything below its `reput_from` has been dispatched.
+A queue's own end is found as in RocketMQ (ConsumeQueue.recover), after a crash also in earlier files whose entries may never have been
+synced, since a power cut may lose any of their pages. RocketMQ does not dispatch again after a hole, and loses the entries after it; it
+begins at the segment where an abnormal recovery began to read, else at the record with the highest offset in any queue
+(DefaultMessageStore.start). That is right if queues lose only their newest entries. Here dispatch begins earlier (docs/recovery.md) if
+entries or keys would be left out of records that the log still has.
 
 A queue whose entries were shifted, by another program or a bad copy, has no hole: it ends before the queue offset of its
 last message. Its next message must not get a queue offset that an older message has, or a rebuild could not tell the two apart.
-
-The new files of a rebuild get the times of those that they replace: a search by time takes the first file of the queue
-that was modified at or after that time (MappedFileQueue.getMappedFileByTime).
 """
 
 from __future__ import annotations
@@ -621,7 +605,8 @@ def _sync_queue_file(path: Path, *, is_synced: bool = False, has_failed_sync: bo
 
 
 def _restore_queue_times(store: MessageStore, marker: RebuildMarker) -> None:
-    """Set the times of the files of all queues of `marker`. May be repeated."""
+    """Set the times of the files of all queues of `marker`, by which a search finds the first file modified at or after a time
+    (MappedFileQueue.getMappedFileByTime). May be repeated."""
     log = store.open_log(MappingCache(mappings_max=8))
     for queue in list_queues(store):
         folder = queue.folder.relative_to(store.root)

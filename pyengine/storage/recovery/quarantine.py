@@ -1,20 +1,14 @@
 """The folder `quarantine/`: the bytes that recovery removes from the log, each with a note of what they are and why.
 
-Bytes that might be a message are in quarantine, durably, before they leave the
-log. Whole files are synced and moved, which needs space only on another file system; parts of a file
-are copied without their final zeros. Queue entries and index files are not kept, since
-they can be rebuilt from the remaining log.
+Bytes that might be a message are in quarantine, durably, before they leave the log. Whole files are synced and moved, parts of a file are
+copied without their final zeros.
 
     commitlog-00000000000000049152             a whole segment
     commitlog-00000000000000047869-512         512 bytes from that physical offset on
     commitlog-00000000000000047869-512.json    the note; written last
 
-A name depends only on offset and length, so a recovery that runs again after a kill finds
-its own copy, which may be longer by now, and does not make a second one. A crash may leave a note without its
-content, or content without its note: the next run replaces it. Only a segment or folder that moves to another file system may be
-there twice then.
-
-The files that a rebuild replaces are moved to quarantine/rebuild-N/ before it.
+A name depends only on offset and length, so a recovery that runs again after a kill finds its own copy. A note without its content, or
+content without its note, is replaced. Only what moves to another file system may be there twice after a kill.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
 """Rebuild queues and index from the log alone (`pyengine rebuild`).
 
-RocketMQ can rebuild only all queues at once, after they were deleted; it does not repair a single
-queue that is missing or wrong. Here any queue, or the index, is moved to
-`quarantine/rebuild-N/` and rebuilt.
-
-It is a recovery whose plan leaves these pieces out and dispatches the whole log: damage below pyengine's watermark is
-refused before anything changes. config/rebuild names the pieces before the first is moved, by rename; the dispatch writes
-missing entries and keeps correct ones, and then the times of files are restored.
-
-After a kill at any point run it again, or just start the store: both continue from the note.
-A queue without messages in the log cannot be rebuilt. It is not moved, because its end has
-the next queue offset.
+It is a recovery whose plan leaves these pieces out and dispatches the whole log. config/rebuild names them before the first is moved to
+quarantine/rebuild-N/; after a kill at any point another run, or just a start, continues from that note. A queue without messages in the
+log is not moved, because its end has the next queue offset.
 """
 
 from __future__ import annotations

@@ -1,22 +1,8 @@
 """Recover a stopped store: find the log, `decide` what to do, which reads only, and carry that out; `preview` tells the plan.
 
-    find_log  the segments; refuse those that RocketMQ would refuse
-    decide    the end of the log, or the cut that was noted before; queues to truncate, index files to delete, where to
-              dispatch from; damage below pyengine's watermark is reported, and nothing is changed (plan_log, plan_derived)
-
-Then everything changes in this order:
-
-    room      on a full disk, free the blocks of zeros after the end; if the marker still has no room, remove segments of zeros
-    marker    of a rebuild write config/rebuild; write config/recovery; lower the watermark for an accepted loss or a cut; move the
-              pieces that a rebuild replaces
-    log       LogPlan.change (recovery/log.py)
-    derived   RecoveryPlan.change (recovery/derived.py)
-    finish    checkpoint, watermark, config/recovered; remove the notes of a failed sync and a cut, abort, config/rebuild, marker
-    offsets   lower those of consumer groups and delay levels that are beyond the end of a queue now
-
-(DefaultMessageStore.recover; docs/recovery.md.) The caller owns the store (its lock), and no worker runs. A crash may
-interrupt every step; the next run repeats it, with the same result. A store that was stopped in order and is
-undamaged is not written to at all.
+The order of all steps is in docs/recovery.md (RocketMQ: DefaultMessageStore.recover); those of the log are in LogPlan.change, those of
+queues and index in RecoveryPlan.change. The caller owns the store (its lock), and no worker runs. A crash may interrupt every step; the next run
+repeats it, with the same result. A store that was stopped in order and is undamaged is not written to at all.
 """
 
 from __future__ import annotations
