@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from pyengine.errors import DiskError, disk_error, disk_errors
 from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_name
-from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, open_regular, opened, read_small_file
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import RebuildMarker
 from pyengine.storage.durable_writes import make_folders, open_new, sync_file, sync_folder, write_config
@@ -141,11 +141,15 @@ def _unused(target: Path, is_used: Callable[[Path], bool]) -> Path:
 
 
 def _content(source: Path | memoryview, at: int, size_bytes: int) -> Iterator[bytes | memoryview]:
+    """Yield these bytes of a file, or the memory. A file is not mapped: where the disk cannot read it, that would be a SIGBUS."""
     if isinstance(source, memoryview):
         yield source
-    else:
-        with open(source, "rb") as file:
-            yield from _chunks(file, at, at + size_bytes)
+        return
+    with open(open_regular(source), "rb") as file, disk_errors("read", source):
+        file.seek(at)
+        while size_bytes > 0 and (chunk := file.read(min(_COPY_BYTES, size_bytes))):
+            size_bytes -= len(chunk)
+            yield chunk
 
 
 def move_to_quarantine(store: StorePaths, marker: RebuildMarker) -> None:
@@ -189,7 +193,9 @@ def _rename(source: Path, target: Path) -> None:
             try:
                 _remove(part)
                 shutil.copytree(source, part) if source.is_dir() else shutil.copy2(source, part)
-                sync_tree(part)
+                for entry in (part, *part.rglob("*")):
+                    with opened(os.open(entry, os.O_RDONLY)) as descriptor:
+                        os.fsync(descriptor)
                 os.rename(part, target)
                 sync_folder(target.parent)
             finally:
@@ -276,7 +282,8 @@ def _entry(path: Path) -> QuarantineEntry:
 
 def changed_content(entry: QuarantineEntry) -> bool:
     """Whether copied bytes no longer match the note's checksum. It reads all of them."""
-    return entry.sha256 is not None and entry.path.is_file() and _digest_of_file(entry.path) != entry.sha256
+    path = entry.path
+    return entry.sha256 is not None and path.is_file() and _sha256(_content(path, 0, path.stat().st_size)) != entry.sha256
 
 
 def write_note(target: Path, origin: str | list[str], reason: str, offset: int | None = None, size_bytes: int = 0, sha256: str | None = None
@@ -290,8 +297,7 @@ def write_note(target: Path, origin: str | list[str], reason: str, offset: int |
 def _begins_with(piece: Path, size_bytes: int, digest: str) -> bool:
     """Whether the piece has its note, so that it is durable, and its first bytes have this digest."""
     try:
-        with open(open_regular(piece), "rb") as file:
-            return _note_path(piece).exists() and _sha256(_chunks(file, 0, size_bytes)) == digest
+        return _note_path(piece).exists() and _sha256(_content(piece, 0, size_bytes)) == digest
     except (OSError, DiskError):
         return False
 
@@ -300,34 +306,8 @@ def _note_path(target: Path) -> Path:
     return target.with_name(target.name + ".json")
 
 
-def _chunks(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
-    source.seek(start)
-    while start < end:
-        with disk_errors("read", source.name):
-            chunk = source.read(min(_COPY_BYTES, end - start))
-        if not chunk:
-            return
-        start += len(chunk)
-        yield chunk
-
-
 def _sha256(content: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
     for chunk in content:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _digest_of_file(path: Path) -> str:
-    with open(open_regular(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_tree(path: Path) -> None:
-    """fsync a file, or a folder with all of its content; raises OSError."""
-    for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

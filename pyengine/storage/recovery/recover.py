@@ -1,8 +1,8 @@
 """Recover a stopped store: find the log, `decide` what to do, which reads only, and carry that out; `preview` tells the plan.
 
 The order of all steps is in docs/recovery.md (RocketMQ: DefaultMessageStore.recover); those of the log are in LogPlan.change, those of
-queues and index in RecoveryPlan.change. The caller owns the store (its lock), and no worker runs. A crash may interrupt every step; the next run
-repeats it, with the same result. A store that was stopped in order and is undamaged is not written to at all.
+queues and index in RecoveryPlan.change. The caller owns the store (its lock), and no worker runs. A crash may interrupt every step; the
+next run repeats it, with the same result. A store that was stopped in order and is undamaged is not written to at all.
 """
 
 from __future__ import annotations

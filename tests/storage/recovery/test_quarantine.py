@@ -143,10 +143,14 @@ def test_a_failed_move_across_file_systems_leaves_no_note_and_an_unchanged_log(t
     before = segment.read_bytes()
     across(monkeypatch, segment)
 
-    def fail(_path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    fsync = os.fsync
 
-    monkeypatch.setattr(module, "sync_tree", fail)
+    def fail(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".part"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(module.os, "fsync", fail)
     with pytest.raises(DiskFullError):
         moved(tmp_path, segment)
     assert not list((tmp_path / "quarantine").glob("*"))
