@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,15 +64,13 @@ _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
 
 
 class QueueGap(NamedTuple):
-    """A queue ends at `next_offset` (0: it has no entry), but its first message in the range has a higher queue offset.
+    """A queue whose first message in the range has a higher queue offset than its next one.
 
     `max_physical` is the physical end of its last entry's message, -1 without one.
     """
 
     topic: str
     queue_id: int
-    next_offset: int
-    first_offset: int
     max_physical: int
 
 
@@ -84,7 +81,8 @@ class Dispatcher:
     writable buffer that survives this process, or None for private memory. After a kill of
     this process pass the same area to the next Dispatcher; zero it if the
     store was recovered without it. `open_files_max` is the most descriptors that are kept
-    open (default: half of the process's limit, whose soft limit is raised).
+    open (default: half of the process's limit, whose soft limit is raised). `gaps_above`: stop with GAP at a `gap` whose `max_physical`
+    is higher.
     `loop` is the native loop, with its counters: a caller may run it itself, and calls dispatch() when it needs a queue or a file.
     `topic_stats` (native.store_stats, it must live longer than this object) counts new entries by topic.
 
@@ -99,7 +97,7 @@ class Dispatcher:
         *,
         index_progress: Readable | CData | None = None,
         open_files_max: int | None = None,
-        on_gap: Callable[[QueueGap], bool] | None = None,
+        gaps_above: int | None = None,
         topic_stats: ms_topic_stats | None = None,
     ) -> None:
         options = options or EngineConfig()
@@ -113,7 +111,8 @@ class Dispatcher:
         self._multi_dispatch = options.enable_multi_dispatch
         self._queues_known_to = -1  # the new queues are known up to this offset of the log
         self._begun: dict[tuple[str, int], int] = {}  # descriptors of queues whose first file was created before their first entry
-        self._on_gap = on_gap
+        self._gaps_above = gaps_above
+        self.gap: QueueGap | None = None
         progress = new_progress() if index_progress is None else progress_at(index_progress)
         self._progress_memory = index_progress  # the memory of `progress`
         self.loop = DispatchLoop(
@@ -217,7 +216,7 @@ class Dispatcher:
                 self._queues_known_to = start  # the next of the others that is needed looks again
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
-        """Add the queue to the loop; False when `on_gap` refuses it."""
+        """Add the queue to the loop; False if it has a `gap`."""
         refused = not is_queue_name(topic) or not 0 <= queue_offset <= _QUEUE_OFFSET_MAX
         next_offset, max_physical = queue_offset, -1
         if not refused:
@@ -228,9 +227,9 @@ class Dispatcher:
                 self._open_files -= 1
                 is_begun = False
             end = EMPTY if is_begun else find_queue_end(folder, self._file_bytes)
-            if self._on_gap is not None and queue_offset > end.next_offset:
-                if self._on_gap(QueueGap(_text(topic), queue_id, end.next_offset, queue_offset, end.max_physical)):
-                    return False
+            if self._gaps_above is not None and queue_offset > end.next_offset and end.max_physical > self._gaps_above:
+                self.gap = QueueGap(_text(topic), queue_id, end.max_physical)
+                return False
             if end.max_physical >= 0:
                 next_offset, max_physical = end
             elif not is_begun:

@@ -439,23 +439,19 @@ class RecoveryPlan:
         """Dispatch the log from `start` on; stop and return the gap if a queue would have one that the log can fill."""
         found, log, scan, end = self.log.found, self.log.log, self.log.scan, self.log.end_offset
         scanned_bytes = scan.end_offset - scan.scan_from
-        log_min, gaps = max(log.min_offset, 0), list[QueueGap]()
-
-        def on_gap(gap: QueueGap) -> bool:
-            gaps.append(gap)
-            return start > log_min or gap.max_physical > log_min
-
+        log_min = max(log.min_offset, 0)
+        gaps_above = log_min if start == log_min else -2  # what is before a later start may fill any gap
         undo = None if self.reputter is None else bytearray(self.reputter.index_progress or b"")
         written = replace(log, segments=found.store.list_log())  # with those that the drain has made
         with contextlib.closing(Dispatcher(
-                found.store, found.store.geometry, found.options, index_progress=undo, on_gap=on_gap)) as dispatcher:
+                found.store, found.store.geometry, found.options, index_progress=undo, gaps_above=gaps_above)) as dispatcher:
             for piece in written.runs(start, end, next_record, DISPATCH_SLICE_BYTES):
                 if isinstance(piece, LogDamage):  # RocketMQ's log may have damage that its recovery never reads
                     said.append(f"nothing between {piece.start} and {piece.end} could be dispatched ({piece.reason})")
                     continue
                 reached = dispatcher.dispatch(piece.segment.view, piece.segment.base, piece.start, piece.end)
                 if dispatcher.stopped_by == GAP:
-                    return gaps[-1]
+                    return dispatcher.gap
                 piece.stopped(reached, dispatcher.stopped_by)
                 if progress is not None:
                     progress(scanned_bytes + min(reached, end) - start, scanned_bytes + end - start)
