@@ -21,10 +21,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pyengine.engine_config import EngineConfig, Geometry
-from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError, shown
+from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError, disk_errors, shown
 from pyengine.formats.constants import (
     BLANK_HEADER_BYTES,
     PROPERTIES_BYTES_MAX,
@@ -54,13 +54,12 @@ from pyengine.formats.record import (
     encode_blank,
 )
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
-from pyengine.native.flush import allocate
 from pyengine.storage.check.check import NOT_KEPT, why_unusable
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.commit_log import LogDamage, LogRun, SegmentBytes, log_exists, next_whole_record, runs_of
 from pyengine.storage.config import record_sizes
 from pyengine.storage.consumer_offset import CANCELS_NAME, delay_marks
-from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, write_config
+from pyengine.storage.durable_writes import create_file, make_folders, sync_descriptor, write_config
 from pyengine.storage.file_system import own_folder, refuse_inside
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, find_later_features
 from pyengine.storage.mapped_file import mapped, used_end
@@ -202,11 +201,9 @@ class SalvagedLog:
     def __init__(self, folder: Path, size_bytes: int) -> None:
         self._folder = folder
         self._size_bytes = size_bytes
-        self._descriptor = -1
+        self._file: BinaryIO | None = None
         self._segment = -size_bytes  # start of the open segment
         self._at = 0                 # physical offset of the next record
-        self._pending = bytearray()
-        self._pending_at = 0         # physical offset of the first pending byte
         self._places = Moves()       # physical offsets
         self._is_old_log = True  # appended records are those of the old log; False: they are those after it
         self.queues: dict[tuple[str, int], Moves] = {}
@@ -244,17 +241,16 @@ class SalvagedLog:
         old_bytes = len(record)
         self._renumber_places(record)
         room = self._segment + self._size_bytes - self._at
-        if self._descriptor < 0 or len(record) + BLANK_HEADER_BYTES > room:
-            self._roll(room)
+        if self._file is None or len(record) + BLANK_HEADER_BYTES > room:
+            self._file = self._roll(room)
         if self._is_old_log:
             self._places.add(old_offset, self._at, old_bytes)
         self._renumber(record)
-        self._pending += record
+        with disk_errors("write", self._path):
+            self._file.write(record)
         self._at += len(record)
         self.records += 1
         self.kept_bytes += len(record)
-        if len(self._pending) >= _WRITE_BYTES:
-            self._flush()
 
     def _renumber_places(self, record: bytearray) -> None:
         """Write the new offsets in further queues (docs/formats.md section 8.6), as bytes, without a change of damaged properties."""
@@ -317,30 +313,20 @@ class SalvagedLog:
         record[head_bytes : head_bytes + len(body)] = text
         I32.pack_into(record, BODY_CRC_AT, body_crc(text))
 
-    def _roll(self, room: int) -> None:
-        if self._descriptor >= 0:
-            self._pending += encode_blank(room)
-            self._close_segment()
+    def _roll(self, room: int) -> BinaryIO:
+        self._close_segment(room)
         self._segment += self._size_bytes
-        self._at = self._pending_at = self._segment
-        self._descriptor = create_file(self._folder, segment_name(self._segment), self._size_bytes, allocate="none")
+        self._at = self._segment
+        return open(create_file(self._folder, segment_name(self._segment), self._size_bytes, allocate="none"), "wb", buffering=_WRITE_BYTES)
 
-    def _close_segment(self) -> None:
-        if self._descriptor < 0:
-            return
-        try:
-            self._flush()
-            sync_descriptor(self._descriptor, self._path)
-        finally:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _flush(self) -> None:
-        if self._pending:
-            allocate(self._descriptor, self._pending_at - self._segment, len(self._pending), str(self._path))
-        pwrite_all(self._descriptor, memoryview(self._pending), self._pending_at - self._segment, self._path)
-        self._pending_at += len(self._pending)
-        self._pending = bytearray()
+    def _close_segment(self, room: int = 0) -> None:
+        """Close the open segment, if there is one, with a blank in its `room`."""
+        if (file := self._file) is not None:
+            self._file = None
+            with disk_errors("write", self._path), file:
+                file.write(encode_blank(room) if room else b"")
+                file.flush()
+                sync_descriptor(file.fileno(), self._path)
 
     @property
     def _path(self) -> Path:
