@@ -66,7 +66,8 @@ def recover(
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
     try:
-        plan = decide(find_log(store, notes, options, accept_loss=accept_loss), progress)
+        found = find_log(store, notes, options, accept_loss=accept_loss)
+        plan = decide(found, progress)
         report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, progress)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
