@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +23,9 @@ from pyengine.engine_config import AT_ONCE, DAY_MS, INT32_MAX, KEPT_NAMES, SETTI
 from pyengine.events import ERROR, INFO, NOTHING, WARNING, Event
 from pyengine.settings import Setting
 from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, INERT_KEYS, REFUSED_KEYS, fold
+
+if TYPE_CHECKING:
+    from pyengine.spark.schema import Column
 
 EVERYWHERE = ("--set", "--json")
 GROUPS = {
@@ -201,16 +205,16 @@ def events_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _items(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+def _items(columns: Iterable[Column]) -> list[str]:
     """Return a list of columns: name, type and meaning."""
-    return [f"- `{name}` {kind.replace('<', chr(92) + '<')}: {meaning}" for name, kind, meaning in rows]
+    return [f"- `{one.name}` {one.type.replace('<', chr(92) + '<')}: {one.meaning}" for one in columns]
 
 
 def column_table() -> str:
-    from pyengine.spark.schema import COLUMNS, PROPERTY_PREFIX
+    from pyengine.spark.schema import COLUMNS, PROPERTY_PREFIX, Column
 
-    default, others = ([(one.name, one.type, one.meaning) for one in COLUMNS if one.in_default is which] for which in (True, False))
-    others.append((f"{PROPERTY_PREFIX}<NAME>", "STRING", "The property of that name."))
+    default, others = ([one for one in COLUMNS if one.in_default is which] for which in (True, False))
+    others.append(Column(f"{PROPERTY_PREFIX}<NAME>", "STRING", "The property of that name."))
     return "\n".join([*_items(default), "", "On request:", "", *_items(others)])
 
 
@@ -226,26 +230,27 @@ def queue_section() -> str:
     from pyengine.spark.schema import VIEW_OPTIONS, VIEWS
 
     names = ", ".join(f"`{name}`" for name in VIEW_OPTIONS)
-    lines, seen = [f"A view takes the options {names} and the sizes."], {}
+    lines, seen = [f"A view takes the options {names} and the sizes."], set()
     for view, columns in VIEWS.items():
-        known = [name for name, *row in columns if seen.get(name) == row]
-        lines += ["", f"`view={view}`{' has ' + ', '.join(f'`{name}`' for name in known) + ' as above, and' if known else ''}:", "",
-                  *_items((name, kind, meaning) for name, kind, meaning in columns if name not in known)]
-        seen.update((name, row) for name, *row in columns)
+        known = [f"`{one.name}`" for one in columns if one in seen]
+        lines += ["", f"`view={view}`{' has ' + ', '.join(known) + ' as above, and' if known else ''}:", "",
+                  *_items(one for one in columns if one not in seen)]
+        seen.update(columns)
     return "\n".join(lines)
 
 
 def stats_table() -> str:
     from pyengine.spark.jobs import FIGURES
 
-    return "\n".join(_items((one.name, one.type, one.meaning) for one in FIGURES))
+    return "\n".join(_items(FIGURES))
 
 
 def sink_section() -> str:
     """Return the section with the columns and options of the sink."""
+    from pyengine.spark.schema import Column
     from pyengine.spark.sink import SINK_COLUMNS, SINK_OPTIONS
 
-    columns = _items((one.name, " or ".join(one.types), one.meaning) for one in SINK_COLUMNS)
+    columns = _items(Column(name, " or ".join(types), meaning) for name, (types, meaning) in SINK_COLUMNS.items())
     options = [f"- `{name}`: {meaning}" for name, meaning in SINK_OPTIONS.items()]
     return "\n".join([*columns, "", "Options:", "", *options])
 

@@ -22,7 +22,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pyarrow
 
@@ -135,29 +135,26 @@ def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Par
 By = Literal["queue", "topic", "hour", "day"]
 
 
-class Figure(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Figure(Column):
     """A column of the result, under its name in native.scan."""
 
-    name: str
-    type: str
-    aggregate: str  # of partial results; the name is Arrow's and Spark's
-    meaning: str
+    aggregate: str = "sum"  # of partial results; the name is Arrow's and Spark's
 
 
 FIGURES = (
-    Figure("messages", "BIGINT", "sum", "How many messages."),
-    Figure("bodyBytes", "BIGINT", "sum", "Bytes of their bodies as stored."),
-    Figure("bytes", "BIGINT", "sum", "Bytes of their records."),
-    Figure("largest", "INT", "max", "Bytes of the longest record."),
-    Figure("delayed", "BIGINT", "sum",
-           "With a delay level: stored twice, first under `SCHEDULE_TOPIC_XXXX`."),
-    Figure("transactional", "BIGINT", "sum", "Prepared, committed or rolled back."),
-    Figure("compressed", "BIGINT", "sum", "With a compressed body."),
-    Figure("retried", "BIGINT", "sum", "Delivered again at least once."),
-    Figure("firstOffset", "BIGINT", "min", "Only by queue: the first message's number."),
-    Figure("lastOffset", "BIGINT", "max", "Only by queue: the last message's number."),
-    Figure("firstTimestamp", "TIMESTAMP", "min", "The earliest store time."),
-    Figure("lastTimestamp", "TIMESTAMP", "max", "The latest store time."),
+    Figure("messages", "BIGINT", "How many messages."),
+    Figure("bodyBytes", "BIGINT", "Bytes of their bodies as stored."),
+    Figure("bytes", "BIGINT", "Bytes of their records."),
+    Figure("largest", "INT", "Bytes of the longest record.", aggregate="max"),
+    Figure("delayed", "BIGINT", "With a delay level: stored twice, first under `SCHEDULE_TOPIC_XXXX`."),
+    Figure("transactional", "BIGINT", "Prepared, committed or rolled back."),
+    Figure("compressed", "BIGINT", "With a compressed body."),
+    Figure("retried", "BIGINT", "Delivered again at least once."),
+    Figure("firstOffset", "BIGINT", "Only by queue: the first message's number.", aggregate="min"),
+    Figure("lastOffset", "BIGINT", "Only by queue: the last message's number.", aggregate="max"),
+    Figure("firstTimestamp", "TIMESTAMP", "The earliest store time.", aggregate="min"),
+    Figure("lastTimestamp", "TIMESTAMP", "The latest store time.", aggregate="max"),
 )
 _ONLY_BY_QUEUE = ("firstOffset", "lastOffset")
 # by -> (column, type, interval in microseconds)
@@ -221,9 +218,9 @@ def count_messages(spark: SparkSession, store: str | os.PathLike[str], topics: I
     parts = planned_parts(spark, read, given, 1)
     with watched(spark, sum(part.log_bytes for part in parts), progress):
         sums = collect_from_workers(spark, functools.partial(_count, read, by), parts)
-    second, figures = _SECOND_KEY[by], _figures(by)
-    columns = [("topic", "STRING"), *([] if second is None else [second[:2]]), *((figure.name, figure.type) for figure in figures)]
-    schema = arrow_schema([Column(name, kind, "", False, "") for name, kind in columns])
+    second = _SECOND_KEY[by]
+    keys = [("topic", "STRING"), *([] if second is None else [second[:2]])]
+    schema = arrow_schema([*(Column(name, kind, "") for name, kind in keys), *_figures(by)])
     return _merged(sums, by).rename_columns(schema.names).cast(schema) if sums else schema.empty_table()
 
 

@@ -6,7 +6,7 @@ is made. `property.<NAME>` is a column too: the value of that property.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,46 +23,44 @@ TIMESTAMP_TYPE = 1  # Kafka's LogAppendTime: `timestamp` is the store time, not 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `scanned` is the scan's column, "" for timestampType, which is the same in every row."""
+    """A column. `scanned` is the scan's column, "" for one that is made otherwise."""
 
     name: str
     type: str
-    scanned: str
-    in_default: bool
     meaning: str
+    scanned: str = ""
+    in_default: bool = False
 
 
 COLUMNS = (
-    Column("key", "BINARY", "keys", True, "The property KEYS as bytes."),
-    Column("value", "BINARY", "body", True, "The body, decompressed (option `decompress`)."),
-    Column("topic", "STRING", "topic", True, "The topic as the record has it."),
-    Column("partition", "INT", "queueId", True, "The queue."),
-    Column("offset", "BIGINT", "queueOffset", True, "The message's number in its queue."),
-    Column("timestamp", "TIMESTAMP", "storeTimestamp", True, "When it was stored."),
-    Column("timestampType", "INT", "", True, "1, as in Kafka."),
-    Column("physicalOffset", "BIGINT", "physicalOffset", True, "Where it begins in the log."),
-    Column("tags", "STRING", "tags", True, "The property TAGS."),
-    Column("keys", "STRING", "keys", True, "The property KEYS: words."),
-    Column("properties", "STRING", "properties", True, "All properties as stored: name 0x01 value, joined by 0x02."),
-    Column("bornTimestamp", "TIMESTAMP", "bornTimestamp", True, "The producer's clock."),
-    Column("bodySize", "INT", "bodySize", True, "Bytes of the body as stored."),
-    Column("size", "INT", "size", True, "Bytes of the whole record."),
-    Column("bodyCRC", "INT", "bodyCRC", True, "The body's checksum as stored."),
-    Column("flag", "INT", "flag", True, "The producer's own flag."),
-    Column("sysFlag", "INT", "sysFlag", True, "Compression, transaction type, host kinds."),
-    Column("reconsumeTimes", "INT", "reconsumeTimes", True, "How often it was delivered again."),
-    Column("preparedTransactionOffset", "BIGINT", "preparedTransactionOffset", True,
-           "Where the prepared message is in the log, or 0."),
-    Column("uniqKey", "STRING", "uniqKey", False, "The producer's message id."),
-    Column("msgId", "STRING", "msgId", False, "The offset message id."),
-    Column("bornHost", "STRING", "bornHost", False, "The producer's address."),
-    Column("storeHost", "STRING", "storeHost", False, "The store's address."),
-    Column("headers", HEADERS_TYPE, "properties", False,
-           "All properties in their order."),
-    Column("body", "BINARY", "body", False, "value under RocketMQ's name."),
-    Column("queueId", "INT", "queueId", False, "partition under RocketMQ's name."),
-    Column("queueOffset", "BIGINT", "queueOffset", False, "offset under RocketMQ's name."),
-    Column("storeTimestamp", "TIMESTAMP", "storeTimestamp", False, "timestamp under RocketMQ's name."),
+    Column("key", "BINARY", "The property KEYS as bytes.", "keys", True),
+    Column("value", "BINARY", "The body, decompressed (option `decompress`).", "body", True),
+    Column("topic", "STRING", "The topic as the record has it.", "topic", True),
+    Column("partition", "INT", "The queue.", "queueId", True),
+    Column("offset", "BIGINT", "The message's number in its queue.", "queueOffset", True),
+    Column("timestamp", "TIMESTAMP", "When it was stored.", "storeTimestamp", True),
+    Column("timestampType", "INT", "1, as in Kafka.", "", True),
+    Column("physicalOffset", "BIGINT", "Where it begins in the log.", "physicalOffset", True),
+    Column("tags", "STRING", "The property TAGS.", "tags", True),
+    Column("keys", "STRING", "The property KEYS: words.", "keys", True),
+    Column("properties", "STRING", "All properties as stored: name 0x01 value, joined by 0x02.", "properties", True),
+    Column("bornTimestamp", "TIMESTAMP", "The producer's clock.", "bornTimestamp", True),
+    Column("bodySize", "INT", "Bytes of the body as stored.", "bodySize", True),
+    Column("size", "INT", "Bytes of the whole record.", "size", True),
+    Column("bodyCRC", "INT", "The body's checksum as stored.", "bodyCRC", True),
+    Column("flag", "INT", "The producer's own flag.", "flag", True),
+    Column("sysFlag", "INT", "Compression, transaction type, host kinds.", "sysFlag", True),
+    Column("reconsumeTimes", "INT", "How often it was delivered again.", "reconsumeTimes", True),
+    Column("preparedTransactionOffset", "BIGINT", "Where the prepared message is in the log, or 0.", "preparedTransactionOffset", True),
+    Column("uniqKey", "STRING", "The producer's message id.", "uniqKey"),
+    Column("msgId", "STRING", "The offset message id.", "msgId"),
+    Column("bornHost", "STRING", "The producer's address.", "bornHost"),
+    Column("storeHost", "STRING", "The store's address.", "storeHost"),
+    Column("headers", HEADERS_TYPE, "All properties in their order.", "properties"),
+    Column("body", "BINARY", "value under RocketMQ's name.", "body"),
+    Column("queueId", "INT", "partition under RocketMQ's name.", "queueId"),
+    Column("queueOffset", "BIGINT", "offset under RocketMQ's name.", "queueOffset"),
+    Column("storeTimestamp", "TIMESTAMP", "timestamp under RocketMQ's name.", "storeTimestamp"),
 )
 MODES = {
     "kafka": ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType"),
@@ -74,7 +72,6 @@ MODES = {
     ),
     "full": tuple(column.name for column in COLUMNS if column.name not in ("headers", "body", "queueId", "queueOffset", "storeTimestamp")),
 }
-_BY_NAME = {column.name.lower(): column for column in COLUMNS}
 
 
 def find_column(name: str) -> Column:
@@ -82,14 +79,18 @@ def find_column(name: str) -> Column:
     if name[: len(PROPERTY_PREFIX)].lower() == PROPERTY_PREFIX:
         wanted = name[len(PROPERTY_PREFIX) :]
         if wanted and not any(mark in wanted for mark in "\x00\x01\x02"):
-            return Column(name, "STRING", PROPERTY_PREFIX + wanted, False, f"The property {wanted}.")
+            return Column(name, "STRING", f"The property {wanted}.", PROPERTY_PREFIX + wanted)
         raise UsageError(f"column {name!r}: write {PROPERTY_PREFIX}NAME")
-    column = _BY_NAME.get(name.lower())
-    if column is None:
-        names = [column.name for column in COLUMNS]
-        known = f": known are {', '.join(names)}, {PROPERTY_PREFIX}NAME"
-        raise UsageError(f"unknown column {name!r}{did_you_mean(name, names) or known}")
-    return column
+    return _named(name, COLUMNS, "", f", {PROPERTY_PREFIX}NAME")
+
+
+def _named(name: str, columns: Sequence[Column], of_what: str, more: str = "") -> Column:
+    for column in columns:
+        if column.name.lower() == name.lower():
+            return column
+    names = [column.name for column in columns]
+    known = f": known are {', '.join(names)}{more}"
+    raise UsageError(f"unknown column {name!r}{of_what}{did_you_mean(name, names) or known}")
 
 
 def chosen_columns(options: ReadOptions) -> list[Column]:
@@ -127,7 +128,7 @@ def columns_of_schema(schema: StructType, options: ReadOptions) -> list[Column]:
         if asked != own.upper().replace(" ", ""):
             raise UsageError(f"column {column.name} is of type {own}, not {asked}: a schema chooses columns, cast "
                              f"them afterwards")
-        columns.append(Column(field.name, column.type, column.scanned, column.in_default, column.meaning))
+        columns.append(replace(column, name=field.name))
     _refuse_doubles(column.name for column in columns)
     if options.columns and [column.name.lower() for column in columns] != [column.name.lower()
                                                                            for column in chosen_columns(options)]:
@@ -148,30 +149,29 @@ def _refuse_doubles(names: Iterable[str]) -> None:
 VIEW_OPTIONS = ("path", "view", "group", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
                   "failOnDataLoss", "onCorrupt", "fileSystem")
 
-# name, type, what it is
 QUEUE_COLUMNS = (
-    ("topic", "STRING", "The topic."),
-    ("partition", "INT", "The queue."),
-    ("minOffset", "BIGINT", "The first message that still exists."),
-    ("maxOffset", "BIGINT", "The offset after the last message."),
-    ("messages", "BIGINT", "maxOffset - minOffset."),
-    ("bytes", "BIGINT", "Bytes of their records; reads every entry."),
-    ("firstPhysicalOffset", "BIGINT", "Where the first is in the log."),
-    ("lastPhysicalOffset", "BIGINT", "Where the last is."),
-    ("committedOffset", "BIGINT", "The next message of the group, null without `group` or a commit."),
-    ("lag", "BIGINT", "How many messages the group has not read."),
+    Column("topic", "STRING", "The topic."),
+    Column("partition", "INT", "The queue."),
+    Column("minOffset", "BIGINT", "The first message that still exists."),
+    Column("maxOffset", "BIGINT", "The offset after the last message."),
+    Column("messages", "BIGINT", "maxOffset - minOffset."),
+    Column("bytes", "BIGINT", "Bytes of their records; reads every entry."),
+    Column("firstPhysicalOffset", "BIGINT", "Where the first is in the log."),
+    Column("lastPhysicalOffset", "BIGINT", "Where the last is."),
+    Column("committedOffset", "BIGINT", "The next message of the group, null without `group` or a commit."),
+    Column("lag", "BIGINT", "How many messages the group has not read."),
 )
 ENTRY_COLUMNS = (
-    ("topic", "STRING", "The topic."),
-    ("partition", "INT", "The queue."),
-    ("offset", "BIGINT", "The message's number in its queue."),
-    ("physicalOffset", "BIGINT", "Where its record begins in the log."),
-    ("size", "INT", "Bytes of the record."),
-    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the extension."),
+    Column("topic", "STRING", "The topic."),
+    Column("partition", "INT", "The queue."),
+    Column("offset", "BIGINT", "The message's number in its queue."),
+    Column("physicalOffset", "BIGINT", "Where its record begins in the log."),
+    Column("size", "INT", "Bytes of the record."),
+    Column("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the extension."),
 )
 GROUP_COLUMNS = (
-    ("group", "STRING", "Each group with an offset in the topic, or the option `group`."),
-    *(column for column in QUEUE_COLUMNS if column[0] in ("topic", "partition", "minOffset", "maxOffset", "committedOffset", "lag")),
+    Column("group", "STRING", "Each group with an offset in the topic, or the option `group`."),
+    *(column for column in QUEUE_COLUMNS if column.name in ("topic", "partition", "minOffset", "maxOffset", "committedOffset", "lag")),
 )
 VIEWS = {"queue": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS, "groups": GROUP_COLUMNS}
 
@@ -183,21 +183,13 @@ def view_options(given: Mapping[str, str]) -> ReadOptions:
     for name in given:
         if name.lower() in BY_KEY and name.lower() not in known:
             raise UsageError(f"option {BY_KEY[name.lower()].key} is for messages; view={read.view} takes {', '.join(VIEW_OPTIONS)}")
-    return replace(read, columns=_view_columns(read.view, read.columns))
+    return replace(read, columns=tuple(column.name for column in view_columns(read)))
 
 
-def _view_columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
-    names = {name.lower(): name for name, *_ in VIEWS[view]}
-    if not asked or asked == ("*",):
-        return tuple(names.values())
-    for name in asked:
-        if name.lower() not in names:
-            known = f": known are {', '.join(names.values())}"
-            raise UsageError(f"unknown column {name!r} of view={view}{did_you_mean(name, names.values()) or known}")
-    _refuse_doubles(asked)
-    return tuple(names[name.lower()] for name in asked)
-
-
-def types_of(view: str) -> dict[str, str]:
-    """Return the types of a view's columns."""
-    return {name: kind for name, kind, _ in VIEWS[view]}
+def view_columns(options: ReadOptions) -> Sequence[Column]:
+    """Return the columns of a view: those of the option `columns`, or all."""
+    known = VIEWS[options.view]
+    if options.columns in ((), ("*",)):
+        return known
+    _refuse_doubles(options.columns)
+    return [_named(name, known, f" of view={options.view}") for name in options.columns]

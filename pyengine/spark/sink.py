@@ -78,27 +78,17 @@ _Found = TypeVar("_Found")
 # -- columns and options ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SinkColumn:
-    """A column that the sink accepts, its possible types, and its effect."""
-
-    name: str
-    types: tuple[str, ...]
-    meaning: str
-
-
-SINK_COLUMNS = (
-    SinkColumn("topic", ("STRING",), "The topic; otherwise the option `topic`."),
-    SinkColumn("value", ("BINARY", "STRING"), "The body, or `body`; null is an empty one. Required."),
-    SinkColumn("partition", ("INT",),
-               "The queue, or `queueId`. Null: a write queue of the topic, by the hash of the keys or in turn."),
-    SinkColumn("key", ("BINARY", "STRING"), "The property KEYS, where `keys` is null."),
-    SinkColumn("keys", ("STRING", "ARRAY<STRING>"), "The property KEYS: words, or several texts without nulls."),
-    SinkColumn("tags", ("STRING",), "The property TAGS."),
-    SinkColumn("headers", (HEADERS_TYPE, "ARRAY<STRUCT<key: STRING, value: STRING>>"),
-               "Properties: each name once, values in UTF-8 and not empty; none of RocketMQ's own names."),
-    SinkColumn("delayLevel", ("INT",), "Delivered later ([delayed messages](delayed.md))."),
-)
+SINK_COLUMNS = {  # name -> the types that it may have, and what it does
+    "topic": (("STRING",), "The topic; otherwise the option `topic`."),
+    "value": (("BINARY", "STRING"), "The body, or `body`; null is an empty one. Required."),
+    "partition": (("INT",), "The queue, or `queueId`. Null: a write queue of the topic, by the hash of the keys or in turn."),
+    "key": (("BINARY", "STRING"), "The property KEYS, where `keys` is null."),
+    "keys": (("STRING", "ARRAY<STRING>"), "The property KEYS: words, or several texts without nulls."),
+    "tags": (("STRING",), "The property TAGS."),
+    "headers": ((HEADERS_TYPE, "ARRAY<STRUCT<key: STRING, value: STRING>>"),
+                "Properties: each name once, values in UTF-8 and not empty; none of RocketMQ's own names."),
+    "delayLevel": (("INT",), "Delivered later ([delayed messages](delayed.md))."),
+}
 _ALIASES = {"body": "value", "queueid": "partition"}
 SINK_OPTIONS = {
     "path": "The store's root directory on the engine's host, the argument of `save()` and `start()`.",
@@ -143,25 +133,23 @@ def read_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptio
 
 def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
     """Return the position in `schema` of each column of SINK_COLUMNS; ignore columns of a source, UsageError for others."""
-    known = {column.name.lower(): column for column in SINK_COLUMNS}
+    known = {name.lower(): name for name in SINK_COLUMNS}
     of_source = {column.name.lower() for column in COLUMNS}
     found: dict[str, int] = {}
     for place, of_schema in enumerate(schema.fields):
-        name = of_schema.name.lower()
-        name = _ALIASES.get(name, name)
-        column = known.get(name)
-        if column is None:
-            if name in of_source or name.startswith(PROPERTY_PREFIX):
+        lower = of_schema.name.lower()
+        name = known.get(_ALIASES.get(lower, lower))
+        if name is None:
+            if lower in of_source or lower.startswith(PROPERTY_PREFIX):
                 continue
-            names = [one.name for one in SINK_COLUMNS]
-            takes = f": the sink takes {', '.join(names)}"
-            raise UsageError(f"cannot write column {of_schema.name!r}{did_you_mean(name, names) or takes}")
-        own, taken = of_schema.dataType.simpleString().upper(), [one.upper().replace(" ", "") for one in column.types]
-        if own not in taken:
-            raise UsageError(f"cannot write column {of_schema.name} of type {own}: cast it to {' or '.join(column.types)}")
-        if column.name in found:
-            raise UsageError(f"column {column.name} is given twice: {schema.fields[found[column.name]].name} and {of_schema.name}")
-        found[column.name] = place
+            takes = f": the sink takes {', '.join(SINK_COLUMNS)}"
+            raise UsageError(f"cannot write column {of_schema.name!r}{did_you_mean(lower, SINK_COLUMNS) or takes}")
+        own, types = of_schema.dataType.simpleString().upper(), SINK_COLUMNS[name][0]
+        if own not in [one.upper().replace(" ", "") for one in types]:
+            raise UsageError(f"cannot write column {of_schema.name} of type {own}: cast it to {' or '.join(types)}")
+        if name in found:
+            raise UsageError(f"column {name} is given twice: {schema.fields[found[name]].name} and {of_schema.name}")
+        found[name] = place
     if "value" not in found:
         raise UsageError("cannot write rows without a column value: name the body so")
     if "topic" not in found and options.topic is None:
@@ -398,8 +386,7 @@ class _Attempt:
     def _rows(self, batch: pyarrow.RecordBatch) -> Iterator[SinkRow]:
         """Yield the rows of a batch as messages."""
         nothing = [None] * batch.num_rows
-        columns = [batch.column(self._sink.columns[column.name]).to_pylist() if column.name in self._sink.columns else nothing
-                   for column in SINK_COLUMNS]
+        columns = [batch.column(self._sink.columns[name]).to_pylist() if name in self._sink.columns else nothing for name in SINK_COLUMNS]
         for topic, value, partition, key, keys, tags, headers, delay_level in zip(*columns, strict=True):
             yield self._row(topic, value, partition, key if keys is None else keys, tags, headers, delay_level)
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyengine.errors import UsageError
 from pyengine.spark.options import MESSAGES, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, joined
-from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text, types_of, view_options
+from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text, view_columns, view_options
 from pyengine.spark.versions import arrow_schema_of
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class PyEngineSource(DataSource):
         options = read_options(self.options, "any")
         if options.view == MESSAGES:
             return schema_text(chosen_columns(options))
-        types = types_of(options.view)
-        return ", ".join(f"`{name}` {types[name]}" for name in view_options(self.options).columns)
+        return schema_text(view_columns(view_options(self.options)))
 
     def reader(self, schema: StructType) -> LogReader | QueueViewReader:
         """Return the reader of the columns in `schema`: that of schema(), or the user's."""
@@ -115,8 +114,7 @@ class QueueViewReader(DataSourceReader):
 
     def __init__(self, schema: StructType, given: dict[str, str]) -> None:
         self.options = view_options(given)
-        types = types_of(self.options.view)
-        wanted = [(name, types[name]) for name in self.options.columns]
+        wanted = [(column.name, column.type) for column in view_columns(self.options)]
         if [(field.name, field.dataType.simpleString().upper()) for field in schema.fields] != wanted:
             raise UsageError(f"view={self.options.view} takes no .schema(): name columns with the option columns")
         self.schema = schema

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy
@@ -56,7 +56,7 @@ _TYPES = {
 }
 
 
-def arrow_schema(columns: list[Column]) -> pa.Schema:
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
     """Return the schema that Spark's `to_arrow_schema(schema, "UTC")` makes of these columns."""
     return pa.schema([pa.field(column.name, _TYPES[column.type], nullable=True) for column in columns])
 

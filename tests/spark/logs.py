@@ -15,7 +15,7 @@ from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
 from pyengine.spark.queue_view import plan_view, view_rows
-from pyengine.spark.schema import chosen_columns, types_of, view_options
+from pyengine.spark.schema import chosen_columns, view_columns, view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.spark.task_reader import arrow_schema, read_partition
 from record_bytes import encode_record
@@ -118,7 +118,6 @@ def streamed(root: Path | str, **given: object) -> list[tuple]:
 def view_of(root: Path | str, view: str, **given: object) -> list[tuple]:
     """The rows of a view of queues, sorted."""
     options = view_options({"path": str(root), "view": view, **{name: str(value) for name, value in given.items()}})
-    kinds = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64()}
-    schema = pa.schema([pa.field(name, kinds[types_of(view)[name]]) for name in options.columns])
+    schema = arrow_schema(view_columns(options))
     return sorted(row for part in plan_view(options) for batch in view_rows(options, part, schema)
                   for row in zip(*(column.to_pylist() for column in batch.columns)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from fix_golden import CLEAN, usual
@@ -11,20 +10,18 @@ from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view, view_rows
-from pyengine.spark.schema import types_of, view_options
+from pyengine.spark.schema import view_columns, view_options
+from pyengine.spark.task_reader import arrow_schema
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from reference import queue_section
 from spark.logs import DAMAGED_END
 
-_TYPES = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64()}
-
 
 def read(root, **given: object) -> list[dict]:
     """The rows, as the tasks would give them."""
     options = view_options({"path": str(root), "view": "queue", **{name: str(value) for name, value in given.items()}})
-    types = types_of(options.view)
-    schema = pa.schema([pa.field(name, _TYPES[types[name]]) for name in options.columns])
+    schema = arrow_schema(view_columns(options))
     found = []
     for part in plan_view(options):
         for batch in view_rows(options, part, schema):
