@@ -110,16 +110,16 @@ def export_parquet(
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")
     given = given_options(store, topics, options)
-    place = Place.of(os.fspath(dest), dest_file_system)
+    dest = os.fspath(dest) if dest_file_system != AUTO else destination(os.fspath(dest))
     read = read_options(given)
-    if not scheme_of(place.path) and place.file_system == AUTO:
-        refuse_inside(read.path, place.path)
+    if not scheme_of(dest) and dest_file_system == AUTO:
+        refuse_inside(read.path, dest)
     columns = chosen_columns(read)
     if partitioned:
         columns = [column for column in columns if column.name.lower() != "topic"]
         if not columns:
             raise UsageError("a partitioned export gives the topic by its folders: name other columns too")
-    target = place.reach()
+    target = Target.reached(dest, dest_file_system)
     state, run = None, uuid.uuid4().hex
     if incremental:
         state = _continued(target, read, columns, partitioned)
@@ -139,7 +139,7 @@ def export_parquet(
     if state is not None:  # of a killed run, whose tasks can see now that another one has begun
         target.remove(name for name, number, _ in target.parts() if number is None or number >= begin)
     target.remove([SUCCESS])
-    work = _PartWriter(read, columns, place, compression, run, partitioned, incremental)
+    work = _PartWriter(read, columns, dest, dest_file_system, compression, run, partitioned, incremental)
     try:
         with watched(spark, sum(part.log_bytes for part in parts), progress):
             written = collect_from_workers(spark, work, parts)
@@ -275,35 +275,24 @@ def _is_ours(name: str, is_folder: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The destination of an export, in a form that can be sent to tasks."""
-
-    path: str
-    file_system: str = AUTO
-
-    @classmethod
-    def of(cls, dest: str, file_system: str) -> Place:
-        """Parse a destination; UsageError if it is neither a path nor a URI."""
-        return cls(dest, file_system) if file_system != AUTO else cls(destination(dest))
-
-    def open(self) -> Target:
-        """Open the folder in a task."""
-        return Target(open_tree(self.path, self.file_system), shown(self.path))
-
-    def reach(self) -> Target:
-        """Open the folder in the driver; UsageError if its file system does not answer, DiskError if root must not write there."""
-        target = Target(reach_tree(self.path, self.file_system), shown(self.path))
-        if target.is_local:
-            refuse_path_of_others(target.tree.root)
-        return target
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """The folder of an export; names are relative to it, with slashes. It raises DiskError."""
 
     tree: FileTree
     where: str
+
+    @classmethod
+    def opened(cls, path: str, file_system: str) -> Target:
+        """Open the folder in a task."""
+        return cls(open_tree(path, file_system), shown(path))
+
+    @classmethod
+    def reached(cls, path: str, file_system: str) -> Target:
+        """Open the folder in the driver; UsageError if its file system does not answer, DiskError if root must not write there."""
+        target = cls(reach_tree(path, file_system), shown(path))
+        if target.is_local:
+            refuse_path_of_others(target.tree.root)
+        return target
 
     @property
     def is_object_store(self) -> bool:
@@ -411,7 +400,8 @@ class _PartWriter:
 
     options: ReadOptions
     columns: list[Column]
-    place: Place
+    dest: str
+    file_system: str
     compression: str
     run: str
     partitioned: bool
@@ -426,7 +416,7 @@ class _PartWriter:
         if self.incremental:
             assert isinstance(part, LogRange)
             name = f"part-{part.start:020d}"
-        target = self.place.open()
+        target = Target.opened(self.dest, self.file_system)
         files = PartFiles(target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
         yield from write_groups(files, read_partition(self.options, scanned, part, arrow_schema(scanned)))
 

@@ -54,9 +54,9 @@ def link(path: Path, target: Path) -> Path:
 
 
 def export(dest: Path) -> None:
-    from pyengine.spark.export import Place
+    from pyengine.spark.export import Target
 
-    Place.of(os.fspath(dest), "auto").reach().make("")
+    Target.reached(os.fspath(dest), "auto").make("")
 
 
 @pytest.fixture(params=["salvage", "tables", "export"])

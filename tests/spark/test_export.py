@@ -23,7 +23,7 @@ from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskFullError, EngineError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import export, spark_session
-from pyengine.spark.export import RUN, STATE, SUCCESS, PartFiles, Place, Target, escaped, export_parquet, write_groups
+from pyengine.spark.export import RUN, STATE, SUCCESS, PartFiles, Target, escaped, export_parquet, write_groups
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.plan import plan
@@ -60,7 +60,7 @@ def days(*numbers: int) -> pa.Array:
 def running(folder: Path) -> Target:
     """The folder as a run with the name "run" has it."""
     (folder / RUN).write_text("run")
-    return Place(str(folder)).open()
+    return Target.opened(str(folder), "auto")
 
 
 @pytest.mark.parametrize("most", [1, 128])
@@ -477,7 +477,7 @@ def test_tasks_of_a_killed_run_do_not_count_once_another_has_begun(spark, builde
     put(builder, 5)
     state = json.loads((out / STATE).read_text())
     read = read_options({"path": str(builder.root), "columns": given["columns"]})
-    work = export._PartWriter(read, chosen_columns(read), Place(str(out)), "snappy", "killed", False, True)
+    work = export._PartWriter(read, chosen_columns(read), str(out), "auto", "snappy", "killed", False, True)
     with pytest.raises(EngineError, match="this export into .* has failed or another has begun"):
         list(work(0, plan(read)[0]))
     assert json.loads((out / STATE).read_text()) == state and exported(spark, out)[:69] == wanted(builder.root)[:69]
