@@ -600,10 +600,10 @@ def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]
 
 def spark_source(store: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
     """Return what a job reads, a path of a store or a URI, and the sizes of the store's files as options."""
-    from pyengine.spark.options import local_path, scheme_of
+    from pyengine.spark.options import read_options, scheme_of
 
     if scheme_of(store) in ("", "file"):
-        root = existing_store(Path(local_path(store) if scheme_of(store) else store))
+        root = existing_store(Path(read_options({"path": store}).path if scheme_of(store) else store))
         return str(root), size_options(root, settings)
     return store, {name: value for key, value in settings.items() if (name := setting_name(key, SET)) in FIXED_NAMES}
 

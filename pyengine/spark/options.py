@@ -34,19 +34,13 @@ Use = Literal["batch", "stream", "any"]   # what the options are for; any: only 
 
 # Schemes of `word:x` without a slash. A path of this host may have a colon, but not after these words.
 _SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "wasb", "wasbs", "dbfs", "http", "https")
+_FILE_URI = re.compile("file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)
 
 
 def scheme_of(path: str) -> str:
     """Return the scheme of a URI in lower case, "" for a path. A path of this host has none, or `file`."""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
     return found[1].lower() if found else ""
-
-
-def local_path(value: str) -> str:
-    """Return the absolute path of a path or a file: URI."""
-    if scheme_of(value):
-        value = unquote(value[len("file:"):].removeprefix("//"))
-    return os.path.abspath(value)
 
 
 def shown(path: str) -> str:
@@ -76,22 +70,15 @@ def _not_empty(value: str) -> str:
 def location(value: str) -> str:
     """Return the absolute path of a path or a file: URI, or the URI of another file system; ValueError for other text."""
     uri = _not_empty(value).strip()
+    of_host = _FILE_URI.fullmatch(uri)
+    if of_host is not None:
+        return os.path.abspath(unquote(of_host[1]))
     word, colon, after = uri.partition(":")
-    scheme = scheme_of(uri) or (word.lower() if colon and word.lower() in _SCHEMES else "")
-    rest = after.lstrip("/")
-    if scheme == "dbfs":
-        raise ValueError(f"tasks use files: Databricks mounts this one as /dbfs/{rest}, give that path")
-    if scheme == "file":
-        host = re.match("//([^/]+)", after)
-        if host is not None and host[1] != "localhost":
-            raise ValueError(f"this names a host {host[1]!r}: write file:///{rest}")
-        if not after.startswith("/"):
-            raise ValueError(f"this is neither a path nor a URI: write file:///{rest}")
-        return local_path(f"file:/{rest.removeprefix('localhost/')}" if host else uri)
-    if scheme == "":
-        return local_path(value)
-    if not after.startswith("//"):
-        raise ValueError(f"this is neither a path nor a URI: write {scheme}://{rest}")
+    if scheme_of(uri) == "" and not (colon and word.lower() in _SCHEMES):
+        return os.path.abspath(value)
+    if word.lower() in ("file", "dbfs") or not after.startswith("//"):
+        raise ValueError("tasks cannot open this: write a URI like s3://bucket/store or file:///store, or the path where this host mounts "
+                         "the file system")
     return uri
 
 

@@ -151,7 +151,7 @@ def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(sink_store
         ([("value", pa.string()), ("body", pa.string())], {"topic": "T"}, "is given twice: value and body"),
         ([("value", pa.string())], {"topc": "T"}, "unknown option 'topc' (did you mean topic?)"),
         ([("value", pa.string())], {"topic": "T", "path": "s3://bucket/x"}, "the store is a directory of this host"),
-        ([("value", pa.string())], {"topic": "T", "path": "file://store/x"}, "write file:///store/x"),
+        ([("value", pa.string())], {"topic": "T", "path": "file://store/x"}, "tasks cannot open this"),
         ([("value", pa.string())], {"topic": "T", "writeId": "w"}, "one of batch writes"),
     ],
     ids=["no value", "no topic", "misspelt column", "type", "twice", "misspelt option", "uri", "file uri", "writeId"],
