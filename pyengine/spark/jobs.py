@@ -28,7 +28,7 @@ import pyarrow
 
 from pyengine.errors import UsageError
 from pyengine.spark.options import ReadOptions, read_options
-from pyengine.spark.partitions import Part, joined
+from pyengine.spark.partitions import Part
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
 from pyengine.spark.task_reader import RowCounts, SkippedRange, arrow_schema, reader_of
@@ -116,10 +116,9 @@ def planned_parts(spark: SparkSession, options: ReadOptions, given: Mapping[str,
 
     Spark needs as long to begin a task as C for some hundred MB; but each core gets `parts_a_core` if there are enough.
     """
-    parts = plan(options)
-    if len(parts) < 2 or "maxpartitionbytes" in map(str.lower, given):
-        return parts
-    return joined(parts, PART_BYTES_MAX, max(options.min_partitions, parts_a_core * spark.sparkContext.defaultParallelism))
+    if "maxpartitionbytes" in map(str.lower, given):
+        return plan(options)
+    return plan(options, PART_BYTES_MAX, parts_a_core * spark.sparkContext.defaultParallelism)
 
 
 def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[SkippedRange]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -84,14 +84,13 @@ class QueuePart(InputPartition):
 Part = LogRange | QueuePart
 
 
-def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_bytes: int, min_partitions: int) -> list[LogRange]:
-    """Divide [start, stop) into ranges of at most `max_partition_bytes`, and at least `min_partitions` if there are enough bytes.
+def cut(start: int, stop: int, limit: int, segment_bytes: int, wanted: int) -> list[LogRange]:
+    """Divide [start, stop) into ranges of at most `wanted` bytes; an empty read has no range.
 
-    A range has whole segments, or is inside one, so that most ranges begin at a known record. An empty read has no range.
+    A range has whole segments, or is inside one, so that most ranges begin at a known record.
     """
     if start >= stop:
         return []
-    wanted = partition_bytes(stop - start, max_partition_bytes, min_partitions)
     bounds = []
     at = start
     while at < stop:
@@ -105,26 +104,6 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_byt
             at = min(segment_end, at - at % segment_bytes + ((at % segment_bytes) // step + 1) * step)
     bounds.append(stop)
     return [LogRange(a, min(b, stop), stop, limit, segment_bytes) for a, b in itertools.pairwise(bounds)]
-
-
-def joined(parts: Sequence[Part], most_bytes: int, least_parts: int) -> list[Part]:
-    """Join neighbouring parts, in order, to about `least_parts` equal ones, of at most `most_bytes` each."""
-    total = sum(part.log_bytes for part in parts)
-    wanted = max(least_parts, -(-total // most_bytes))
-    if len(parts) <= wanted:
-        return [*parts]
-    found: list[Part] = []
-    passed, last_at = 0, -1
-    for part in parts:
-        at = (2 * passed + part.log_bytes) * wanted // (2 * total)  # which part has its middle
-        last = found[-1] if found else None
-        if (at == last_at and isinstance(last, LogRange) and isinstance(part, LogRange) and last.end == part.start
-                and part.end - last.start <= most_bytes):
-            found[-1] = replace(last, end=part.end)
-        else:
-            found.append(part)
-        passed, last_at = passed + part.log_bytes, at
-    return found
 
 
 def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: int) -> int:

@@ -53,8 +53,9 @@ log = logging.getLogger(__name__)
 QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue needs some requests before its share is known
 
 
-def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
-    """Return the read's partitions; none if there is nothing to read.
+def plan(options: ReadOptions, most_bytes: int = 0, least: int = 1) -> list[LogRange | QueuePart]:
+    """Return the read's partitions; none if there is nothing to read. Those of the log may have up to `most_bytes`, more than
+    maxPartitionBytes, while there are `least` of them.
 
     DataLossError, NotAStoreError, StoreRefusedError; UsageError for a level that cannot be known.
     """
@@ -73,7 +74,11 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
         if parts is not None:
             return parts
         start, stop = _narrowed(options, reader, start, stop, limit)
-        return [*cut(start, stop, limit, reader.commit_log.size_bytes, options.max_partition_bytes, options.min_partitions)]
+        segment_bytes, share = reader.commit_log.size_bytes, -(-(stop - start) // least)
+        if share > segment_bytes:
+            share += -share % segment_bytes
+        wanted = max(options.max_partition_bytes, min(most_bytes, share))
+        return [*cut(start, stop, limit, segment_bytes, partition_bytes(stop - start, wanted, options.min_partitions))]
 
 
 def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents) -> tuple[int, int, int] | None:
@@ -187,7 +192,7 @@ def plan_queues(
     parts: list[LogRange | QueuePart] = [
         QueuePart(tuple(group), limit, segment_bytes, file_bytes) for group in grouped(slices, most)
     ]
-    return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes, 1)
+    return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes)
 
 
 def why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from pyengine.errors import UsageError
 from pyengine.spark.options import MESSAGES, read_options
-from pyengine.spark.partitions import LogRange, QueuePart, joined
+from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text, view_columns, view_options
 from pyengine.spark.versions import arrow_schema_of
 
@@ -83,10 +83,9 @@ class LogReader(DataSourceReader):
         """Return parts of the log below the current end of the level; larger ones if no bodies are read."""
         from pyengine.spark.plan import plan
 
-        parts = plan(self.options)
         if self._is_cut or self.options.is_remote or any(column.scanned == "body" for column in self.columns):
-            return parts
-        return joined(parts, NARROW_PART_BYTES, max(self.options.min_partitions, len(os.sched_getaffinity(0))))
+            return plan(self.options)
+        return plan(self.options, NARROW_PART_BYTES, len(os.sched_getaffinity(0)))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one partition, as Arrow batches of exactly the schema that Spark expects."""

@@ -194,7 +194,8 @@ class LogStream(StreamOffsets):
     def parts(self, start: Offset, end: Offset) -> list[LogRange]:
         options = self._options
         first, stop = self._skip_deleted(start[NAME]), end[NAME]
-        return cut(first, stop, stop, self._log.size_bytes, options.max_partition_bytes, options.min_partitions)
+        wanted = partition_bytes(stop - first, options.max_partition_bytes, options.min_partitions)
+        return cut(first, stop, stop, self._log.size_bytes, wanted)
 
     def _end(self) -> int:
         end = self._reader.max_physical_offset(self._options.read_level)

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -33,6 +34,7 @@ from pyengine.storage import durable_writes
 from spark.logs import rows
 
 DAY_MS = 86_400_000
+ONE_CORE = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))  # as much of a session as the plan of an export needs
 
 
 def put(builder: StoreBuilder, count: int) -> None:
@@ -291,12 +293,12 @@ def test_an_incremental_export_refuses_another_selection_than_it_began_with(tmp_
     (out / STATE).write_text(json.dumps(asdict(state)))
     (out / ".part-00000000000000000000.parquet.run.1").write_bytes(b"half")
     with pytest.raises(UsageError) as refused:
-        export_parquet(None, builder.root, out, incremental=True, **without_none({**BEGUN, **changed}))
+        export_parquet(ONE_CORE, builder.root, out, incremental=True, **without_none({**BEGUN, **changed}))
     assert sentence in str(refused.value)
     assert json.loads((out / STATE).read_text()) == asdict(state) and len(list(out.iterdir())) == 2
     same = {**BEGUN, "tags": "b||a", "maxPartitionBytes": 5, "failOnDataLoss": False, "allowMissing": True}
-    with pytest.raises(AttributeError, match="NoneType"):  # it goes on, to Spark
-        export_parquet(None, builder.root, out, incremental=True, **same)
+    with pytest.raises(AttributeError, match="getLocalProperty"):  # it goes on, to Spark
+        export_parquet(ONE_CORE, builder.root, out, incremental=True, **same)
 
 
 @pytest.mark.parametrize("system", ["auto", "arrow"])
@@ -304,25 +306,25 @@ def test_an_incremental_export_refuses_another_log_than_it_began_with(tmp_path, 
     Local(monkeypatch)
     out, copy, other = tmp_path / "out", tmp_path / "copy", StoreBuilder(tmp_path / "other")
     given = {"incremental": True, "columns": "physicalOffset,value", "fileSystem": system}
-    assert export_parquet(None, builder.root, out, **given).messages == 60
+    assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 60
     put(other, 100)
     state = (out / STATE).read_bytes()
     with pytest.raises(UsageError, match="out was begun with another log: in .*/other the segment at 8192 has other messages"):
-        export_parquet(None, other.root, out, **given)
+        export_parquet(ONE_CORE, other.root, out, **given)
     assert (out / STATE).read_bytes() == state
     cut = tmp_path / "cut"  # below that end, and written on
     shutil.copytree(builder.root, cut)
     flip(cut / "commitlog" / f"{8192:020d}", builder.end - 8192 - 3)
     with pytest.raises(UsageError, match="has other messages up to"):
-        export_parquet(None, cut, out, **given)
+        export_parquet(ONE_CORE, cut, out, **given)
     put(builder, 70)
     shutil.copytree(builder.root, copy)  # as a slave has it
-    assert export_parquet(None, copy, out, **given).messages == 70
+    assert export_parquet(ONE_CORE, copy, out, **given).messages == 70
     put(builder, 70)
     for segment in sorted((builder.root / "commitlog").iterdir()):
         if int(segment.name) + 4096 < json.loads((out / STATE).read_text())["end"]:
             segment.unlink()
-    assert export_parquet(None, builder.root, out, **given).messages == 70
+    assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 70
     current = json.loads((out / STATE).read_text())
     with open_store(builder.root) as store:
         sample = log_sample(store, current["end"])
@@ -330,20 +332,20 @@ def test_an_incremental_export_refuses_another_log_than_it_began_with(tmp_path, 
     for noted in ("0" * 256, sample.head.hex() + sample.tail[-64:].hex()):  # as version 0.2.0 noted it
         (out / STATE).write_text(json.dumps(current | {"sample": noted}))
         with contextlib.nullcontext() if sample.is_of(noted) else pytest.raises(UsageError, match="has other messages up to"):
-            assert export_parquet(None, builder.root, out, **given).messages == 7
+            assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 7
     (out / STATE).write_text(json.dumps(json.loads(state) | {"segment": None, "sample": ""}))  # of a version that noted no log
     with pytest.raises(DataLossError, match="the log begins at"):
-        export_parquet(None, builder.root, out, **given)
+        export_parquet(ONE_CORE, builder.root, out, **given)
 
 
 def test_a_first_run_that_was_refused_or_killed_decides_nothing(tmp_path, builder):
     out = tmp_path / "out"
     with pytest.raises(UsageError, match="has no topic .order. [(]did you mean orders[?][)]: allowMissing=true"):
-        export_parquet(None, builder.root, out, ["order"], incremental=True)
+        export_parquet(ONE_CORE, builder.root, out, ["order"], incremental=True)
     assert not out.exists()
     for columns in ("offset", "value"):
-        with pytest.raises(AttributeError, match="NoneType"):  # as if killed: the state is there, and has no end
-            export_parquet(None, builder.root, out, ["orders"], incremental=True, columns=columns)
+        with pytest.raises(AttributeError, match="getLocalProperty"):  # as if killed: the state is there, and has no end
+            export_parquet(ONE_CORE, builder.root, out, ["orders"], incremental=True, columns=columns)
         assert json.loads((out / STATE).read_text())["selection"]["columns"] == columns
 
 
@@ -394,14 +396,14 @@ class Local:
 @pytest.mark.parametrize("given", [{}, {"incremental": True}, {"partitioned": True}, {"partitioned": True, "incremental": True}])
 def test_an_export_writes_its_state_and_success_files_after_data_and_folders_are_synced(tmp_path, builder, monkeypatch, given):
     local, out = Local(monkeypatch), tmp_path / "new" / "out"
-    assert export_parquet(None, builder.root, out, **given).messages == 60
+    assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 60
     assert local.at_state == [] and SUCCESS in local.names[out]
     if "incremental" in given:
         late = next(out.rglob("*.parquet")).with_name("part-99999999999999999999.parquet")  # of a run that was killed
         late.write_bytes(b"late")
         local.names[late.parent] |= {late.name}
         builder.put("later", b"x")
-        assert export_parquet(None, builder.root, out, **given).messages == 1
+        assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 1
         assert local.at_state == [] and not late.exists() and STATE in local.names[out]
 
 
@@ -414,16 +416,16 @@ def test_a_state_of_a_version_that_did_not_note_the_whole_selection_is_refused_w
     out.mkdir()
     (out / STATE).write_text(json.dumps({"columns": ["offset"], "topics": [], "partitioned": False, "end": 77}))
     with pytest.raises(UsageError, match="stored columns and topics only") as refused:
-        export_parquet(None, builder.root, out, incremental=True, columns="offset")
+        export_parquet(ONE_CORE, builder.root, out, incremental=True, columns="offset")
     (out / STATE).write_text(str(refused.value).partition("write into it ")[2])
     state = json.loads((out / STATE).read_text())
     assert (state["end"], state["selection"]["columns"], state["selection"]["readLevel"]) == (77, "offset", "flushed")
     with pytest.raises(UsageError, match="columns was 'offset', is 'value'"):
-        export_parquet(None, builder.root, out, incremental=True, columns="value")
+        export_parquet(ONE_CORE, builder.root, out, incremental=True, columns="value")
     for damaged in ("{", "[]", '{"selection": 5}', '{"selection": {}, "end": "x"}', '{"end": 5}'):
         (out / STATE).write_text(damaged)
         with pytest.raises(UsageError, match="is no state of an export"):
-            export_parquet(None, builder.root, out, incremental=True)
+            export_parquet(ONE_CORE, builder.root, out, incremental=True)
 
 
 @pytest.mark.parametrize(("dest", "sentence"), [
@@ -438,7 +440,7 @@ def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made
     monkeypatch.chdir(tmp_path / "here")
     for given in ({}, {"incremental": True}):
         with pytest.raises(UsageError, match=sentence):
-            export_parquet(None, builder.root, dest, **given)
+            export_parquet(ONE_CORE, builder.root, dest, **given)
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -446,7 +448,7 @@ def test_a_destination_in_the_store_itself_is_refused(builder):
     before = sorted(builder.root.rglob("*"))
     for folder in (builder.root / "commitlog" / "x", builder.root / "lake", f"file:{builder.root}/lake"):
         with pytest.raises(UsageError, match="is inside the store .*, which must not contain other folders"):
-            export_parquet(None, builder.root, folder, incremental=True)
+            export_parquet(ONE_CORE, builder.root, folder, incremental=True)
     assert sorted(builder.root.rglob("*")) == before
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.spark.options import OPTIONS, ReadOptions, read_options
-from pyengine.spark.partitions import QueuePart, QueueSlice, cut, joined
+from pyengine.spark.partitions import cut, partition_bytes
 from pyengine.spark.schema import COLUMNS, chosen_columns, find_column, schema_text
 from reference import column_table, option_table, with_tables
 
@@ -191,7 +191,7 @@ def test_the_page_holds_the_tables_of_the_code():
     most=st.integers(1, 900), least=st.integers(1, 40),
 )
 def test_ranges_cover_the_log_once_and_keep_to_their_bounds(start, length, segment_bytes, most, least):
-    ranges = cut(start, start + length, start + length, segment_bytes, most, least)
+    ranges = cut(start, start + length, start + length, segment_bytes, partition_bytes(length, most, least))
     assert [r.start for r in ranges[1:]] == [r.end for r in ranges[:-1]]
     assert (not ranges) == (length == 0)
     assert len(ranges) >= min(least, length)
@@ -202,30 +202,3 @@ def test_ranges_cover_the_log_once_and_keep_to_their_bounds(start, length, segme
         assert 0 < one.end - one.start <= most
         assert (pieces[0][1], pieces[-1][2]) == (one.start, one.end)
         assert len(pieces) == 1 or all(segment == first for segment, first, _ in pieces[1:])
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    length=st.integers(1, 2000), segment_bytes=st.integers(1, 300), most=st.integers(1, 900), larger=st.integers(1, 2000),
-    least=st.integers(1, 40), queued=st.integers(0, 2),
-)
-def test_joined_parts_cover_the_same_in_fewer_pieces(length, segment_bytes, most, larger, least, queued):
-    queues = [QueuePart((QueueSlice("T", number, 0, 9, 70),), length, segment_bytes, 20) for number in range(queued)]
-    ranges = cut(0, length, length, segment_bytes, most, 1)
-    found = joined(queues + ranges, larger, least)
-    assert found[:queued] == queues
-    covered = found[queued:]
-    assert [one.start for one in covered] == [0, *(one.end for one in covered[:-1])] and covered[-1].end == length
-    assert {one.start for one in covered} <= {one.start for one in ranges}
-    assert all(one in ranges or one.log_bytes <= larger for one in covered)
-
-
-def test_parts_are_joined_to_one_for_each_core_or_the_most_that_is_allowed():
-    log_bytes = (8 << 28) - 853  # eight segments, the last not full
-    ranges = cut(0, log_bytes, log_bytes, 1 << 28, 1 << 28, 1)
-    assert [len(joined(ranges, 1 << 30, least)) for least in (1, 2, 4, 8, 16)] == [2, 2, 4, 8, 8]
-    assert [len(joined(ranges, 512 << 20, least)) for least in (1, 2, 4)] == [4, 4, 4]
-    assert joined([], 1, 1) == []
-    ranges = cut(0, 210_878, 210_878, 16_384, 105_439, 1)
-    assert [one.log_bytes for one in ranges] == [98_304, 98_304, 14_270]
-    assert [one.log_bytes for one in joined(ranges, 1 << 30, 2)] == [98_304, 112_574], "the last piece is small"

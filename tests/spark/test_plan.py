@@ -13,6 +13,7 @@ from collections import Counter
 import pytest
 
 from fix_golden import CLEAN, HALTED, usual
+from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths
@@ -36,6 +37,20 @@ def both(root, **given) -> tuple[list[tuple], list[tuple]]:
 
 def parts(root, **given) -> list:
     return plan(read_options({"path": str(root), **{name: str(value) for name, value in given.items()}}))
+
+
+@pytest.mark.parametrize(("most", "least", "given", "sizes"), [
+    (0, 1, {}, [1, 1, 1, 1, 1, 1, 1, 1]),
+    (4, 1, {}, [4, 4]), (4, 2, {}, [4, 4]), (8, 3, {}, [3, 3, 2]), (8, 4, {}, [2, 2, 2, 2]), (8, 16, {}, [1, 1, 1, 1, 1, 1, 1, 1]),
+    (8, 1, {"minPartitions": 3}, [2, 2, 2, 2]), (4, 1, {"startingPhysicalOffset": 4096}, [4, 3]),
+])
+def test_parts_of_a_job_are_one_for_each_core_or_the_most_that_is_allowed(tmp_path, most, least, given, sizes):
+    builder = StoreBuilder(tmp_path / "store")
+    while builder.end < 8 * 4096 - 2048:  # eight segments, the last not full
+        builder.put("T", bytes(300))
+    options = read_options({"path": str(builder.root), "maxPartitionBytes": "4096", **{name: str(value) for name, value in given.items()}})
+    found = plan(options, most * 4096, least)
+    assert [-(-one.log_bytes // 4096) for one in found] == sizes
 
 
 def queue_file(root, topic: str, queue_id: int):

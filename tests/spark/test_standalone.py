@@ -21,7 +21,6 @@ from damage import flip
 from fix_golden import unpack
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import joined
 from pyengine.spark.plan import plan
 from spark import oracle
 
@@ -168,8 +167,6 @@ def test_executors_load_nothing_of_a_running_engine(on_cluster):
 def test_the_work_is_split_evenly(stores, on_cluster, job):
     _, executor_of = on_cluster
     halves = plan(read_options({"path": str(stores[0]), "minPartitions": "2"}))
-    if job == "stats":
-        halves = joined(halves, 1 << 30, 2)
     sizes: dict[str, int] = defaultdict(int)
     for number, executor in executor_of[f"halves: {job}"].items():
         sizes[executor] += halves[number].log_bytes
