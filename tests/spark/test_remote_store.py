@@ -97,7 +97,7 @@ def test_the_limit_and_the_cut_may_stand_anywhere(golden, small_windows, seed):
     end, chosen = end_of(root), random.Random(seed)
     for _ in range(60):
         limit = chosen.randrange(1, end)
-        ranges = cut(chosen.randrange(0, limit), limit, limit, 16384, chosen.randrange(300, 20_000), 1)
+        ranges = cut(chosen.randrange(0, limit), limit, limit, 16384, chosen.randrange(300, 20_000))
         wanted = [(m.physical_offset,) for m in messages
                   if m.physical_offset >= ranges[0].start and m.physical_offset + m.size_bytes <= limit]
         assert rows(root, ranges, columns="physicalOffset", fileSystem="arrow") == wanted
@@ -122,7 +122,7 @@ def test_damage_fails_the_read_or_is_skipped_as_in_a_mapped_one(golden, small_wi
         flip(StorePaths(root).commit_log_segment(start), messages[at].physical_offset - start + 4)
     end = messages[-1].physical_offset + messages[-1].size_bytes
     for most in (3000, 1 << 20):
-        ranges = cut(0, end, end, 16384, most, 1)
+        ranges = cut(0, end, end, 16384, most)
         with pytest.raises(CorruptionError, match=f"damaged at {messages[20].physical_offset}: foreign"):
             rows(root, ranges, fileSystem="arrow")
         wanted = rows(root, ranges, columns="physicalOffset", onCorrupt="skip")
@@ -141,7 +141,7 @@ def test_a_body_made_to_look_like_a_record_is_never_a_row(tmp_path, small_window
     outcomes = set()
     for most in range(64, SEGMENT_BYTES, 61):
         try:
-            ranges = cut(0, limit, limit, SEGMENT_BYTES, most, 1)
+            ranges = cut(0, limit, limit, SEGMENT_BYTES, most)
             assert rows(tmp_path, ranges, columns="physicalOffset", fileSystem="arrow") == [(offset,) for offset in offsets]
             outcomes.add("right")
         except CorruptionError as error:

@@ -78,7 +78,7 @@ def test_the_watermark_may_stand_anywhere_in_a_record(golden, request):
     first, last = messages[20], messages[21]
     start, size = oracle.log_messages(root)[0].physical_offset, 16384
     for limit in places(request, first.physical_offset, last.physical_offset + last.size_bytes):
-        ranges = cut(start, limit, limit, size, size // 5, 1)
+        ranges = cut(start, limit, limit, size, size // 5)
         found = offsets_of(rows(root, ranges, columns="physicalOffset"))
         assert found == [m.physical_offset for m in messages if m.physical_offset + m.size_bytes <= limit]
 
@@ -389,7 +389,7 @@ def test_a_damaged_record_fails_the_read_or_is_skipped_alone(plain, most, field)
     victim = offsets[17]
     at, data = {"size": (0, b"\0\0\0\1"), "magic": (4, b"\1\1\1\1"), "offset": (28, b"\xff" * 8), "all": (0, b"\xff" * 80)}[field]
     overwrite(root, victim + at, data)
-    ranges = cut(0, limit, limit, size, most, 1)
+    ranges = cut(0, limit, limit, size, most)
     with pytest.raises(CorruptionError, match=f"damaged (at|after the record at) ({victim}|{offsets[16]})"):
         rows(root, ranges)
     found = offsets_of(rows(root, ranges, columns="physicalOffset", onCorrupt="skip"))
@@ -402,7 +402,7 @@ def test_a_damaged_body_is_found_by_its_checksum_only(plain, most):
     root, offsets = plain
     limit = end_of(root)
     overwrite(root, offsets[17] + 95, b"!")
-    ranges = cut(0, limit, limit, SEGMENT_BYTES, most, 1)
+    ranges = cut(0, limit, limit, SEGMENT_BYTES, most)
     assert offsets_of(rows(root, ranges, columns="physicalOffset")) == offsets
     with pytest.raises(CorruptionError, match=f"damaged at {offsets[17]}: bad crc"):
         rows(root, ranges, verifyCRC="true")
@@ -416,7 +416,7 @@ def test_records_in_bodies_are_bodies(tmp_path, most):
     copied = encode_record(topic="T", body=b"not a record of this place", physical_offset=10**6) * 4
     offsets = write_log(root, [{"topic": "T", "body": copied} for _ in range(20)])
     limit = end_of(root)
-    assert offsets_of(rows(root, cut(0, limit, limit, SEGMENT_BYTES, most, 1), columns="physicalOffset")) == offsets
+    assert offsets_of(rows(root, cut(0, limit, limit, SEGMENT_BYTES, most), columns="physicalOffset")) == offsets
 
 
 def test_a_body_that_imitates_a_record_of_its_very_place_never_gives_rows(tmp_path):
@@ -433,7 +433,7 @@ def test_a_body_that_imitates_a_record_of_its_very_place_never_gives_rows(tmp_pa
     outcomes = set()
     for most in range(64, SEGMENT_BYTES, 61):
         try:
-            assert offsets_of(rows(root, cut(0, limit, limit, SEGMENT_BYTES, most, 1), columns="physicalOffset")) == offsets
+            assert offsets_of(rows(root, cut(0, limit, limit, SEGMENT_BYTES, most), columns="physicalOffset")) == offsets
             outcomes.add("right")
         except CorruptionError as error:
             assert "looks like a record of its own" in str(error) and "maxPartitionBytes" in str(error)
