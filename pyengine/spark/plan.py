@@ -185,7 +185,7 @@ def plan_queues(
     if options.access == "queue":
         require_entries(options, reader, extents, dispatched, can_scan=True)
     elif missing := missing_entries(reader, extents, dispatched):
-        log.warning("%s: consume queues lack messages (%s), so the log is read", options.where, ", ".join(missing))
+        log.warning("%s: consume queues lack messages (%s), so the log is read", options.where, missing)
         return None
     most = partition_bytes(wanted_bytes, options.max_partition_bytes, options.min_partitions)
     segment_bytes, file_bytes = reader.commit_log.size_bytes, reader.geometry.mapped_file_size_consume_queue_bytes

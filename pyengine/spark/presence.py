@@ -12,8 +12,8 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy
 
@@ -41,39 +41,48 @@ if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue, QueueBounds
 
 log = logging.getLogger(__name__)
-_NAMED_MAX = 5
-_Wanted = TypeVar("_Wanted")
 
 # -- names --------------------------------------------------------------------------
 
 
 def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", "stream", "view"] = "batch") -> None:
-    """Raise UsageError for chosen topics and queues, or those with given offsets or times, that do not exist.
+    """Raise UsageError for the first chosen topic or queue, or one with given offsets or times, that does not exist.
 
     `allowMissing` permits them. Light queues are an error too, except in a view of queues, since they name messages of other topics;
     a pattern skips them unless it matches nothing else.
 
-    A topic exists if it has a queue, is in config/topics.json, or has messages in the log that are in no queue yet. A pattern must
-    match one, except in a stream, which waits for it, and in a store without topics. A store without queues on another file system
-    is not checked, because only its log was copied.
+    A topic exists if it has a queue or is in config/topics.json. A pattern must match one, except in a stream, which waits for it, and
+    in a store without topics. A store without queues on another file system is not checked, because only its log was copied.
     """
     bounds = options.starting_offsets, options.ending_offsets, options.starting_timestamps, options.ending_timestamps
     # A stream checks them when it begins, not when it continues.
     bounded = sorted(set().union(*map(flat, bounds))) if use == "batch" else []
-    if not (options.has_topics or bounded):
+    assigned = [(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids]
+    named: list[tuple[str, int | None]] = [*bounded, *((topic, None) for topic in options.subscribe), *assigned]
+    pattern = options.subscribe_pattern
+    if not named and pattern is None:
         return
-    names = _Names(options, store)
-    if use != "view":
-        names.refuse_light_queues([*(options.subscribe or options.assign or ()), *(topic for topic, _ in bounded)])
-    if options.allow_missing or names.are_unknown:
+    configured, folders = TopicConfigs(store.root).read().rows, _queue_folders(store)
+    known = folders | configured.keys()
+    matched = [] if pattern is None else [topic for topic in known if re.fullmatch(pattern, topic)]
+    light = [topic for topic, _ in named if topic.startswith(LMQ_PREFIX)]
+    if matched and all(topic.startswith(LMQ_PREFIX) for topic in matched):
+        light.append(min(matched))
+    if light and use != "view":
+        raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
+                         "INNER_MULTI_DISPATCH names their light queues; view=entries lists where they are")
+    if options.allow_missing or isinstance(store, RemoteStore) and not folders:
         return
-    names.require_topics([topic for topic, _ in bounded])
-    names.require_queues(bounded)
-    if options.subscribe_pattern is None:
-        names.require_topics(options.subscribe or tuple(options.assign or ()))
-        names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids])
-    elif use != "stream":
-        names.require_match()
+    for topic, queue_id in named:
+        if topic not in known:
+            raise UsageError(f"{options.where} has no topic {topic!r}{did_you_mean(topic, known)}: allowMissing=true reads what there is")
+        config = configured.get(topic)
+        is_configured = queue_id is None or config is not None and queue_id < max(config.read_queue_nums, config.write_queue_nums)
+        if not is_configured and not (topic in folders and str(queue_id) in _queue_folders(store, topic)):
+            raise UsageError(f"{options.where} has no queue {topic}/{queue_id}: allowMissing=true reads what there is")
+    if pattern is not None and use != "stream" and known and not matched:
+        raise UsageError(f"subscribePattern {pattern!r} matches none of the {len(known)} topics of {options.where}: "
+                         "allowMissing=true reads what there is")
 
 
 def require_group(options: ReadOptions, store: OpenStore, group: str) -> None:
@@ -82,71 +91,6 @@ def require_group(options: ReadOptions, store: OpenStore, group: str) -> None:
     if not options.allow_missing and group not in known:
         raise UsageError(f"{options.where} knows no consumer group {group!r}{did_you_mean(group, known)}: it has committed no offset "
                          "and is not in subscriptionGroup.json; allowMissing=true shows every message as lag")
-
-
-class _Names:
-    """The names of topics and queues in one store."""
-
-    def __init__(self, options: ReadOptions, store: OpenStore) -> None:
-        self._where = options.where
-        self._store = store
-        self._pattern = re.compile(options.subscribe_pattern or "")
-        self._configured = TopicConfigs(store.root).read().rows
-        self._folders = _queue_folders(store)
-        self._all = self._folders | self._configured.keys()
-        self._matched = [] if options.subscribe_pattern is None else [*filter(self._pattern.fullmatch, self._all)]
-
-    @property
-    def are_unknown(self) -> bool:
-        """Whether it is a copy of the log alone."""
-        return isinstance(self._store, RemoteStore) and not self._folders
-
-    def refuse_light_queues(self, topics: Collection[str]) -> None:
-        light = sorted(topic for topic in topics if topic.startswith(LMQ_PREFIX))
-        if self._matched and all(topic.startswith(LMQ_PREFIX) for topic in self._matched):
-            light.append(min(self._matched))
-        if light:
-            raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
-                             "INNER_MULTI_DISPATCH names their light queues; view=entries lists "
-                             "where they are")
-
-    def require_match(self) -> None:
-        if self._matched or not self._all:
-            return
-        if self._not_in_log({True}, lambda queue: self._pattern.fullmatch(queue[0]) is not None):
-            raise UsageError(f"subscribePattern {self._pattern.pattern!r} matches none of the {len(self._all)} topics of {self._where}: "
-                             "allowMissing=true reads what there is")
-
-    def require_topics(self, topics: Collection[str]) -> None:
-        missing = sorted(self._not_in_log(set(topics) - self._all, lambda queue: queue[0]))
-        if missing:
-            raise UsageError(f"{self._where} has no topic {_listed(map(repr, missing))}{did_you_mean(missing[0], self._all)}: "
-                             "allowMissing=true reads what there is")
-
-    def require_queues(self, queues: Collection[Queue]) -> None:
-        missing = sorted(self._not_in_log({queue for queue in queues if not self._has_queue(*queue)}, lambda queue: queue))
-        if missing:
-            named = _listed(f"{topic}/{queue_id}" for topic, queue_id in missing)
-            raise UsageError(f"{self._where} has no queue {named}: allowMissing=true reads what there is")
-
-    def _has_queue(self, topic: str, queue_id: int) -> bool:
-        config = self._configured.get(topic)
-        if config is not None and queue_id < max(config.read_queue_nums, config.write_queue_nums):
-            return True
-        return topic in self._folders and str(queue_id) in _queue_folders(self._store, topic)
-
-    def _not_in_log(self, wanted: set[_Wanted], key_of: Callable[[Queue], _Wanted]) -> set[_Wanted]:
-        """Return those that are the key of no record in the log that may be in no queue yet; skip damage."""
-        reader, missing = self._store, set(wanted)
-        if missing and not isinstance(reader, RemoteStore):
-            is_known = self._folders and not why_not_dispatched(reader)
-            begin = max(0, reader.dispatched_offset(ReadLevel.COMMITTED)) if is_known else 0
-            for record in _records(reader, begin, max(0, reader.max_physical_offset(ReadLevel.COMMITTED)),
-                                   lambda *queue: EVERY_OFFSET if key_of(queue) in missing else None):
-                missing.discard(key_of(record.queue))
-                if not missing:
-                    break
-        return missing
 
 
 def _queue_folders(store: OpenStore, topic: str = "") -> set[str]:
@@ -162,12 +106,6 @@ def _queue_folders(store: OpenStore, topic: str = "") -> set[str]:
 def has_no_queues(store: OpenStore) -> bool:
     """Return whether it is a copy of the log alone."""
     return isinstance(store, RemoteStore) and not store.queue_files()
-
-
-def _listed(names: Iterator[str]) -> str:
-    shown = list(itertools.islice(names, _NAMED_MAX))
-    more = sum(1 for _ in names)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 # -- offsets ------------------------------------------------------------------------
@@ -206,46 +144,40 @@ class QueueExtent(NamedTuple):
 
 
 class QueueExtents:
-    """The starts and ends of one plan's queues; it reads each queue once, and opens its last file once."""
+    """The starts and ends of one plan's queues."""
 
     def __init__(self, options: ReadOptions, store: OpenStore, choose: ChooseQueue | None = None) -> None:
         """`choose`: the queues of which more than the end is wanted."""
         self._options, self._store, self.choose = options, store, choose
-        self._whole: dict[Queue, QueueExtent] = {}  # with entries of any place in the log
         self._bounds: dict[int, list[QueueExtent]] = {}
 
     @functools.cached_property
-    def _queues(self) -> dict[Queue, ConsumeQueue]:
+    def queues(self) -> dict[Queue, ConsumeQueue]:
+        """All queues of the store."""
         return {(topic, queue_id): queue for topic, ids in self._store.topics().items() for queue_id in ids
                 if (queue := self._store._queue(topic, queue_id)) is not None}
 
     def ends(self) -> Iterator[tuple[Queue, QueueEnd]]:
         """Yield the end of every queue's entries; leave out a queue with other content, and one that ends with a wrong entry or filler."""
         if isinstance(self._store, RemoteStore):
-            prefetch_queue_ends(self._store, filter(_is_usable, self._queues.values()), INT64_MAX)
-        for key, queue in self._queues.items():
+            prefetch_queue_ends(self._store, filter(_is_usable, self.queues.values()), INT64_MAX)
+        for key, queue in self.queues.items():
             with contextlib.suppress(StoreRefusedError):
-                if self.choose is not None and self.choose(*key) is not None:
-                    self._whole[key] = whole = self._extent(queue, INT64_MAX)
-                    high, end = whole.high, whole.max_physical
-                else:
-                    high = queue.max_offset(INT64_MAX)
-                    end = end_of_entry(queue, high)
-                if end >= 0:
+                high = queue.max_offset(INT64_MAX)
+                if (end := end_of_entry(queue, high)) >= 0:
                     yield key, QueueEnd(high, end)
 
     def chosen(self) -> list[ConsumeQueue]:
         """Return the chosen queues."""
         assert self.choose is not None
-        return [queue for key, queue in self._queues.items() if self.choose(*key)]
+        return [queue for key, queue in self.queues.items() if self.choose(*key)]
 
     def bounds(self, limit: int) -> list[QueueExtent]:
         """Return each chosen queue with the entries of messages in the log below `limit`, by queue_begin and queue_end."""
         if limit not in self._bounds:
-            known = {key: whole for key, whole in self._whole.items() if 0 <= whole.max_physical <= limit}
-            queues = {(queue.topic, queue.queue_id): queue for queue in self.chosen()}
-            prefetch_queue_ends(self._store, [queue for key, queue in queues.items() if key not in known], limit)
-            self._bounds[limit] = [known.get(key) or self._extent(queue, limit) for key, queue in queues.items()]
+            queues = self.chosen()
+            prefetch_queue_ends(self._store, queues, limit)
+            self._bounds[limit] = [self._extent(queue, limit) for queue in queues]
         return self._bounds[limit]
 
     def _extent(self, queue: ConsumeQueue, limit: int) -> QueueExtent:
@@ -253,18 +185,19 @@ class QueueExtents:
         first = queue_begin(self._store, queue, high)
         return QueueExtent(queue, first, high, end_of_entry(queue, high), slice_bytes(queue, first, high, high))
 
-    def named(self, offsets: numpy.ndarray) -> Iterator[int]:
-        """Yield those of these physical offsets that an entry of a queue in the store names; light queues, whose entries name messages
-        of other topics, are not read."""
-        for queue in self._queues.values():
+    def names(self, offset: int) -> bool:
+        """Return whether an entry of any queue in the store names this physical offset; light queues, whose entries name messages of
+        other topics, are not read."""
+        for queue in self.queues.values():
             if queue.topic.startswith(LMQ_PREFIX):
                 continue
             with contextlib.suppress(StoreRefusedError):
                 starts = queue.files.starts()
                 end = (starts[-1] + queue.files.size_bytes) // CQ_ENTRY_BYTES if starts else 0
                 for _, entries in queue_entries(queue, starts[0] // CQ_ENTRY_BYTES if starts else 0, end):
-                    places = entries["physicalOffset"][entries["size"] > 0].astype(numpy.int64)
-                    yield from numpy.intersect1d(places, offsets).tolist()
+                    if ((entries["physicalOffset"] == offset) & (entries["size"] > 0)).any():
+                        return True
+        return False
 
 
 def end_of_entry(queue: ConsumeQueue, high: int) -> int:
@@ -331,7 +264,6 @@ def _is_message(message: Message | None, queue: ConsumeQueue, number: int, size_
 
 # -- what queues lack ----------------------------------------------------------------
 
-_LOST_MAX = 100_000             # most that are counted
 _PLACES = ("topic", "queueId", "queueOffset", "physicalOffset")
 
 
@@ -350,33 +282,31 @@ def why_not_dispatched(store: OpenStore) -> str:
 
 def require_entries(options: ReadOptions, store: OpenStore, extents: QueueExtents, limit: int, *, can_scan: bool = False) -> None:
     """Raise DataLossError for missing_entries, unless losses are allowed. `can_scan`: access=scan reads the same rows."""
-    missing = missing_entries(store, extents, limit) if options.fail_on_data_loss else []
+    missing = missing_entries(store, extents, limit) if options.fail_on_data_loss else ""
     if missing:
         scan = ", access=scan reads the log itself" if can_scan else ""
         where = "STORE" if options.is_remote else store.root
-        raise DataLossError(f"consume queues of {options.where} lack messages that the log has: {_listed(iter(missing))}: "
+        raise DataLossError(f"consume queues of {options.where} lack messages that the log has: {missing}: "
                             f"{command('rebuild', where, '--queues')} makes them again (stop the engine before){scan}; {REMEDY}")
 
 
-def missing_entries(store: OpenStore, extents: QueueExtents, limit: int) -> list[str]:
-    """Return the messages below `limit`, where all are dispatched, that the chosen queues' files lack: by queue, as texts.
+def missing_entries(store: OpenStore, extents: QueueExtents, limit: int) -> str:
+    """Return the first messages below `limit`, where all are dispatched, that a chosen queue's files lack, as text.
 
-    [] also if it is unknown which messages are in their queues.
+    "" also if it is unknown which messages are in their queues.
     """
     choose = extents.choose
     if choose is None or why_not_dispatched(store):
-        return []
+        return ""
     found = {(one.queue.topic, one.queue.queue_id): one for one in extents.bounds(limit) if one.high > 0}
-    records = itertools.chain(_lost_before(store, choose, found, limit), _lost_after(store, choose, found, limit))
-    lost = {record.physical_offset: record for record in itertools.islice(records, _LOST_MAX)}
-    more = "" if len(lost) < _LOST_MAX else " or more"
-    for offset in extents.named(numpy.fromiter(lost, numpy.int64)) if lost else ():
-        lost.pop(offset, None)  # damage has changed the record's queue or offset, as its own entry shows
-    by_queue: dict[tuple[Queue, bool], list[int]] = {}
-    for queue, number, _ in lost.values():
-        by_queue.setdefault((queue, queue in found and number < found[queue].high), []).append(number)
-    return [f"{topic}/{queue_id} " + (f"before offset {max(numbers) + 1}" if is_before else f"from offset {min(numbers)} on")
-            + f" ({len(numbers):,}{more})" for ((topic, queue_id), is_before), numbers in sorted(by_queue.items())]
+    for record in itertools.chain(_lost_before(store, choose, found, limit), _lost_after(store, choose, found, limit)):
+        if not extents.names(record.physical_offset):  # else damage has changed the record's queue or offset, as its own entry shows
+            topic, queue_id = record.queue
+            extent = found.get(record.queue)
+            if extent is not None and record.number < extent.first:
+                return f"{topic}/{queue_id} before offset {extent.first}"
+            return f"{topic}/{queue_id} from offset {record.number} on"
+    return ""
 
 
 def _lost_before(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int) -> Iterator[_Record]:
@@ -483,19 +413,14 @@ class Lost(NamedTuple):
 def _lost_by_queues(store: OpenStore, path: str, extents: QueueExtents) -> Lost | None:
     """Return what consume queues name beyond the log's end."""
     end = store.max_physical_offset(ReadLevel.COMMITTED)
-    beyond = {key: found for key, found in extents.ends() if found.max_physical > end}
-    furthest = max((found.max_physical for found in beyond.values()), default=end)
+    furthest, queue = max(((found.max_physical, key) for key, found in extents.ends()), default=(end, ("", 0)))
     if furthest <= end or furthest <= store.max_physical_offset(ReadLevel.COMMITTED):
         return None  # a broker may have written more since the end was read
     synced_ms = read_checkpoint(store.root).physic_msg_timestamp_ms
     if abort_file_exists(store.root) and 0 < synced_ms <= _last_store_timestamp_ms(store, end):
         return None  # lost in a crash because it was not synced: RocketMQ's recovery ends the log there too
-    firsts = {key: queue.max_offset(end) for key in sorted(beyond) if (queue := store._queue(*key)) is not None}
-    missing = {key: beyond[key].next_offset - first for key, first in firsts.items()}
-    named = _listed(f"{topic}/{queue_id} from offset {first} on ({missing[topic, queue_id]:,})"
-                    for (topic, queue_id), first in firsts.items())
-    return Lost(end, furthest, f"the log of {path} ends at {end}, but consume queues name {sum(missing.values()):,} messages between there "
-                               f"and {furthest}: {named}")
+    return Lost(end, furthest, f"the log of {path} ends at {end}, but consume queues name messages up to {furthest}: "
+                               f"{queue[0]}/{queue[1]} from offset {extents.queues[queue].max_offset(end)} on")
 
 
 def _is_usable(queue: ConsumeQueue) -> bool:

@@ -30,7 +30,7 @@ COLUMNS = {"columns": "topic,offset"}
 SCHEMA = StructType([StructField("topic", StringType()), StructField("offset", LongType())])
 NO_SUCH = [
     ({"subscribe": "order"}, "has no topic 'order' (did you mean orders?): allowMissing=true reads what there is"),
-    ({"subscribe": "orders,zzz,aaa"}, "has no topic 'aaa', 'zzz': allowMissing=true"),
+    ({"subscribe": "orders,zzz,aaa"}, "has no topic 'zzz': allowMissing=true"),
     ({"assign": '{"orders": [1, 99]}'}, "has no queue orders/99: allowMissing=true"),
     ({"assign": '{"orders": [0], "events": [0]}'}, "has no topic 'events'"),
 ]
@@ -112,7 +112,7 @@ def test_a_stream_reads_a_topic_that_comes_later_where_that_is_allowed_or_a_patt
     assert found == [{"topic": "later", "offset": number} for number in range(3)]
 
 
-def test_a_topic_exists_that_is_configured_or_in_the_log_alone(builder):
+def test_a_topic_exists_that_is_configured_and_one_in_the_log_alone_is_an_error(builder):
     TopicConfigs(builder.root).create(TopicConfig("planned", read_queue_nums=3, write_queue_nums=2))
     for more in ({}, {"fileSystem": "arrow"}):
         assert rows(builder.root, **COLUMNS, subscribe="planned", **more) == []
@@ -122,20 +122,18 @@ def test_a_topic_exists_that_is_configured_or_in_the_log_alone(builder):
     builder.put("new", b"x", queue_id=5, dispatch=False)
     (builder.root / "abort").touch()  # after a crash the queues may lack messages
     for given in ({"subscribe": "new"}, {"assign": '{"new": [5]}'}, {"subscribePattern": "n.w"}):
-        assert rows(builder.root, **COLUMNS, **given) == [("new", 0)]
-    with pytest.raises(UsageError, match="has no queue new/6"):
-        rows(builder.root, **COLUMNS, assign='{"new": [5, 6]}')
-    builder.put("new", b"x", queue_id=6, dispatch=False)
-    builder.put("newest", b"x", dispatch=False)
-    assert rows(builder.root, **COLUMNS, subscribe="new,newest") == [("new", 0), ("new", 0), ("newest", 0)]
+        with pytest.raises(UsageError, match="has no topic 'new'.*: allowMissing=true reads|matches none of"):
+            rows(builder.root, **COLUMNS, **given)
+        assert rows(builder.root, **COLUMNS, **given, allowMissing=True) == [("new", 0)]
 
 
 def test_names_cannot_be_told_of_a_log_that_was_copied_alone_over_a_file_system_and_of_no_store_at_all(builder, tmp_path):
     shutil.rmtree(builder.root / "consumequeue")
     assert rows(builder.root, **COLUMNS, subscribe="nosuch", fileSystem="arrow") == []
-    assert len(rows(builder.root, **COLUMNS, subscribe="orders")) == 30
-    with pytest.raises(UsageError, match="has no topic 'nosuch'"):
-        rows(builder.root, **COLUMNS, subscribe="nosuch")
+    for topic in ("orders", "nosuch"):
+        with pytest.raises(UsageError, match=f"has no topic '{topic}'"):
+            rows(builder.root, **COLUMNS, subscribe=topic)
+    assert len(rows(builder.root, **COLUMNS, subscribe="orders", allowMissing=True)) == 30
     empty = StoreBuilder(tmp_path / "empty")
     assert rows(empty.root, **COLUMNS, subscribePattern=".*") == []
 
@@ -195,10 +193,9 @@ def test_a_lost_log_end_of_a_broker_store_is_found_by_its_queues(broker, segment
     said = str(refused.value)
     with open_store(broker.root) as reader:
         end = reader.max_physical_offset("committed")
-        first, last = queue_of(reader, "orders", 0).max_offset(end), broker.queue_offsets["orders", 0]
-    count = 60 - len(physical(broker.root, failOnDataLoss=False))
-    assert f"ends at {end}, but consume queues name {count} messages between there and {broker.end}: " in said
-    assert f"orders/0 from offset {first} on ({last - first})" in said and "set failOnDataLoss=false" in said
+        first = queue_of(reader, "orders", 1).max_offset(end)
+    assert f"ends at {end}, but consume queues name messages up to {broker.end}: orders/1 from offset {first} on" in said
+    assert "set failOnDataLoss=false" in said
     assert physical(broker.root, failOnDataLoss=False, **given) == [at for at in whole if at < lost_from]
 
 
@@ -206,7 +203,7 @@ def test_a_zeroed_record_near_the_end_of_a_brokers_store_is_damage_and_not_its_e
     whole = physical(broker.root)
     broker.write_log(bytes(whole[50] - whole[49]), whole[49])
     for given in ({}, {"failOnDataLoss": False}, {"subscribe": "orders"}):
-        with pytest.raises(CorruptionError, match=f"queues name 11 messages between there and {broker.end}: .*; it is damaged there, "
+        with pytest.raises(CorruptionError, match=f"queues name messages up to {broker.end}: .*; it is damaged there, "
                                                   f"and continues at {whole[50]} .*: onCorrupt=skip reads what there is"):
             physical(broker.root, **given)
     assert physical(broker.root, onCorrupt="skip") == [at for at in whole if at != whole[49]]
@@ -231,7 +228,7 @@ def test_a_message_torn_off_by_a_crash_is_a_loss_only_if_it_had_been_synced(brok
     whole = physical(broker.root)
     (broker.root / "abort").touch()
     broker.write_log(bytes(broker.end - whole[-1]), whole[-1])
-    with pytest.raises(DataLossError, match="queues name 1 messages between"):
+    with pytest.raises(DataLossError, match="queues name messages up to"):
         physical(broker.root)
     write_checkpoint(broker.root, Checkpoint(broker.now_ms - 2000, broker.now_ms - 2000, broker.now_ms - 2000))
     assert physical(broker.root) == whole[:-1]
@@ -302,11 +299,11 @@ def lose_last_entries(builder: StoreBuilder) -> None:
 
 
 LOSSES = [
-    (lose_last_file, "orders/1 from offset 10 on (10)", range(10)),
-    (lose_first_file, "orders/1 before offset 10 (10)", range(10, 20)),
-    (lose_all_files, "orders/1 from offset 0 on (20)", range(0)),
-    (lose_folder, "orders/1 from offset 0 on (20)", range(0)),
-    (lose_last_entries, "orders/1 from offset 15 on (5)", range(15)),
+    (lose_last_file, "orders/1 from offset 10 on", range(10)),
+    (lose_first_file, "orders/1 before offset 10", range(10, 20)),
+    (lose_all_files, "orders/1 from offset 0 on", range(0)),
+    (lose_folder, "orders/1 from offset 0 on", range(0)),
+    (lose_last_entries, "orders/1 from offset 15 on", range(15)),
 ]
 
 
@@ -371,19 +368,19 @@ def test_a_queue_whose_messages_are_in_light_queues_too_is_missed(builder):
         builder.write_entry("%LMQ%a", 0, number, message.physical_offset, message.size_bytes, 0)
     assert view(builder)
     shutil.rmtree(builder.root / "consumequeue" / "lit")
-    with pytest.raises(DataLossError, match=r"lit/0 from offset 0 on \(3\)"):
+    with pytest.raises(DataLossError, match="lit/0 from offset 0 on"):
         view(builder)
 
 
 def test_a_queue_that_topics_json_names_is_looked_for_and_a_deleted_topic_is_not(builder):
     shutil.rmtree(builder.root / "consumequeue" / "orders")
-    with pytest.raises(DataLossError, match=r"orders/0 from offset 0 on \(10\), orders/1 from offset 0 on \(20\)"):
+    with pytest.raises(DataLossError, match="orders/[01] from offset 0 on"):
         view(builder)
     TopicConfigs(builder.root).create(TopicConfig("other"))
     assert view(builder)
     TopicConfigs(builder.root).create(TopicConfig("orders"))
     for read in (lambda: view(builder), lambda: rows(builder.root, **COLUMNS, subscribe="orders", access="queue")):
-        with pytest.raises(DataLossError, match="orders/0 from offset 0 on"):
+        with pytest.raises(DataLossError, match="orders/[01] from offset 0 on"):
             read()
 
 
@@ -404,10 +401,10 @@ def test_loss_search_begins_at_the_last_queue_entry_and_goes_further_back_withou
         builder.put("late", bytes(300))
     monkeypatch.setattr(queue_entries, "SCAN_BYTES", 0)
     lose_last_file(builder)
-    with pytest.raises(DataLossError, match=r"orders/1 from offset 10 on \(10\)"):
+    with pytest.raises(DataLossError, match="orders/1 from offset 10 on"):
         view(builder, subscribe="orders")
     shutil.rmtree(builder.root / "consumequeue" / "other")
-    with pytest.raises(DataLossError, match=r"other/0 from offset 0 on \(10\)"):
+    with pytest.raises(DataLossError, match="other/0 from offset 0 on"):
         view(builder, subscribePattern="other|late")
     monkeypatch.setattr(queue_entries, "LOST_QUEUE_BYTES", 0)
     assert view(builder, subscribePattern="other|late")
