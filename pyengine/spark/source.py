@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
-    from pyengine.spark.queue_view import QueueRows
     from pyengine.spark.sink import BatchSink, StreamSink
     from pyengine.spark.stream import LogStreamReader
 
@@ -118,7 +117,7 @@ class QueueViewReader(DataSourceReader):
             raise UsageError(f"view={self.options.view} takes no .schema(): name columns with the option columns")
         self.schema = schema
 
-    def partitions(self) -> list[QueueRows]:
+    def partitions(self) -> list[QueuePart]:
         """Return groups of queues, up to the current end of the level."""
         from pyengine.spark.queue_view import plan_view
 
@@ -126,8 +125,8 @@ class QueueViewReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one partition."""
-        from pyengine.spark.queue_view import QueueRows, view_rows
+        from pyengine.spark.queue_view import view_rows
 
-        if not isinstance(partition, QueueRows):  # what Spark makes of an empty list of partitions
+        if not isinstance(partition, QueuePart):  # what Spark makes of an empty list of partitions
             return iter(())
         return view_rows(self.options, partition, arrow_schema_of(self.schema))

@@ -12,6 +12,7 @@ queue may have by INNER_MULTI_DISPATCH.)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -37,7 +38,7 @@ from pyengine.spark.file_access import (
     open_tree,
     windows,
 )
-from pyengine.spark.options import ReadOptions
+from pyengine.spark.options import MESSAGES, Queue, ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, Part, QueuePart, QueueSlice, queue_chooser, time_bounds
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import WRONG_BODY, Refiner, allocate, to_array
@@ -308,42 +309,54 @@ class QueuePartReader(TaskReader):
         super().__init__(options, columns, tally)
         self._times = time_bounds(options)
         self._check = EntryCheck()
-        self._newest_segment = -1  # that an entry of this slice has named
+        self._queue: Queue = "", -1  # of the last slice
+        self._newest_segment = -1  # that an entry of this queue has named
 
     def batches(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, QueuePart)
         for one in part.slices:
             queue = one.topic, one.queue_id
             scanner = self.scanner(choose_queues(lambda *found, queue=queue: found == queue, {queue: (one.first, one.end)}, self._times))
-            self._newest_segment = -1
-            for run in self._runs(one, part):
-                for raw in self._gather(scanner, one, part, run):
+            for segment, run, is_right, limit in self.checked(one, part):
+                for raw in self._gather(scanner, one, segment, run.segment, run.entries[is_right], limit):
                     yield from self.to_batches(raw, schema)
 
-    def _runs(self, one: QueueSlice, part: QueuePart) -> Iterator[_Run]:
-        """Yield the slice's entries, divided by segment."""
-        for number, data in self._entries(one, part.queue_file_bytes):
-            entries = numpy.frombuffer(data, ENTRY)
-            for segment, begin, end in runs_of_segments(entries, part.segment_bytes):
-                yield _Run(segment, number + begin, entries[begin:end])
+    def checked(self, one: QueueSlice, part: QueuePart) -> Iterator[tuple[SegmentBytes, _Run, numpy.ndarray, int]]:
+        """Yield the slice's entries by segment: the segment, whose `view` has their records up to a limit, the entries, which of them
+        agree with their records, and that limit."""
+        if self._queue != (one.topic, one.queue_id):
+            self._queue, self._newest_segment = (one.topic, one.queue_id), -1
+        for number, entries in self.entries(one, part.queue_file_bytes):
+            for start, begin, end in runs_of_segments(entries, part.segment_bytes):
+                run = _Run(start, number + begin, entries[begin:end])
+                segment = self._open_named(part, run)
+                if segment is None:
+                    continue
+                with contextlib.closing(segment):
+                    for first, stop, limit in windows(segment, run.entries, min(part.limit, start + part.segment_bytes)):
+                        near = _Run(start, run.number + first, run.entries[first:stop])
+                        is_right = self._right(segment, near, limit)
+                        if is_right is None:
+                            break
+                        yield segment, near, is_right, limit
 
-    def _entries(self, one: QueueSlice, file_bytes: int) -> Iterator[tuple[int, bytes]]:
+    def entries(self, one: QueueSlice, file_bytes: int) -> Iterator[tuple[int, numpy.ndarray]]:
         """Yield (number of the first, entries) of the slice, in blocks within one file."""
         per_file = file_bytes // CQ_ENTRY_BYTES
         at = one.first
         while at < one.end:
             start = at - at % per_file
             count = min(one.end - at, start + per_file - at, READ_ENTRIES)
-            data = self._entry_bytes(one, segment_name(start * CQ_ENTRY_BYTES), (at - start) * CQ_ENTRY_BYTES, count * CQ_ENTRY_BYTES)
+            data = self.entry_bytes(one, start * CQ_ENTRY_BYTES, (at - start) * CQ_ENTRY_BYTES, count * CQ_ENTRY_BYTES)
             if data is None:
                 at = start + per_file
                 continue
-            yield at, data
+            yield at, numpy.frombuffer(data, ENTRY)
             at += count
 
-    def _entry_bytes(self, one: QueueSlice, name: str, position: int, length: int) -> bytes | None:
-        """Return bytes of one of the queue's files; None if it was deleted and that is allowed."""
-        file_name = f"{QUEUES}/{one.topic}/{one.queue_id}/{name}"
+    def entry_bytes(self, one: QueueSlice, start: int, position: int, length: int) -> bytes | None:
+        """Return bytes of the queue's file that begins at `start`; None if it was deleted and that is allowed."""
+        file_name = f"{QUEUES}/{one.topic}/{one.queue_id}/{segment_name(start)}"
         path = f"{self.options.where}/{file_name}"
         try:
             if self._tree is not None:
@@ -360,21 +373,7 @@ class QueuePartReader(TaskReader):
             raise CorruptionError(f"{path} is shorter than the other files of its kind: is this a replica that lags, or another store?")
         return data
 
-    def _gather(self, scanner: ColumnScanner, one: QueueSlice, part: QueuePart, run: _Run) -> Iterator[RawBatch]:
-        segment = self._open_named(one, part, run)
-        if segment is None:
-            return
-        try:
-            for begin, end, limit in windows(segment, run.entries, min(part.limit, run.segment + part.segment_bytes)):
-                near = _Run(run.segment, run.number + begin, run.entries[begin:end])
-                good = self._checked(segment, one, near, limit)
-                if good is None:
-                    return
-                yield from self._gather_checked(scanner, one, segment, near, good, limit)
-        finally:
-            segment.close()
-
-    def _open_named(self, one: QueueSlice, part: QueuePart, run: _Run) -> SegmentBytes | None:
+    def _open_named(self, part: QueuePart, run: _Run) -> SegmentBytes | None:
         """Open the segment that the entries name; None if it was deleted or the entries are wrong, and that is allowed.
 
         The oldest segments are deleted first. So if an earlier entry names an existing later segment, a missing segment means damage.
@@ -386,7 +385,7 @@ class QueuePartReader(TaskReader):
             return self.open_bytes(run.segment, part.segment_bytes)
         else:
             why = "where the log has no segment, after one in a newer segment"
-        for found in without_record((one.topic, one.queue_id), run.number, run.entries, why):
+        for found in without_record(self._queue, run.number, run.entries, why):
             self._note(found)
         return None
 
@@ -402,38 +401,39 @@ class QueuePartReader(TaskReader):
     def _note(self, found: WrongEntry) -> None:
         """Raise CorruptionError for a wrong entry, unless it is to be skipped."""
         if self.options.on_corrupt == "fail":
-            raise CorruptionError(f"{found.sentence}: access=scan reads the log itself")
+            remedy = "access=scan reads the log itself" if self.options.view == MESSAGES else "onCorrupt=skip leaves it out"
+            raise CorruptionError(f"{found.sentence}: {remedy}")
         self.skip(found.physical_offset, found.size_bytes, found.reason)
 
-    def _gather_checked(self, scanner: ColumnScanner, one: QueueSlice, segment: SegmentBytes, run: _Run, good: numpy.ndarray, limit: int
-                        ) -> Iterator[RawBatch]:
-        rest = memoryview(good.tobytes())
+    def _right(self, segment: SegmentBytes, run: _Run, limit: int) -> numpy.ndarray | None:
+        """Return which of the entries agree with their records; None if the segment was deleted and that is allowed."""
+        is_right = numpy.ones(len(run.entries), dtype=bool)
+        for found in self._check.wrong(segment.view, segment.base, self._queue, run.number, run.entries, limit):
+            if self.is_gone(run.segment):
+                self.lost(run.segment)
+                return None
+            self._note(found)
+            is_right[found.at] = False
+        return is_right
+
+    def _gather(self, scanner: ColumnScanner, one: QueueSlice, segment: SegmentBytes, start: int, entries: numpy.ndarray, limit: int
+                ) -> Iterator[RawBatch]:
+        rest = memoryview(entries.tobytes())
         while rest:
             for raw in scanner.gather(segment.view, segment.base, rest, limit):
-                if self.is_gone(run.segment):
-                    return self.lost(run.segment)
+                if self.is_gone(start):
+                    return self.lost(start)
                 yield raw
             if scanner.reason == "range_end":
                 break
-            if self.is_gone(run.segment):
-                return self.lost(run.segment)
+            if self.is_gone(start):
+                return self.lost(start)
             if self.options.on_corrupt == "fail":
                 raise CorruptionError(f"queue {one.topic}/{one.queue_id} names a message at {scanner.position}, "
                                       f"but there it is {sentence(scanner.reason)}: access=scan reads the log itself")
             at = CQ_ENTRY_BYTES * scanner.gathered
             self.skip(scanner.position, int(numpy.frombuffer(rest, ENTRY, 1, at)["size"][0]), scanner.reason)
             rest = rest[at + CQ_ENTRY_BYTES :]
-
-    def _checked(self, segment: SegmentBytes, one: QueueSlice, run: _Run, limit: int) -> numpy.ndarray | None:
-        """Return the entries that agree with their records; None if the segment was deleted and that is allowed."""
-        wrong = []
-        for found in self._check.wrong(segment.view, segment.base, (one.topic, one.queue_id), run.number, run.entries, limit):
-            if self.is_gone(run.segment):
-                self.lost(run.segment)
-                return None
-            self._note(found)
-            wrong.append(found.at)
-        return numpy.delete(run.entries, wrong) if wrong else run.entries
 
 
 # -- parts -------------------------------------------------------------------------
