@@ -1,14 +1,11 @@
 """Exports the log as Parquet: the workers write the files, the driver only counts them.
 
-An export is a whole folder, or with `incremental` a folder that each run extends to the log's end. `_pyengine_export.json` in
-it has the offset up to which it is exported, its rows and columns, and some bytes of the log before that offset. A run with
-another selection or another store would leave a gap, so it is refused. The next run removes files of a killed run beyond the
-offset.
+An export is a whole folder, or with `incremental` a folder that each run extends to the log's end; it begins at the offset in
+`_pyengine_export.json`, and removes files of a killed run beyond it.
 
-The folder is on this host or on a file system of pyarrow. A file is written under a name that readers ignore, then renamed (an
-object store copies it). The state file is replaced atomically after all files that it counts; on a local file system these and
-their folders are synced first, so a power cut loses none of them. While a run lasts, `_pyengine_export.run` names it: tasks of a
-failed or killed run that still live no longer see their name there and remove their files.
+A file is written under a name that readers ignore, then renamed (an object store copies it). The state file is replaced atomically
+after all files that it counts; on a local file system these and their folders are synced first. While a run lasts,
+`_pyengine_export.run` names it: tasks of a failed or killed run that still live no longer see their name there and remove their files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Reads a store's files in driver and tasks: mapped on this host, or fetched by ranges over a file system of pyarrow.
-
-`open_tree` lists and reads a store on another file system, without mapping or writing. With fileSystem=auto a path of this host
-is mapped and a URI (`s3://bucket/store`, `hdfs://...`, `gs://...`) is fetched. `arrow` fetches a path of this host too.
-`module:name` names a pyarrow or fsspec file system, or a function that makes one, which driver and tasks import; the path is then
-inside that file system.
+"""Reads a store's files in driver and tasks over a file system of pyarrow, by ranges, without mapping or writing.
 
 Fetched bytes of a segment are a moving window, so memory stays at about FETCH_BYTES for any partition.
 """

@@ -2,14 +2,6 @@
 
 Rows do not enter the JVM, which is several times faster than a DataFrame that is written out again. Options are those of
 `spark.read.format("pyengine")`.
-
-`stats` counts messages from the log, by queue, topic, hour or day:
-
-    from pyengine.spark import stats
-    stats(spark, store, by="hour").orderBy("topic", "hour").show()
-
-Only sums leave the workers. The option `view=queue` counts messages and bytes of queues in milliseconds; `stats` reads the log, so it
-also has times, and messages in no queue.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Plans a read, once, in the driver: the log's end now, and which bytes and rows are wanted.
 
-Only the plan asks a running engine, for the end of the log at the chosen level. The plan is sent to the tasks, which need only
-the files. For a store on another file system the log's end comes from its files.
+Only the plan asks a running engine, for the end of the log at the chosen level. Tasks need only the files.
 
-Chosen topics are found by a scan or through their consume queues. A scan reads every record's header, so for a topic with a
-hundredth of a large log it reads a hundred times too much; its queues name exactly its records. But queues are written after the
-log and can be lost. So the plan uses queues only up to the offset that dispatch is known to have reached (a running engine's
-counter; everything, after an orderly stop), scans the rest, and does not use them after a crash.
+A scan reads every record's header; the consume queues of chosen topics name exactly their records. But queues are written after the
+log and can be lost. So the plan uses queues only up to the offset that dispatch is known to have reached (a running engine's counter;
+everything, after an orderly stop), scans the rest, and does not use them after a crash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The option `view`: consume queues as rows, one for each queue, for each entry, or for each queue and consumer group.
 
-`queue` and `groups` count, and read the records of each queue's first and last entry; `entries` lists entries, and
-compares each with the head of its record. They run in Spark's workers on the store's files; the plan of the read has the end of
-each queue.
+`queue` and `groups` count, and read the records of each queue's first and last entry; `entries` lists entries, and compares each with
+the head of its record.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """A store on another file system, read by ranges, for plans, streams and tasks.
 
-A RemoteStore has the interface of a StoreReader for a stopped store, since a file system does not show whether an engine runs. So
-the end of each level comes from the files, by the rules of storage/read_level.py for a store that no process has open; this
-reader syncs nothing. A store is flushed up to its config/watermark; one without it up to its end, if it was stopped in order (no
-file `abort`) and no sync has failed (no config/sync-failure).
+A RemoteStore has the interface of a StoreReader for a stopped store, since a file system does not show whether an engine runs. The
+end of each level comes from the files, by the rules of storage/read_level.py; this reader syncs nothing.
 
-It reads the state of the store once, and again at each `refresh`, so that it can follow a copy that is updated from time to
-time. It lists the files first, then fetches the small ones, then ranges: of segments the requested bytes, of queue files blocks
-around the requested entries. It caches blocks until a list shows that the file has changed, or may have.
+It reads the state of the store once, and again at each `refresh`: it lists the files first, then fetches the small ones, then
+ranges. It caches blocks of queue files until a list shows that the file has changed, or may have.
 """
 
 from __future__ import annotations

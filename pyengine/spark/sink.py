@@ -1,19 +1,14 @@
 """The writers of `df.write.format("pyengine")` and of `writeStream`: rows become messages of a running engine.
 
-No process of Spark writes a store's file. Each task puts through a session of its own, like any producer, so the tasks must run
-on the engine's host.
+Each task puts through a session of its own, like any producer, so the tasks must run on the engine's host. Each message has
+PROPERTY = `query:batch:task:sequence:fingerprint`, so a repeated task puts only what is missing (docs/design/09-sinks.md):
 
-Each message has PROPERTY = `query:batch:task:sequence:fingerprint`. A task first looks up what an earlier attempt of it has put,
-so a repeated batch puts only what is missing (docs/design/09-sinks.md):
-
-- Only one attempt of a task runs at a time: it locks a byte of a file beside the engine's shared memory while its process lives.
-  The next attempt waits for the lock, then until the engine has executed what a dead process had submitted.
-- Before its first message a task puts a marker into MARKER_TOPIC, `begin query batch task`. Without a marker the log has no
-  message of the task; with one, all of them are beyond it. When all tasks are done the driver puts `commit query batch`: a batch
-  that is repeated after that puts nothing, and its second commit is the word `durable`, which no look-up reads. A look-up reads
-  the markers from the queue's end back to the query's last commit.
+- Only one attempt of a task runs at a time; the next one waits until the engine has executed what a dead process had submitted.
+- Before its first message a task puts the marker `begin query batch task`. Without a marker the log has no message of the task; with
+  one, all of them are beyond it. When all tasks are done the driver puts `commit query batch`; the second commit of a repeated batch
+  is the word `durable`, which no look-up reads.
 - Rows are compared by content, with multiplicity, in any order. If an earlier attempt has put a row that this one does not have,
-  the input has changed: the task is refused before it puts.
+  the task is refused before it puts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The data source of `spark.read.format("pyengine")` and `spark.readStream.format("pyengine")`, and the entry to the sink.
 
-Spark makes a source in the driver's planning process, asks it for a schema and partitions, and sends the reader to the tasks.
 There is no filter pushdown: Spark 4.3 reuses a filtered plan for the next query on the same DataFrame, which then returns too few
-rows. Options choose rows and columns instead. Spark imports this module in every session to find the formats, so it loads Arrow
-and C only when they are used.
+rows. Spark imports this module in every session to find the formats, so it loads Arrow and C only when they are used.
 """
 
 from __future__ import annotations

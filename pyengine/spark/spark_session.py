@@ -1,11 +1,8 @@
 """A Spark session for this data source, the source's registration, and SQL that reads only the columns of the query.
 
-Spark finds the format `pyengine` through the module `pyspark_pyengine`;
-`register` is for sessions that do not look for modules, `session` for scripts.
-
 Spark passes neither columns nor filters to a source in Python. Its optimizer knows the columns: `sql` plans the query over the
 whole view, finds in the optimized plan which columns of the view it refers to, and plans it again over a view of the same
-schema whose other columns are not read and are null (docs/design/08-spark-reads.md).
+schema whose other columns are not read and are null.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Checks a whole store with reads in the workers: log, queues and index, a segment or a file at a time.
-
-It is `pyengine check` (storage.check), whose pieces run in the workers, in three jobs: the segments of the log; the files of queues and
-index; the keys of the log, if the index must be counted.
+"""Checks a whole store with reads in the workers: `pyengine check` (storage.check), whose pieces run in the workers, in three jobs: the
+segments of the log; the files of queues and index; the keys of the log, if the index must be counted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The reader of `spark.readStream.format("pyengine")`.
 
-Spark keeps one in a Python process beside the driver. For each batch it asks for the end (`latestOffset`) and for the batch's
-parts (`partitions`), which tasks read like those of a batch read. Spark stores each batch's offsets before the batch runs, and the
-same two offsets always give the same rows: so a sink that can recognize a repeated batch is exactly-once. An offset names the log that
-it is of, so that a checkpoint is not continued on another one.
+Spark keeps one in a Python process beside the driver. It stores each batch's offsets before the batch runs, and the same two offsets
+always give the same rows: so a sink that can recognize a repeated batch is exactly-once.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Reads the part of a task: its records of the log, filtered, as Arrow batches.
+"""Reads the part of a task: its records of the log, filtered, as Arrow batches. It runs in Spark's Python workers, on the store's files
+alone.
 
-It runs in Spark's Python workers, on the store's files alone. A RangeReader scans a byte range. If a range begins inside a
-segment, its first record is unknown and must be searched for (its lengths agree, it has its own offset, and a record or the end
-follows). A body can imitate that. So the task of the range *before* compares: from its walk it knows where the next record
-begins, and it finds what the next task will find. If they differ the query fails, so no row is wrong or missing without an error.
-
-A QueuePartReader reads the records of consume queue entries, and so only their pages of the log. It uses an entry only if it agrees
-with its record (pyengine.storage.queue_entries); the rows are those of a scan. (It leaves out messages of other topics, which a
-queue may have by INNER_MULTI_DISPATCH.)
+The first record of a range that begins inside a segment must be searched for (its lengths agree, it has its own offset, and a record
+or the end follows), and a body can imitate that. So the task of the range *before* knows from its walk where the next record begins,
+and compares it with what the next task will find. If they differ the query fails.
 """
 
 from __future__ import annotations
