@@ -90,7 +90,7 @@ def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents) -> tu
             raise DataLossError(f"the log of {options.where} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
                                 f"segments are missing; {REMEDY}")
         limit = log_end
-    limit = with_lost_end(options, store, limit, log_end, extents)
+    limit = with_lost_end(options, store, limit, extents)
     if not starts:
         return None
     gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]

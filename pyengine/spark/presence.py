@@ -373,7 +373,7 @@ def _records(store: OpenStore, begin: int, end: int, choose: ChooseQueue) -> Ite
 # -- the log's end ------------------------------------------------------------------
 
 
-def with_lost_end(options: ReadOptions, store: OpenStore, limit: int, log_end: int, extents: QueueExtents | None = None) -> int:
+def with_lost_end(options: ReadOptions, store: OpenStore, limit: int, extents: QueueExtents | None = None) -> int:
     """Return the limit of the read. For a stopped store it was found by reading, so damage can end it too early.
 
     If the log had been longer (by its engine's watermark; without one by the consume queues, or by the checkpoint of a store that
@@ -391,15 +391,13 @@ def with_lost_end(options: ReadOptions, store: OpenStore, limit: int, log_end: i
     else:
         lost = Lost(limit, durable.flushed, f"the log of {options.where} ends at {limit}, but everything up to {durable.flushed} had been "
                                             "synced")
-    return limit if lost is None else _end_after_damage(options, store, lost, limit, log_end)
+    return limit if lost is None else _end_after_damage(options, store, lost, limit)
 
 
 def require_end(options: ReadOptions, reader: OpenStore, extents: QueueExtents | None = None) -> None:
     """Do the checks of with_lost_end for a stream that begins or continues, if the level is known now."""
     with contextlib.suppress(StoreBusyError, UsageError):
-        limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
-        log_end = starts[-1] + reader.commit_log.size_bytes if starts else 0
-        with_lost_end(options, reader, limit, log_end, extents)
+        with_lost_end(options, reader, max(0, reader.max_physical_offset(options.read_level)), extents)
 
 
 class Lost(NamedTuple):
@@ -455,9 +453,10 @@ def _last_store_timestamp_ms(store: OpenStore, end: int) -> int:
     return 0
 
 
-def _end_after_damage(options: ReadOptions, store: OpenStore, lost: Lost, limit: int, log_end: int) -> int:
+def _end_after_damage(options: ReadOptions, store: OpenStore, lost: Lost, limit: int) -> int:
     """Return `limit`, or a later end to continue after damage; an error unless the options allow that."""
-    end = min(lost.end, log_end)
+    starts = store.commit_log.starts()
+    end = min(lost.end, starts[-1] + store.commit_log.size_bytes if starts else 0)
     if options.on_corrupt == "skip":
         return max(limit, end)
     records = (segment.find_record(first, limit, limit) for segment, first, limit in segments_of(store, lost.begin + 1, end))

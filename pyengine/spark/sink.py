@@ -25,7 +25,7 @@ import zlib
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -214,7 +214,7 @@ class BatchSink(DataSourceArrowWriter):
         if self.sink.options.write_id is None:  # there can be no marker of this write yet
             with pyengine.open_store(self.sink.options.path) as store:
                 last = store.queue_range(MARKER_TOPIC, marker_queue(self.query), LEVEL)[1]
-            self.sink = Sink(self.sink.options, self.sink.columns, schema, self.sink.boot_id, last)
+            self.sink = replace(self.sink, markers_from=last)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> SinkCommit:
         """In a task: put those of its rows that are not stored yet."""

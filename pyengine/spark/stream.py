@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-    from pyengine.ipc.live_reader import LiveStoreReader
-
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
 POLL_INTERVAL_S = 0.2
 _TRANSIENT = (StoreBusyError, StoreRefusedError, UsageError)  # raised for a store whose engine restarts
@@ -185,20 +183,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise UsageError(f"{self.options.where} has no queues ({QUEUES}), by which a stream of topics goes: copy them too, or read "
                                  "the whole log")
             if of_topics and not isinstance(self._store, RemoteStore):  # a copy's queues may be brought up to date after its log
-                self._require_entries(self._store)
+                choose = queue_chooser(self.options, with_offsets=False)
+                assert choose is not None, "topics are chosen"
+                extents = QueueExtents(self.options, self._store, without_light_queues(choose))
+                with contextlib.suppress(StoreBusyError, UsageError):  # the level is unknown now
+                    require_entries(self.options, self._store, extents, max(0, self._store.dispatched_offset(self.options.read_level)))
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
         elif self._store is not None and not isinstance(self._store, RemoteStore):
             self._store._require_place()  # tasks open the store by its path
         return self._stream
-
-
-    def _require_entries(self, store: LiveStoreReader) -> None:
-        """Raise DataLossError if queues lack messages of the log; return if the level is unknown now."""
-        choose = queue_chooser(self.options, with_offsets=False)
-        assert choose is not None, "topics are chosen"
-        extents = QueueExtents(self.options, store, without_light_queues(choose))
-        with contextlib.suppress(StoreBusyError, UsageError):
-            require_entries(self.options, store, extents, max(0, store.dispatched_offset(self.options.read_level)))
 
 
 # -- progress ------------------------------------------------------------------------

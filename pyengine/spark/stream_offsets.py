@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from pyengine.errors import UsageError
-from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.spark.options import EARLIEST, LATEST, Queue, ReadOptions, flat
 from pyengine.spark.partitions import (
@@ -35,6 +34,7 @@ from pyengine.spark.partitions import (
     cut,
     partition_bytes,
     queue_chooser,
+    without_light_queues,
 )
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms, stored_ms
 from pyengine.spark.presence import end_of_entry, queue_begin, queue_end
@@ -280,7 +280,7 @@ class QueueStream(StreamOffsets):
         # Offsets only set the start, so they do not select rows.
         choose = queue_chooser(options, with_offsets=False)
         assert choose is not None, "topics are chosen"
-        self._choose = choose
+        self._choose = without_light_queues(choose)
         self._has_begun = False
 
     def initial(self) -> Offset:
@@ -289,7 +289,7 @@ class QueueStream(StreamOffsets):
         begin: QueueNumbers = {}
         for key, queue in self._prefetched_queues(limit):
             high = self._end_of(queue, limit)
-            begin[key] = self._first(key, queue, self._low(queue, high), high)
+            begin[key] = self._first(key, queue, queue_begin(self._reader, queue, high), high)
         for name, named in (("startingOffsets", self._options.starting_offsets),
                             ("startingOffsetsByTimestamp", self._options.starting_timestamps)):
             for key in sorted(flat(named).keys() - begin.keys()):
@@ -348,7 +348,7 @@ class QueueStream(StreamOffsets):
         for key, end in _from_json(target).items():
             queue = self._reader._queue(*key)
             begin = begins.get(key)
-            waiting += max(0, end - (self._low(queue, end) if begin is None and queue is not None else begin or 0))
+            waiting += max(0, end - (queue_begin(self._reader, queue, end) if begin is None and queue is not None else begin or 0))
         return waiting >= least
 
     def parts(self, start: Offset, end: Offset) -> list[QueuePart]:
@@ -372,29 +372,18 @@ class QueueStream(StreamOffsets):
     def _limit(self) -> int:
         return max(0, self._reader.dispatched_offset(self._options.read_level))
 
-    def _queues(self) -> Iterator[tuple[Queue, ConsumeQueue]]:
-        for topic, queue_ids in self._reader.topics().items():
-            if topic.startswith(LMQ_PREFIX):  # its entries name records of other topics
-                continue
-            for queue_id in queue_ids:
-                queue = self._reader._queue(topic, queue_id) if self._choose(topic, queue_id) else None
-                if queue is not None:
-                    yield (topic, queue_id), queue
-
     def _prefetched_queues(self, limit: int) -> list[tuple[Queue, ConsumeQueue]]:
-        found = list(self._queues())
+        found = [((topic, queue_id), queue) for topic, queue_ids in self._reader.topics().items() for queue_id in queue_ids
+                 if self._choose(topic, queue_id) and (queue := self._reader._queue(topic, queue_id)) is not None]
         prefetch_queue_ends(self._reader, [queue for _, queue in found], limit)
         return found
 
     def _end_of(self, queue: ConsumeQueue, limit: int) -> int:
         return queue_end(self._options, self._reader, queue, limit, waits=self._has_begun)
 
-    def _low(self, queue: ConsumeQueue, high: int) -> int:
-        return queue_begin(self._reader, queue, high)
-
     def _begin(self, key: Queue, queue: ConsumeQueue, begin: int | None, high: int) -> int:
         """Return where a queue continues, a new one at 0; skip deleted messages if that is allowed."""
-        low = self._low(queue, high)
+        low = queue_begin(self._reader, queue, high)
         if begin is None and low:
             self._lost(f"queue {key[0]}/{key[1]} is new to the stream and begins at {low}, not at 0: its first messages were deleted")
         elif begin is not None and begin < low:

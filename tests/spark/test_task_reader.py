@@ -116,7 +116,7 @@ def test_an_engine_that_wrote_on_and_ended_since_the_limit_was_taken_lost_nothin
     end, options = end_of(tmp_path), read_options({"path": str(tmp_path)})
     WATERMARK.write(tmp_path, DurableWatermark("u", 1, end))
     with open_store(tmp_path) as reader:
-        assert with_lost_end(options, reader, offsets[20], end) == offsets[20]
+        assert with_lost_end(options, reader, offsets[20]) == offsets[20]
 
 
 def test_batches_keep_to_their_bounds(golden):
