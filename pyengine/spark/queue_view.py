@@ -19,7 +19,7 @@ from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import QueuePart, QueueSlice, queue_chooser
 from pyengine.spark.plan import grouped
 from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
-from pyengine.spark.remote_store import consumer_offsets, open_for_reading, open_in_task
+from pyengine.spark.remote_store import committed_offsets, open_for_reading
 from pyengine.spark.task_reader import QueuePartReader
 
 ENTRIES_PER_PART = 4 << 20
@@ -56,10 +56,7 @@ def view_rows(options: ReadOptions, part: QueuePart, schema: pyarrow.Schema) -> 
 
 def _count(options: ReadOptions, part: QueuePart, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     reader, per_file = QueuePartReader(options, []), part.queue_file_bytes // CQ_ENTRY_BYTES
-    committed: dict[tuple[str, str], dict[int, int]] = {}
-    if options.group or options.view == "groups":
-        with open_in_task(options) as store:
-            committed = consumer_offsets(store).groups()
+    committed = committed_offsets(options) if options.group or options.view == "groups" else {}
     rows: dict[str, list[Any]] = {name: [] for name in options.columns}
     for one in part.slices:
         topic, queue_id, first, end = one.topic, one.queue_id, one.first, one.end

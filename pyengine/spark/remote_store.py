@@ -46,14 +46,12 @@ from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.message_store import segment_size
 from pyengine.storage.read_level import FilesWatermark
-from pyengine.storage.store_reader import StoreReader
 
 if TYPE_CHECKING:
     from pyengine.engine_config import Geometry
     from pyengine.ipc.live_reader import LiveStoreReader
 
-OpenStore: TypeAlias = "LiveStoreReader | RemoteStore"  # in the driver
-TaskStore: TypeAlias = "StoreReader | RemoteStore"
+OpenStore: TypeAlias = "LiveStoreReader | RemoteStore"
 _CONFIG = ("watermark", "sync-failure", "engine.toml", "recovery", "recovered", "topics.json", "replication.json")
 OFFSETS, GROUPS = "config/consumerOffset.json", "config/subscriptionGroup.json"
 _SIZE = "mapped_file_size_commit_log_bytes"
@@ -74,28 +72,29 @@ def open_for_reading(options: ReadOptions) -> OpenStore:
     return open_store(options.path, **options.sizes)
 
 
-def open_in_task(options: ReadOptions) -> TaskStore:
-    """Open the store of a read in a task, which asks no engine."""
-    if options.is_remote:
-        return RemoteStore(open_tree(options.path, options.file_system), options.sizes)
-    return StoreReader(options.path, watermark=None, config=None, **options.sizes)
+def committed_offsets(options: ReadOptions) -> dict[tuple[str, str], dict[int, int]]:
+    """Return, in a task, the offsets of the store's consumer groups, by (topic, group) and queue."""
+    if not options.is_remote:
+        return ConsumerOffsets(options.path).groups()
+    with RemoteStore(open_tree(options.path, options.file_system), options.sizes) as store:
+        return consumer_offsets(store).groups()
 
 
-def consumer_offsets(store: TaskStore) -> ConsumerOffsets:
+def consumer_offsets(store: OpenStore) -> ConsumerOffsets:
     """Return the offsets of the store's consumer groups."""
     if isinstance(store, RemoteStore):
         store.small_files(OFFSETS, f"{OFFSETS}.bak")
     return ConsumerOffsets(store.root)
 
 
-def consumer_groups(store: TaskStore) -> set[str]:
+def consumer_groups(store: OpenStore) -> set[str]:
     """Return every group that has committed an offset, or is in subscriptionGroup.json."""
     if isinstance(store, RemoteStore):
         store.small_files(GROUPS, f"{GROUPS}.bak")
     return {group for _, group in consumer_offsets(store).groups()} | SubscriptionGroups(store.root).read().rows.keys()
 
 
-def segment_of(store: TaskStore, start: int) -> SegmentBytes | None:
+def segment_of(store: OpenStore, start: int) -> SegmentBytes | None:
     """Open the segment that begins there, to read ranges of it; None if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return store.commit_log.open(start)
@@ -117,7 +116,7 @@ class LogSample(NamedTuple):
         return text in (self.text, self.head.hex() + self.tail[-SAMPLE_HEAD_BYTES:].hex())
 
 
-def log_sample(store: TaskStore, end: int) -> LogSample | None:
+def log_sample(store: OpenStore, end: int) -> LogSample | None:
     """Return the sample of the log up to `end`; None for an empty log, and if its segment is deleted, or is not there (yet).
 
     Slaves, backups and copies of a store share it. A log that was made anew, or cut below `end` and written further, has another
@@ -135,7 +134,7 @@ def log_sample(store: TaskStore, end: int) -> LogSample | None:
     return sample if start >= store.commit_log.min_offset else None  # deleted meanwhile: its blocks may have been freed
 
 
-def segments_of(store: TaskStore, begin: int, end: int) -> Iterator[tuple[SegmentBytes, int, int]]:
+def segments_of(store: OpenStore, begin: int, end: int) -> Iterator[tuple[SegmentBytes, int, int]]:
     """Yield (segment, first byte, limit) of each existing segment with bytes of [begin, end), and close it after its use."""
     for start in list(store.commit_log.starts()):
         first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
