@@ -252,7 +252,8 @@ class ReadOptions:
         "Bytes of the log in one partition, at most; more without bodies and in jobs.", units=_SIZES, high=INT64_MAX, default_text="256m")
     fail_on_data_loss: bool = _option("failOnDataLoss", True, "Data that no longer exists fails the query; false reads what exists.")
     allow_missing: bool = _option("allowMissing", False,
-        "An unknown topic or queue fails the query, in a batch also a pattern without a match; true reads what exists.")
+        "A topic or queue without entries that topics.json does not name fails the query, in a batch also a pattern without a match; true "
+        "reads what exists.")
     read_level: ReadLevel = _option("readLevel", ReadLevel.FLUSHED, "How far to read: written, committed, flushed or replicated.",
         words={level.value: level for level in ReadLevel})
     verify_crc: bool = _option("verifyCRC", False, "Check the checksum of each body.")
