@@ -15,6 +15,13 @@
 /* For a field that only this process writes, or a value that may be stale. */
 #define ms_load_relaxed(address) __atomic_load_n((address), __ATOMIC_RELAXED)
 #define ms_store_relaxed(address, value) __atomic_store_n((address), (value), __ATOMIC_RELAXED)
+/* For a field that other processes read often and only this one writes: an unchanged value does not take their cache line. */
+#define ms_store_changed(address, value)                  \
+    do {                                                  \
+        const __typeof__(*(address)) new_value = (value); \
+        if (ms_load_relaxed(address) != new_value)        \
+            ms_store_relaxed((address), new_value);       \
+    } while (0)
 /* Exchange a flag (latches), with full order on both sides. */
 #define ms_exchange(address, value) __atomic_exchange_n((address), (value), __ATOMIC_SEQ_CST)
 #define ms_add(address, value) __atomic_add_fetch((address), (value), __ATOMIC_SEQ_CST)

@@ -28,16 +28,8 @@ uint32_t ms_load_u32(const uint32_t *address) { return ms_load_acquire(address);
 void ms_store_i64(int64_t *address, int64_t value) { ms_store_release(address, value); }
 void ms_store_u32(uint32_t *address, uint32_t value) { ms_store_release(address, value); }
 uint32_t ms_add_u32(uint32_t *address, int32_t by) { return ms_add(address, (uint32_t)by); }
-
-int ms_cas_u32(uint32_t *address, uint32_t expected, uint32_t value)
-{
-    return ms_compare_exchange(address, &expected, value);
-}
-
-int ms_cas_i64(int64_t *address, int64_t expected, int64_t value)
-{
-    return ms_compare_exchange(address, &expected, value);
-}
+int ms_cas_u32(uint32_t *address, uint32_t expected, uint32_t value) { return ms_compare_exchange(address, &expected, value); }
+int ms_cas_i64(int64_t *address, int64_t expected, int64_t value) { return ms_compare_exchange(address, &expected, value); }
 
 int ms_control_used_sessions(const struct ms_control *control, uint32_t slots, uint32_t *used)
 {

@@ -183,11 +183,6 @@ __attribute__((target("+crc"))) static uint32_t run_instructions(uint32_t state,
 }
 #endif
 
-uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length)
-{
-    return ~run_tables(~crc, from, length);
-}
-
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length)
 {
 #if HAS_FOLDING
@@ -197,7 +192,7 @@ uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length)
     if (has_crc)
         return ~run_instructions(~crc, NULL, from, length);
 #endif
-    return ms_crc32_tables(crc, from, length);
+    return ~run_tables(~crc, from, length);
 }
 
 uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length)
@@ -211,5 +206,5 @@ uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length)
 #endif
     if (length > 0)
         memcpy(to, from, (size_t)length);
-    return ms_crc32_tables(0, to, length);
+    return ~run_tables(~0u, to, length);
 }

@@ -13,5 +13,3 @@
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length);
 /* Copy `length` bytes and return the CRC of the copy, even if another process changes the source meanwhile. */
 uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length);
-/* The same by tables alone, for tests. */
-uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length);

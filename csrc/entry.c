@@ -100,11 +100,6 @@ static void plan(struct ms_measure *measure, int64_t bytes)
     measure->rolls++;
 }
 
-static uint32_t read_be32(const uint8_t *at)
-{
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
 /* One member of RocketMQ's client batch encoding. */
 struct member {
     int32_t flag;
@@ -119,15 +114,15 @@ static uint64_t read_member(const uint8_t *at, uint64_t room, struct member *mem
 {
     if (room < BATCH_MEMBER_BYTES)
         return 0;
-    uint64_t total = read_be32(at);
-    uint64_t body_bytes = read_be32(at + 16);
+    uint64_t total = ms_get_u32(at);
+    uint64_t body_bytes = ms_get_u32(at + 16);
     if (total > room || body_bytes > total - BATCH_MEMBER_BYTES || total < BATCH_MEMBER_BYTES)
         return 0;
     const uint8_t *tail = at + 20 + body_bytes;
-    uint32_t properties_bytes = (uint32_t)tail[0] << 8 | tail[1];
+    uint32_t properties_bytes = ms_get_u16(tail);
     if (total != BATCH_MEMBER_BYTES + body_bytes + properties_bytes)
         return 0;
-    member->flag = (int32_t)read_be32(at + 12);
+    member->flag = (int32_t)ms_get_u32(at + 12);
     member->body = at + 20;
     member->body_bytes = (uint32_t)body_bytes;
     member->properties = tail + 2;
@@ -135,27 +130,19 @@ static uint64_t read_member(const uint8_t *at, uint64_t room, struct member *mem
     return total;
 }
 
-/* Join the member's properties and the batch's, with 0x02 if needed (docs/formats.md section 7). Returns the length. */
+/* Join the member's properties and the batch's, with 0x02 if needed (docs/formats.md section 7), and return the length; to NULL: only
+ * count it. */
 static uint32_t join_properties(uint8_t *to, const struct member *member, const struct ms_taken *taken)
 {
-    uint32_t bytes = member->properties_bytes;
-    memcpy(to, member->properties, bytes);
-    if (taken->head.properties_bytes == 0)
-        return bytes;
-    if (bytes > 0 && to[bytes - 1] != 2)
-        to[bytes++] = 2;
-    memcpy(to + bytes, taken->properties, taken->head.properties_bytes);
-    return bytes + taken->head.properties_bytes;
-}
-
-static uint32_t joined_bytes(const struct member *member, const struct ms_taken *taken)
-{
-    uint32_t bytes = member->properties_bytes;
-    if (taken->head.properties_bytes == 0)
-        return bytes;
-    if (bytes > 0 && member->properties[bytes - 1] != 2)
-        bytes++;
-    return bytes + taken->head.properties_bytes;
+    const uint32_t own_bytes = member->properties_bytes, more_bytes = taken->head.properties_bytes;
+    const uint32_t needs_mark = own_bytes > 0 && more_bytes > 0 && member->properties[own_bytes - 1] != 2;
+    if (to != NULL) {
+        memcpy(to, member->properties, own_bytes);
+        if (needs_mark)
+            to[own_bytes] = 2;
+        memcpy(to + own_bytes + needs_mark, taken->properties, more_bytes);
+    }
+    return own_bytes + needs_mark + more_bytes;
 }
 
 static const uint32_t *many_lengths(const struct ms_taken *taken)
@@ -201,7 +188,7 @@ static uint32_t measure_batch(const struct ms_taken *taken, struct ms_measure *m
         uint64_t bytes = read_member(taken->payload + at, taken->payload_bytes - at, &member);
         if (bytes == 0)
             return MESSAGE_ILLEGAL;
-        uint32_t joined = joined_bytes(&member, taken);
+        uint32_t joined = join_properties(NULL, &member, taken);
         if (joined > MS_PROPERTIES_BYTES_MAX) {
             measure->detail = MS_REFUSED_PROPERTIES_LENGTH;
             return PROPERTIES_SIZE_EXCEEDED;

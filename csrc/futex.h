@@ -18,6 +18,11 @@ static inline int64_t ms_monotonic_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+static inline int64_t ms_earlier(int64_t a_ns, int64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
 /* Sleep until a wake-up for one of `bits`: 0, or -EAGAIN *address is not `seen`, -ETIMEDOUT, -EINTR a signal. */
 static inline int ms_futex_wait_for(const uint32_t *address, uint32_t seen, uint32_t bits, int64_t timeout_ns)
 {

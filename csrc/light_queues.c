@@ -82,8 +82,7 @@ int ms_light_has_places(const uint8_t *properties, uint32_t properties_bytes)
     return 0;
 }
 
-/* Copy the text to `light->text`, without the properties that the store sets itself. */
-static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes, int keeps_wait)
+void ms_light_copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes, int keeps_wait)
 {
     struct ms_text rest = {text, bytes}, piece;
     light->text_bytes = 0;
@@ -96,11 +95,6 @@ static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32
         memcpy(light->text + light->text_bytes, piece.at, (size_t)piece.bytes);
         light->text_bytes += (uint32_t)piece.bytes;
     }
-}
-
-void ms_light_drop_places(struct ms_light_queues *light, const uint8_t *properties, uint32_t properties_bytes)
-{
-    copy_text(light, properties, properties_bytes, 1);
 }
 
 int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queues, const uint8_t *topic,
@@ -128,7 +122,7 @@ int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queue
         if (offsets[count] < 0)
             return (int)offsets[count];
     }
-    copy_text(light, properties, properties_bytes, 0);
+    ms_light_copy_text(light, properties, properties_bytes, 0);
     uint8_t *const text = light->text;
     if (light->text_bytes > 0)
         text[light->text_bytes++] = 2;

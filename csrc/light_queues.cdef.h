@@ -22,8 +22,8 @@ struct ms_light_queues {
 /* Return whether a property text has INNER_MULTI_QUEUE_OFFSET. Only the writer may set it: dispatch, recovery and rebuild
  * would put entries at a producer's offsets over those of other messages. */
 int ms_light_has_places(const uint8_t *properties, uint32_t properties_bytes);
-/* Set `text` to the property text without INNER_MULTI_QUEUE_OFFSET. */
-void ms_light_drop_places(struct ms_light_queues *light, const uint8_t *properties, uint32_t properties_bytes);
+/* Set `text` to the property text without INNER_MULTI_QUEUE_OFFSET, and without WAIT unless `keeps_wait`. */
+void ms_light_copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes, int keeps_wait);
 /* Read an entry's property text. 0: it names no queues. 1: `text` is the text to store and `table_slot` has the queues.
  * -ENOSPC: the table has no room for a new queue. -EMSGSIZE: the text became too long. -EDQUOT: too many light queues.
  * -EINVAL: a name is illegal, repeated or the message's own queue, or %LMQ% is not enabled. May be called again for the

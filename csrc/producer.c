@@ -215,9 +215,7 @@ static void publish(struct ms_producer *producer, uint64_t unclaimed)
     if (producer->unclaimed != 0) /* an exception occurred between its submission and its claim */
         ms_producer_finish(producer, producer->unclaimed);
     producer->unclaimed = unclaimed;
-    int32_t cpu = sched_getcpu();
-    if (producer->session->producer_cpu != cpu) /* if changed only: the writer reads that line in each pass */
-        ms_store_relaxed(&producer->session->producer_cpu, cpu);
+    ms_store_changed(&producer->session->producer_cpu, sched_getcpu()); /* the writer reads that line in each pass */
     producer->target_before = ms_load_acquire(&producer->control->flusher.sync_target);
     MS_FAILPOINT("producer_entry_filled");
     ms_store_release(&producer->session->tail, producer->tail);
@@ -301,11 +299,6 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
     }
 }
 
-static int64_t earlier(int64_t a_ns, int64_t b_ns)
-{
-    return a_ns < b_ns ? a_ns : b_ns;
-}
-
 /* Sleep until `flushed` reaches end_offset; 0, AGAIN, CLOSED, FROZEN. */
 static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
 {
@@ -322,7 +315,7 @@ static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int6
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        ms_control_wait_synced(control, seen, sync_target, sync_target < end_offset, earlier(left, POLL_NS));
+        ms_control_wait_synced(control, seen, sync_target, sync_target < end_offset, ms_earlier(left, POLL_NS));
         check_engine(producer);
     }
 }
@@ -340,7 +333,7 @@ static int wait_for_confirm(struct ms_producer *producer, int64_t end_offset, in
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        ms_futex_wait(&control->confirm_seq.value, seen, earlier(left, POLL_NS));
+        ms_futex_wait(&control->confirm_seq.value, seen, ms_earlier(left, POLL_NS));
         check_engine(producer);
     }
 }
@@ -378,8 +371,8 @@ static int wait_for_both(struct ms_producer *producer, int64_t end_offset, int h
 int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
                                int64_t slave_deadline_ns, int64_t slice_end_ns)
 {
-    const int code = wait_for_both(producer, end_offset, how, earlier(slice_end_ns, flush_deadline_ns),
-                                   earlier(slice_end_ns, slave_deadline_ns));
+    const int code = wait_for_both(producer, end_offset, how, ms_earlier(slice_end_ns, flush_deadline_ns),
+                                   ms_earlier(slice_end_ns, slave_deadline_ns));
     /* Without the slaves that it needs the code is theirs, but the disk still has until its own deadline. */
     const int flush_is_open = code == MS_PRODUCER_AGAIN ||
                               (code == MS_PRODUCER_NO_SLAVE && (how & MS_PUT_DURABLE) &&
@@ -410,7 +403,7 @@ static void sleep_until_flush(const struct ms_producer *producer, uint64_t seque
         return; /* the sync of this entry may be over already: no raise would follow */
     int64_t left = deadline_ns - ms_monotonic_ns();
     if (left > 0 && ms_load_acquire(&producer->session->acked) < sequence)
-        ms_control_wait_synced(control, seen, sync_target, sync_target == target_before, earlier(left, POLL_NS));
+        ms_control_wait_synced(control, seen, sync_target, sync_target == target_before, ms_earlier(left, POLL_NS));
 }
 
 /* Sleep once on `confirm`, for a put that waits for slaves only: its answer comes first, and waking for it would be useless.
@@ -422,7 +415,7 @@ static void sleep_until_confirmed(const struct ms_producer *producer, uint64_t s
     const uint32_t seen = ms_load_acquire(&control->confirm_seq.value);
     if (left_ns > 0 && slaves_may_confirm(control, ms_load_acquire(&control->wrote.value)) &&
         ms_load_acquire(&producer->session->acked) < sequence)
-        ms_futex_wait(&control->confirm_seq.value, seen, earlier(UNANSWERED_NS, left_ns));
+        ms_futex_wait(&control->confirm_seq.value, seen, ms_earlier(UNANSWERED_NS, left_ns));
 }
 
 int ms_producer_wait_answer(struct ms_producer *producer, uint64_t sequence, int64_t target_before, int how, int64_t deadline_ns,
@@ -439,7 +432,7 @@ int ms_producer_wait_answer(struct ms_producer *producer, uint64_t sequence, int
 static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int64_t deadline_ns, int how)
 {
     producer->stage = MS_STAGE_SUBMITTED;
-    int code = ms_producer_wait_answer(producer, producer->sequence, producer->target_before, how, earlier(slice_end_ns, deadline_ns),
+    int code = ms_producer_wait_answer(producer, producer->sequence, producer->target_before, how, ms_earlier(slice_end_ns, deadline_ns),
                                        &producer->answer);
     if (code == MS_PRODUCER_AGAIN && slice_end_ns < deadline_ns)
         return MS_PRODUCER_UNFINISHED;

@@ -217,7 +217,7 @@ static uint32_t prepare_light_queues(struct ms_writer *writer, struct ms_taken *
         return PUT_OK;
     if (!light->enabled) {
         if (ms_light_has_places(taken->properties, taken->head.properties_bytes)) {
-            ms_light_drop_places(light, taken->properties, taken->head.properties_bytes);
+            ms_light_copy_text(light, taken->properties, taken->head.properties_bytes, 1);
             use_light_text(taken, light);
         }
         return PUT_OK;

@@ -529,27 +529,11 @@ int ms_writer_use_table(struct ms_writer *writer, struct ms_queue_table *queues)
     return commit_pass(writer);
 }
 
-/* Store the CPU only if it has changed: producers read that line with each put. */
-static void publish_cpu(struct ms_control *control)
-{
-    int32_t cpu = sched_getcpu();
-    if (ms_load_relaxed(&control->workers[MS_WRITER].cpu) != cpu)
-        ms_store_relaxed(&control->workers[MS_WRITER].cpu, cpu);
-}
-
-/* Publish whether the writer shares its producer's CPU; the flusher reads it after each sync. */
-static void publish_beside_producer(const struct ms_writer *writer)
-{
-    struct ms_writer_lines *lines = &writer->control->writer;
-    if (ms_load_relaxed(&lines->is_beside_producer) != writer->last_producer_same_cpu)
-        ms_store_relaxed(&lines->is_beside_producer, writer->last_producer_same_cpu);
-}
-
 /* Make a pass and set what the next one depends on: MS_RUN_*. */
 static int work(struct ms_writer *writer)
 {
     struct ms_control *control = writer->control;
-    publish_cpu(control);
+    ms_store_changed(&control->workers[MS_WRITER].cpu, sched_getcpu()); /* producers read that line with each put */
     int reason = make_pass(writer);
     writer->useless_rings /= 2;
     if (reason != MS_RUN_TIME)
@@ -558,7 +542,7 @@ static int work(struct ms_writer *writer)
         return MS_RUN_ROLLED;
     if (writer->mode == MS_MODE_SYNC) {
         writer->spinning = 0; /* the next one comes after the sync */
-        publish_beside_producer(writer);
+        ms_store_changed(&control->writer.is_beside_producer, writer->last_producer_same_cpu); /* the flusher reads it after each sync */
         ms_affinity_note(&writer->affinity, ms_load_relaxed(&control->workers[MS_WRITER].cpu), writer->last_work_ns);
     } else if (writer->spin_us > 0)
         ms_mover_note(&writer->mover, writer->last_producer_same_cpu, writer->last_work_ns);

@@ -212,11 +212,6 @@ static int resolve_lost(struct pending_object *pending)
     return result == NULL ? -1 : 0;
 }
 
-static int64_t earlier(int64_t a_ns, int64_t b_ns)
-{
-    return a_ns < b_ns ? a_ns : b_ns;
-}
-
 /* Return whether the wait for the disk and for slaves is over: 1 and *code, or 0. It waits for a slice at most; without one it
  * only looks, and keeps the GIL. */
 static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *code)
@@ -224,7 +219,7 @@ static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *c
     struct session_object *session = pending->session;
     struct ms_producer *producer = session->producer;
     const int64_t end_offset = pending->answer.end_offset, give_up_ns = session->give_up_ns != 0 ? session->give_up_ns : FOR_EVER_NS;
-    const int64_t flush_ns = earlier(pending->flush_deadline_ns, give_up_ns), slave_ns = earlier(pending->slave_deadline_ns, give_up_ns);
+    const int64_t flush_ns = ms_earlier(pending->flush_deadline_ns, give_up_ns), slave_ns = ms_earlier(pending->slave_deadline_ns, give_up_ns);
     const int64_t until_ns = ms_monotonic_ns() + slice_ns;
     const int how = pending->how;
     session->users++;

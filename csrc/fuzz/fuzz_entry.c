@@ -56,7 +56,7 @@ static void name_light_queues(const struct ms_taken *taken)
         if (found == 1)
             CHECK(light.text_bytes <= MS_LIGHT_TEXT_BYTES_MAX && ms_record_text_is_clean(light.text, light.text_bytes));
     }
-    ms_light_drop_places(&light, taken->properties, taken->head.properties_bytes);
+    ms_light_copy_text(&light, taken->properties, taken->head.properties_bytes, 1);
     CHECK(light.text_bytes <= taken->head.properties_bytes && !ms_light_has_places(light.text, light.text_bytes));
     guarded_free(&memory);
 }

@@ -1,7 +1,7 @@
 /* The CRC equals a computation bit by bit: by instructions, by tables and of a copy, at each small size and alignment. */
 #include "check.h"
 
-#include "../crc32.cdef.h"
+#include "../crc32.c"
 
 #define BYTES_MAX 200
 
@@ -27,7 +27,7 @@ int main(void)
             for (int64_t i = 0; i < source.bytes; i++)
                 source.at[i] = (uint8_t)dice(256);
             const uint32_t begin = (uint32_t)dice(UINT32_MAX), wanted = defined_crc(begin, from, length);
-            CHECK(ms_crc32_tables(begin, from, length) == wanted);
+            CHECK(~run_tables(~begin, from, length) == wanted);
             CHECK(ms_crc32(begin, from, length) == wanted);
             uint8_t *const to = copy.at + copy.bytes - length;
             CHECK(ms_crc32_copy(to, from, length) == defined_crc(0, from, length));
