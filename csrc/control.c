@@ -92,8 +92,9 @@ void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, i
     }
 }
 
-static void publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
+void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms, int to_all)
 {
+    const int64_t from = ms_load_relaxed(&control->flushed.value);
     uint64_t pass = control->flusher.slot_pass;
     struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];
     ms_store_relaxed(&slot->flushed, flushed);
@@ -104,21 +105,10 @@ static void publish_flushed(struct ms_control *control, int64_t flushed, int64_t
     MS_FAILPOINT("flush_pair_published");
     ms_store_release(&control->flushed.value, flushed);
     MS_FAILPOINT("flushed_published");
-}
-
-void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
-{
-    const int64_t from = ms_load_relaxed(&control->flushed.value);
-    publish_flushed(control, flushed, store_timestamp_ms);
-    ms_sequence_raise(&control->flush_seq);
-    ms_arrivals_level_moved(control, from);
-}
-
-void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
-{
-    const int64_t from = ms_load_relaxed(&control->flushed.value);
-    publish_flushed(control, flushed, store_timestamp_ms);
-    ms_sequence_raise_for_next(&control->flush_seq);
+    if (to_all)
+        ms_sequence_raise(&control->flush_seq);
+    else
+        ms_sequence_raise_for_next(&control->flush_seq);
     ms_arrivals_level_moved(control, from);
 }
 

@@ -324,11 +324,9 @@ struct ms_commit_totals {
 void ms_control_committed_slot(const struct ms_control *control, struct ms_commit_totals *found);
 /* Any process: a consistent copy of the flusher's pair. */
 void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
-/* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */
-void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
-/* The same for group commit, which announced the sync in flusher.sync_target: it does not wake processes that wait for the
- * sync after this one. */
-void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
+/* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake: `to_all` that sleep on it, or, after a sync that was
+ * announced in flusher.sync_target, not the processes that wait for the sync after this one. */
+void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms, int to_all);
 /* Sleep until a sync may have made something durable, flush_seq is raised for another reason, or the timeout. The caller
  * has read `seen` from flush_seq, then `sync_target` from flusher.sync_target. `is_later`: it waits for more than that sync. */
 void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t sync_target, int is_later, int64_t timeout_ns);

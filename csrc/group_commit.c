@@ -95,10 +95,7 @@ int ms_group_commit_once(struct ms_group_commit *group)
     int64_t since_ns = 0; /* read before `flushed` moves, after which the writer may store it for a later pass */
     if (group->recorder != NULL && group->recorder->shared != NULL)
         since_ns = ms_recorder_waiting_since(&group->recorder->shared->for_sync, target);
-    if (group->has_published)
-        ms_control_publish_synced(control, target, time);
-    else
-        ms_control_publish_flushed(control, target, time);
+    ms_control_publish_flushed(control, target, time, !group->has_published);
     group->has_published = 1;
     MS_FAILPOINT("group_published");
     /* After waking the producers. In a stream the writer wakes up at the same time as they do, except on their CPU, where

@@ -22,7 +22,7 @@ static void *writer(void *unused)
         ms_store_relaxed(&slot->put_messages, (uint64_t)(3 * pass));
         ms_store_relaxed(&slot->put_bytes, (uint64_t)(4 * pass));
         ms_store_release(&control.slot_pass.value, pass);
-        ms_control_publish_flushed(&control, pass, 2 * pass);
+        ms_control_publish_flushed(&control, pass, 2 * pass, 1);
         ms_fence();
     }
     __atomic_store_n(&done, 1, __ATOMIC_RELEASE);

@@ -73,8 +73,6 @@ REFUSE_UNWRITABLE = lib.MS_REFUSE_PUTS_UNWRITABLE
 REFUSE_FENCED = lib.MS_REFUSE_PUTS_FENCED
 REFUSE_LOST = lib.MS_REFUSE_PUTS_LOST
 publish = lib.ms_control_publish  # let other processes attach: store the version and the magic, last of all fields
-# Publish the pair, move `flushed`, raise flush_seq and wake its sleepers; called by the flusher.
-publish_flushed = lib.ms_control_publish_flushed
 # Move `confirm`, raise confirm_seq and wake the puts that wait for it; called by the replicator.
 publish_confirm = lib.ms_control_publish_confirm
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from dying import run_and_die_at
+from pyengine._native import lib
 from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import cleaning
@@ -99,7 +100,7 @@ class Rig:
         return [DiskUse("/log", self.percent, 1 << 30), DiskUse("/queues", 10, 1 << 30)]
 
     def flush(self) -> None:
-        native.publish_flushed(self.control, self.writer.end, self.writer.clock_ms)
+        lib.ms_control_publish_flushed(self.control, self.writer.end, self.writer.clock_ms, True)
 
     def dispatch(self) -> None:
         while self.reputter.work():

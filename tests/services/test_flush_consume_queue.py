@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pyengine._native import lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import Checkpoint, path_stamp
@@ -57,7 +58,7 @@ class Rig:
 
     def flush(self) -> None:
         """What the flusher does."""
-        native.publish_flushed(self.owner.control, self.writer.end, self.writer.clock_ms)
+        lib.ms_control_publish_flushed(self.owner.control, self.writer.end, self.writer.clock_ms, True)
 
     def round(self) -> None:
         self.service.take_settings(self.config)  # after which one is due
