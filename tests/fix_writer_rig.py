@@ -188,6 +188,6 @@ def submit(producer, kind: int, topic: bytes, properties: bytes, payload: bytes,
 
 
 def answer_of(producer, sequence: int) -> tuple:
-    why, answer = producer.wait_acked(sequence, monotonic_ns() + int(scaled_timeout_s(5) * 1e9))
-    assert why == 0
-    return answer
+    answer = ffi.new("struct ms_completion *")
+    assert lib.ms_producer_wait_acked(producer.pointer, sequence, monotonic_ns() + int(scaled_timeout_s(5) * 1e9), answer) == 0
+    return producer_native.ANSWER.unpack(ffi.buffer(answer, producer_native.ANSWER.size))

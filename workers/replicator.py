@@ -26,7 +26,7 @@ def make_service(attached: worker.Worker) -> Service:
     identity = attached.memory.identity
     if not identity.replicates:
         raise EngineUnavailableError("the engine was started without replication: no replicator belongs to it")
-    waiting.schedule_interactive()  # puts wait for it; the master's puts for a slave's replicator too
+    waiting.schedule(waiting.INTERACTIVE)  # puts wait for it; the master's puts for a slave's replicator too
     try:
         replication = Replication(attached.memory.folder, writable=True)
     except OtherLayoutError:  # the engine was started by another build: `status` does not show the links then

@@ -156,7 +156,7 @@ def _read(control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | N
         dispatch_entries=stats.dispatch.entries, dispatch_keys=stats.dispatch.keys,
         dispatch_out_of_order=stats.dispatch.out_of_order, dispatch_lag_max_bytes=stats.dispatch.lag_max_bytes,
         topics=store_stats.topic_counts(topics) if topics is not None else {},
-        other_topics=store_stats.other_topics(topics) if topics is not None else TopicCount(0, 0),
+        other_topics=TopicCount(topics.others.messages, topics.others.bytes) if topics is not None else TopicCount(0, 0),
         sample_age_s=(now_ns - samples[-1].at_ns) / 1e9 if samples else None,
         histograms={"put": put, "sync": sync, "lag": lag})
 

@@ -336,13 +336,10 @@ def _check(code: int) -> int:
     return code
 
 
-def new_progress() -> ms_index_progress:
-    """Return a `struct ms_index_progress *` in private memory."""
-    return ffi.new("struct ms_index_progress *")
-
-
-def progress_at(memory: Buffer | CData) -> ms_index_progress:
-    """Return the progress area at a cffi pointer, or in a writable buffer of 256 bytes; the caller keeps it alive."""
+def progress_at(memory: Buffer | CData | None) -> ms_index_progress:
+    """Return the progress area at a cffi pointer, or in a writable buffer, which the caller keeps alive; a new one for None."""
+    if memory is None:
+        return ffi.new("struct ms_index_progress *")
     if not isinstance(memory, ffi.CData):
         area = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
         if len(area) < PROGRESS_BYTES:
@@ -351,18 +348,6 @@ def progress_at(memory: Buffer | CData) -> ms_index_progress:
     return ffi.cast("struct ms_index_progress *", memory)
 
 
-def is_putting(progress: ms_index_progress) -> bool:
-    """Return whether a put is unfinished."""
-    return progress.putting != 0
-
-
-def forget(progress: ms_index_progress) -> None:
-    """Discard the undo record of a file that does not exist; only the owner of the area may call it, before it puts."""
-    progress.putting = 0
-
-
-IDLE: int = lib.MS_REPUT_IDLE
-TIME: int = lib.MS_REPUT_TIME
 SEGMENT: int = lib.MS_REPUT_SEGMENT
 DECIDE: int = lib.MS_REPUT_DECIDE
 
@@ -406,7 +391,7 @@ class ReputLoop:
         self._segment.use(view, base)
 
     def run(self, until_ns: int, *, may_sleep: bool = False) -> int:
-        """Dispatch until CLOCK_MONOTONIC `until_ns`; return IDLE, TIME, or what the caller must provide: SEGMENT, DECIDE.
+        """Dispatch until CLOCK_MONOTONIC `until_ns`; return what the caller must provide, SEGMENT or DECIDE, or another number.
 
         With `may_sleep` wait on the armed latch when nothing is left to dispatch.
         """

@@ -13,7 +13,6 @@ from pyengine._native import ffi, lib
 from pyengine.errors import DiskError, DiskFullError, FlushError, disk_errors
 from pyengine.native.control import raise_os_error
 from pyengine.native.scan import REASONS
-from pyengine.native.store_stats import count_syncs
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -129,7 +128,6 @@ def file_system(fd: int) -> int:
     return found
 
 
-GROUP_TIME: int = lib.MS_GROUP_TIME
 GROUP_SEGMENT: int = lib.MS_GROUP_SEGMENT
 GROUP_FAILED: int = lib.MS_GROUP_FAILED
 GROUP_SEGMENTS_MAX: int = lib.MS_GROUP_SEGMENTS_MAX
@@ -149,7 +147,7 @@ class GroupCommit:
         self._state.incarnation = incarnation
         self._recorder = recorder
         self._state.recorder = recorder.handle
-        count_syncs(self._state, stats)
+        self._state.latency = ffi.addressof(stats.sync, "latency")
 
     def follow_writer(self) -> None:
         """Keep this thread on the writer's CPU (csrc/cpu.cdef.h)."""
@@ -164,8 +162,8 @@ class GroupCommit:
         self._state.count = len(oldest)
 
     def run(self, deadline_ns: int, busy_ns: int) -> int:
-        """Sync what is committed and sleep on the latch in between; return GROUP_TIME at the deadline or `busy_ns` after
-        the first sync, GROUP_SEGMENT if a segment must be opened, or GROUP_FAILED."""
+        """Sync what is committed and sleep on the latch in between; return GROUP_SEGMENT if a segment must be opened, GROUP_FAILED,
+        or another number at the deadline or `busy_ns` after the first sync."""
         return lib.ms_group_commit_run(self._state, deadline_ns, busy_ns)
 
     def once(self, known_end: int, known_ms: int) -> bool:
@@ -185,8 +183,6 @@ class GroupCommit:
         return self._state.error_number, self._state.failed_base
 
 
-IDLE: int = lib.MS_COMMIT_IDLE
-TIME: int = lib.MS_COMMIT_TIME
 SEGMENT: int = lib.MS_COMMIT_SEGMENT
 FAILED: int = lib.MS_COMMIT_FAILED
 BROKEN: int = lib.MS_COMMIT_BROKEN
@@ -255,7 +251,7 @@ class PoolCommitLoop:
         self._loop.fd = fd
 
     def run(self, until_ns: int, *, may_sleep: bool = False) -> int:
-        """Commit until CLOCK_MONOTONIC `until_ns`; return IDLE, TIME, SEGMENT (one must be provided), FAILED or BROKEN.
+        """Commit until CLOCK_MONOTONIC `until_ns`; return SEGMENT (one must be provided), FAILED, BROKEN or another number.
 
         With `may_sleep` wait on the armed latch when nothing is left to commit.
         """

@@ -66,7 +66,6 @@ PYTHON: int = lib.MS_HA_PYTHON
 PLAIN: int = lib.MS_HA_PLAIN
 QUIET: int = lib.MS_HA_QUIET
 
-CONFIRMS: int = lib.MS_HA_CONFIRMS
 SHORTER: int = lib.MS_HA_SHORTER
 UNSENT: int = lib.MS_HA_UNSENT
 
@@ -127,7 +126,7 @@ class HALink(_Sealed):
         fields.read_ns = fields.written_ns = now_ns
 
     def take_report(self, report: int, sent: int) -> int:
-        """Take a report, when everything below `sent` was sent; return CONFIRMS, SHORTER, UNSENT, or 0 for nothing new."""
+        """Take a report, when everything below `sent` was sent; return SHORTER, UNSENT, 1 if it confirms, or 0 for nothing new."""
         return lib.ms_ha_take_report(self.fields, report, sent)
 
     def take_input(self) -> bytes | int | None:
@@ -221,11 +220,9 @@ class HALinks:
         lib.ms_ha_confirm(self._links, confirmed)
 
 
-IDLE: int = lib.MS_FOLLOW_IDLE
 TAKE: int = lib.MS_FOLLOW_TAKE
 SUBMITTED: int = lib.MS_FOLLOW_SUBMITTED
 LOST: int = lib.MS_FOLLOW_LOST
-REPORT: int = lib.MS_FOLLOW_REPORT
 
 
 class FollowLoop(_Sealed):
@@ -248,7 +245,7 @@ class FollowLoop(_Sealed):
         return bytes(ffi.buffer(self.fields.report, size))[size - self.fields.unsent_bytes :]
 
     def run(self, fd: int, row: ms_link, end: int, until_ns: int) -> int:
-        """Follow until CLOCK_MONOTONIC `until_ns`; return IDLE, TAKE, SUBMITTED, LOST or REPORT.
+        """Follow until CLOCK_MONOTONIC `until_ns`; return TAKE, SUBMITTED, LOST or another number.
 
         `end` is the own log's end, up to which everything is reported."""
         fields = self.fields

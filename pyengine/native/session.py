@@ -194,20 +194,14 @@ class ProducerSession:
         """Publish that the next entry is in its side object of header.payload_bytes; return 0, AGAIN, BUSY or CLOSED."""
         return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, deadline_ns)
 
-    def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
-        """Wait for the answer to `sequence`; return (0, answer), or (AGAIN or CLOSED, ()). Any thread may call it."""
+    def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
+        """Wait for the answer to the one pending entry, and free its slot; return (0, answer), or AGAIN or CLOSED with ()."""
         answer = ffi.new("struct ms_completion *")
         code = lib.ms_producer_wait_acked(self._producer, sequence, deadline_ns, answer)
         if code:
             return code, ()
+        lib.ms_producer_finish(self._producer, sequence)
         return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
-
-    def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
-        """Do as wait_acked(), for a caller that has one pending entry and no claim; it frees the answer's slot."""
-        code, answer = self.wait_acked(sequence, deadline_ns)
-        if code == 0:
-            lib.ms_producer_finish(self._producer, sequence)
-        return code, answer
 
     def wait_flushed(self, end_offset: int, deadline_ns: int) -> int:
         """Wait until everything below `end_offset` is durable; return 0, AGAIN (not in time), FROZEN or CLOSED."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pyengine._native import (
         Array,
         Struct,
-        ms_group_commit,
         ms_latency,
         ms_stats_sample,
         ms_stats_snapshot,
@@ -77,11 +76,6 @@ class Snapshot(NamedTuple):
 def count_puts(writer: ms_writer, stats: ms_store_stats) -> None:
     """Let a native writer (native.writer.Writer.pointer) count its passes; `stats` must outlive it."""
     writer.meter.stats = ffi.addressof(stats, "put")
-
-
-def count_syncs(group: ms_group_commit, stats: ms_store_stats) -> None:
-    """Let a group commit count its fdatasyncs; `stats` must outlive it."""
-    group.latency = ffi.addressof(stats.sync, "latency")
 
 
 def take_sample(stats: ms_store_stats, sample: StatsTotals) -> None:
@@ -185,8 +179,3 @@ def topic_counts(stats: ms_topic_stats) -> dict[str, TopicCount]:
         if length and slot.messages:
             found[bytes(ffi.buffer(slot.topic, length)).decode("utf-8", "replace")] = TopicCount(slot.messages, slot.bytes)
     return found
-
-
-def other_topics(stats: ms_topic_stats) -> TopicCount:
-    """Return the count of the topics for which the table has no slot."""
-    return TopicCount(stats.others.messages, stats.others.bytes)

@@ -319,14 +319,9 @@ class Stream(NamedTuple):
     quiet_ns: int  # the stream ends after this time without work
 
 
-def schedule_interactive() -> None:
-    """Let this process, when woken, preempt one with longer slices: for short work that other processes wait for."""
-    lib.ms_cpu_schedule(lib.MS_CPU_INTERACTIVE)
-
-
-def schedule_batch() -> None:
-    """Let this process, when woken, take an idle CPU or wait for one, but not preempt a producer or the writer."""
-    lib.ms_cpu_schedule(lib.MS_CPU_BATCH)
+INTERACTIVE = lib.MS_CPU_INTERACTIVE  # when woken, preempt a process with longer slices: for short work that others wait for
+BATCH = lib.MS_CPU_BATCH              # when woken, take an idle CPU or wait for one, but do not preempt a producer or the writer
+schedule = lib.ms_cpu_schedule        # set how this process is scheduled: one of these
 
 
 ROUNDS = 60

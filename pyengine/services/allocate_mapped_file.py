@@ -75,7 +75,7 @@ class AllocateMappedFileService(Service):
         self._wrote = -1
         self._pass = native.load_position(self._control.slot_pass)
         self._passes_are_large = False
-        waiting.schedule_batch()
+        waiting.schedule(waiting.BATCH)
         self._moved_ns = 0
         self._paused = 0, 0  # (time, end of the log) of the last pause
 

@@ -156,7 +156,7 @@ class GroupCommitService(FlushService):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        waiting.schedule_interactive()
+        waiting.schedule(waiting.INTERACTIVE)
 
     def share_cpu(self) -> None:
         """Run on the writer's CPU from now on."""

@@ -92,7 +92,7 @@ class PutMessageService(Service):
         if config.enable_multi_dispatch:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
-        waiting.schedule_interactive()
+        waiting.schedule(waiting.INTERACTIVE)
         self._attach_segments_at_start()
         self._latch.hear_rings()
         session.install_guard(ffi.addressof(self._control.writer, "bus_errors"))

@@ -34,7 +34,6 @@ from pyengine.native.dispatch import (
     WINDOW_BYTES,
     DispatchLoop,
     check_layout,
-    new_progress,
     progress_at,
     touched_queues,
 )
@@ -113,7 +112,7 @@ class Dispatcher:
         self._begun: dict[tuple[str, int], int] = {}  # descriptors of queues whose first file was created before their first entry
         self._gaps_above = gaps_above
         self.gap: QueueGap | None = None
-        progress = new_progress() if index_progress is None else progress_at(index_progress)
+        progress = progress_at(index_progress)
         self._progress_memory = index_progress  # the memory of `progress`
         self.loop = DispatchLoop(
             self._file_bytes,

@@ -24,7 +24,7 @@ from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_e
 from pyengine.formats.paths import Root, StorePaths, is_index_name
 from pyengine.formats.record import Message, index_key_hash, index_keys
 from pyengine.formats.small_file import closed_on_error
-from pyengine.native.dispatch import ALL_KEYS, INDEX_WINDOW_BYTES, IndexFile, forget, is_putting
+from pyengine.native.dispatch import ALL_KEYS, INDEX_WINDOW_BYTES, IndexFile
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_writes import create_file
 from pyengine.storage.file_system import copies_on_write
@@ -311,10 +311,10 @@ class IndexFiles:
         Raises StoreRefusedError for a file of another length, DiskFullError when there is no space for a sparse file's blocks.
         """
         names = index_file_names(self._folder)
-        if is_putting(progress):
+        if progress.putting:
             name = f"{progress.file_number:017d}"
             if name not in names or not self._with_file(name, lambda file: file.roll_back(progress)):
-                forget(progress)  # the file of the unfinished put was deleted
+                progress.putting = 0  # the file of the unfinished put was deleted
         if not names:
             return None, (-1, 0)
         current = self._map(names[-1])

@@ -161,7 +161,7 @@ def test_topics_beyond_the_tables_room_are_counted_together(make_owner):
     with EngineMemory.attach(owner.folder, writable=False) as seen:
         topics = seen.open_topic_stats()
         assert len(store_stats.topic_counts(topics)) == 3
-        assert store_stats.other_topics(topics).messages == 2
+        assert topics.others.messages == 2
 
 
 def test_a_damaged_length_of_a_topics_name_reads_nothing_after_the_name():

@@ -240,7 +240,7 @@ class HAService(Service):
 
     def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the worker's
-        waiting.schedule_interactive()  # a put waits for the report that this thread reads
+        waiting.schedule(waiting.INTERACTIVE)  # a put waits for the report that this thread reads
         try:
             while not self._ends.is_set():
                 self.turn(self._wait_s())
