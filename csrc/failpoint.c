@@ -11,15 +11,6 @@
 static struct ms_failpoint *used;
 static char own_process[sizeof used->process];
 
-int ms_failpoint_built(void)
-{
-#ifdef MS_FAILPOINTS
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 void ms_failpoint_use(struct ms_failpoint *failpoint, const char *process)
 {
     strncpy(own_process, process, sizeof own_process - 1);

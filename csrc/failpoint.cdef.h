@@ -22,8 +22,6 @@ struct ms_failpoint {
     uint8_t name[MS_FAILPOINT_NAME_BYTES];
 };
 
-/* Return whether this build has the steps in C. */
-int ms_failpoint_built(void);
 /* Use `failpoint` in this process, which is of the kind `process`; NULL: none. */
 void ms_failpoint_use(struct ms_failpoint *failpoint, const char *process);
 /* Kill or stop this process if the step `name` is armed. */

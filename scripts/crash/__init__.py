@@ -10,7 +10,7 @@
     members.py           kill members of groups that acknowledge by message
     hang_rounds.py       stop processes, put meanwhile, resume or kill them
     disk_full_rounds.py  fill the disk
-    failpoints.py        kill or stop a process at each step of steps.py (failpoint_rounds.py, failpoint_replicas.py)
+    failpoints.py        kill or stop a process at each step of steps.py, by board.py (failpoint_rounds.py, failpoint_replicas.py)
     systemd_drills.py    do to an engine of units what can happen to it
     served.py            rounds for gateway and gRPC worker, with producers that speak RocketMQ's protocol
     proof.py             docs/proof.md, from the results of these scripts

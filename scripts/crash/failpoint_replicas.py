@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import make_body
+from crash.board import Board
 from crash.failpoint_rounds import SUPERVISOR, TRIES, FailpointRun, NotReachedError, using_board
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import DEATHS_SEEN_MAX
@@ -27,7 +28,6 @@ from pyengine.cli.torture import COMMAND_TIMEOUT_S, HangError, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
-from pyengine.native.failpoints import Board
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
 

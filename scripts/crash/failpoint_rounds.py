@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import make_body
+from crash.board import Board
 from crash.report import Summary
 from crash.rounds import CrashRun
 from crash.steps import (
@@ -40,7 +41,7 @@ from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.paths import segment_name
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 from pyengine.storage.consume_queue import find_queue_end
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")

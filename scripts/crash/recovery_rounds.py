@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from crash.board import Board
 from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import CrashRun
 from crash.steps import FAILPOINTS, RECOVERY, START, is_built
@@ -23,7 +24,7 @@ from crash.watch import CrashWatch
 from pyengine.cli.torture import COMMAND_TIMEOUT_S
 from pyengine.engine.embedded import start_engine
 from pyengine.errors import EngineError
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 
 DEPTH = 3
 AIMED_SHARE = 0.7

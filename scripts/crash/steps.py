@@ -8,11 +8,12 @@ into memory that no other process can find yet.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pyengine.native.failpoints import has_steps_in_c
+from pyengine import _native
 
 EVERY_MODE = "async pool sync"
 MASTER, SLAVE = "master", "slave"
@@ -56,6 +57,12 @@ class Failpoint(NamedTuple):
 def is_built(point: Failpoint) -> bool:
     """Return whether this build has the step: those in C need PYENGINE_BUILD_FAILPOINTS=1."""
     return not point.in_c or has_steps_in_c()
+
+
+@cache
+def has_steps_in_c() -> bool:
+    """Return whether the build has them: one of their names is in it."""
+    return b"commit_slot_wrote" in Path(_native.__file__).read_bytes()
 
 
 def _steps(where: str, process: str, *steps: partial[Failpoint], **common: str) -> list[Failpoint]:

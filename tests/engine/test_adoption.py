@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 import pyengine
+from crash.board import Board
 from damage import flip
 from fix_cli import run
 from fix_engine import RunningEngine
 from fix_golden import usual
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 from pyengine.storage.checkpoint import read_watermark
 from waiting import eventually
 

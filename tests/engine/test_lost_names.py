@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import pyengine
+from crash.board import Board
 from fix_cli import run
 from fix_engine import put_numbers, stored
 from fix_golden import usual
@@ -18,7 +19,7 @@ from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import find_folder, semaphore_name, unlink_semaphores
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 from pyengine.storage.engine_id import read_epoch
 from waiting import eventually
 

@@ -12,6 +12,7 @@ import time
 import pytest
 
 import pyengine
+from crash.board import Board
 from fix_client import submitter
 from pyengine.client.outgoing import RawMessage
 from pyengine.formats.record import BatchMember
@@ -19,7 +20,7 @@ from pyengine.ipc import sessions
 from pyengine.ipc.session_client import ask
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 from pyengine.native.session import RING_BYTES_MIN
 from pyengine.results import PutStatus
 from waiting import eventually

@@ -16,6 +16,7 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
+from crash.board import Board
 from damage import flip
 from fix_engine import EACH_MODE, MODES, SMALL, WORKERS, put_numbers, stored
 from fix_owner import CHECKOUT
@@ -37,7 +38,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import waiting
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 from pyengine.results import PutStatus
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import config_path, load_config, set_in_file

@@ -14,12 +14,13 @@ import sys
 import psutil
 import pytest
 
+from crash.board import Board
 from faults.mutants import WITHOUT_POLLS, environment
 from fix_golden import usual
 from fix_parts import MODES
 from pyengine.errors import DiskError
 from pyengine.native import control as native
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 from pyengine.results import PutStatus
 from pyengine.services.service import freeze
 from waiting import eventually, scaled_timeout_s
@@ -67,12 +68,6 @@ with Producer(lambda limit_s: open_session(sys.argv[1])) as producer:
         assert producer.put("T", b"x", timeout_s=3000).status == 0
         print("put", flush=True)
 """
-# Only that build knows the steps of the C code.
-ARM = """
-import sys
-from pyengine.native.failpoints import Board
-Board(sys.argv[1]).arm(sys.argv[2], 1, "stop", sys.argv[3])
-"""
 
 
 @pytest.fixture
@@ -87,10 +82,6 @@ def make_sleepers(make_parts, broken_build):
         return parts
 
     return make
-
-
-def arm(board: Board, environ: dict[str, str], name: str, kind: str) -> None:
-    subprocess.run([sys.executable, "-P", "-c", ARM, board.path, name, kind], env=environ, check=True)
 
 
 def wait_asleep(pid: int, what: str) -> None:
@@ -141,7 +132,7 @@ def test_a_put_while_the_writer_goes_to_sleep_is_seen(make_parts, broken_build, 
         try:
             for number in range(2):
                 if number == 1:
-                    arm(board, environ, point, "writer")
+                    board.arm(point, 1, "stop", "writer")
                 child.stdin.write("go\n")
                 child.stdin.flush()
                 assert child.stdout.readline() == "put\n"
@@ -162,7 +153,7 @@ def test_an_end_that_comes_while_a_loop_in_c_arms_its_latch_is_seen(make_parts, 
     parts = make_parts(more=(native.REPUTTER,), environments={native.REPUTTER: environ})
     reputter = parts.workers[native.REPUTTER]
     with parts.producer() as producer:
-        arm(board, environ, "latch_arming", "reputter")
+        board.arm("latch_arming", 1, "stop", "reputter")
         assert producer.put("T", b"1").ok
         eventually(lambda: board.struck_pid == reputter.pid, "stopped before it arms")
         reputter.send_signal(signal.SIGTERM)
@@ -181,8 +172,8 @@ def test_an_answer_that_comes_after_its_sync_is_over_is_waited_for_itself(make_p
     environ = environment(broken_build, *WITHOUT_POLLS)
     boards = {kind: Board(tmp_path / kind) for kind in ("writer", "producer")}
     theirs = {kind: environ | {VARIABLE: str(board.path)} for kind, board in boards.items()}
-    arm(boards["writer"], environ, "pass_published", "writer")
-    arm(boards["producer"], environ, "producer_entry_published", "")
+    boards["writer"].arm("pass_published", 1, "stop", "writer")
+    boards["producer"].arm("producer_entry_published", 1, "stop", "")
     parts = make_parts(more=(native.REPUTTER,), mode=native.MODE_SYNC,
                        environments=dict.fromkeys(ALL, environ) | {native.WRITER: theirs["writer"]})
     control = parts.control

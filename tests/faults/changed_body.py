@@ -15,10 +15,10 @@ import traceback
 import zlib
 from pathlib import Path
 
+from crash.board import Board
 from faults.writer_failpoints import MODES
 from fix_writer_rig import WriterRig, answer_of, submit
 from pyengine.formats.record import decode_record
-from pyengine.native.failpoints import Board
 from pyengine.native.session import MANY, PUT, pack_many
 
 PHYSICAL = 1  # in a completion

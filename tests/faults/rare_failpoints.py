@@ -14,13 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from crash.board import Board
 from faults.writer_failpoints import Case
 from fix_writer_rig import answer_of, submit
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native import writer as writer_native
-from pyengine.native.failpoints import Board
 from pyengine.native.session import PUT
 from pyengine.native.writer import copy_queue_table, format_queue_table, get_queue_offset, queue_table_bytes, view_queue_table
 from pyengine.results import PutStatus

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import pyengine
+from crash.board import Board
 from faults.logged_disk import NO_WRITES, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import mount, with_own_mounts
@@ -28,7 +29,7 @@ from pyengine.engine_config import MODES
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.native.failpoints import VARIABLE, Board
+from pyengine.native.failpoints import VARIABLE
 from pyengine.storage.checkpoint import note_sync_failure, read_sync_failure
 from pyengine.storage.mapped_file import used_end
 from waiting import eventually, scaled_timeout_s

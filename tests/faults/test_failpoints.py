@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from crash.board import Board
 from crash.steps import EVERY_MODE, FAILPOINTS
 from pyengine.errors import UsageError
-from pyengine.native.failpoints import Board
 from waiting import scaled_timeout_s
 
 ROOT = Path(__file__).parents[2]

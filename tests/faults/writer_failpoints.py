@@ -20,12 +20,12 @@ import time
 import traceback
 from pathlib import Path
 
+from crash.board import Board
 from crash.steps import FAILPOINTS, PUTS, Failpoint
 from fix_writer_rig import WriterRig, submit
 from native.test_writer_kill import PRODUCERS, QUEUES, SLOTS, producer_sequence, verify
 from pyengine.native import control as control_native
 from pyengine.native import writer as writer_native
-from pyengine.native.failpoints import Board
 from pyengine.native.session import MANY, PUT, pack_many
 from waiting import scaled_timeout_s
 
