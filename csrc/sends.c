@@ -58,35 +58,9 @@ static int unescape(struct json *json)
         }
         return value > 0 && value < 0x80 ? value : -1;
     }
-    switch (sign) {
-    case 'n':
-        return '\n';
-    case 't':
-        return '\t';
-    case 'r':
-        return '\r';
-    case 'b':
-        return '\b';
-    case 'f':
-        return '\f';
-    case '"':
-    case '\\':
-    case '/':
-        return sign;
-    default:
-        return -1;
-    }
-}
-
-static int is_utf8(struct ms_text text)
-{
-    const uint8_t *at = text.at, *const end = text.at + text.bytes;
-    int bad = 0;
-    if (ms_is_ascii(text.at, text.bytes))
-        return 1;
-    while (at < end && !bad)
-        ms_utf8_next(&at, end, &bad);
-    return !bad;
+    static const char names[] = "ntrbf\"\\/", signs[] = "\n\t\r\b\f\"\\/";
+    const char *const found = sign != 0 ? strchr(names, sign) : NULL;
+    return found != NULL ? signs[found - names] : -1;
 }
 
 /* Read a JSON string: 1, or 0 for another value or a text that Python must handle. */
@@ -121,7 +95,7 @@ static int take_text(struct json *json, struct ms_text *text)
     if (json->at == json->end || *json->at != '"')
         return 0;
     json->at++;
-    return is_utf8(*text);
+    return ms_record_text_is_clean(text->at, text->bytes); /* UTF-8: a NUL was refused above */
 }
 
 /* Read a JSON number with up to ten digits, within 32 bits: 1, or 0. */
