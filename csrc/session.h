@@ -8,13 +8,6 @@
 
 #define MS_SESSION_MAGIC 0x4d5353455353494fULL /* "MSSESSIO" */
 
-_Static_assert(sizeof(struct ms_entry) == 128, "entry header");
-_Static_assert(sizeof(struct ms_completion) == 64, "completion");
-_Static_assert(offsetof(struct ms_session, tail) == MS_LINE_BYTES, "session identity: one line");
-_Static_assert(offsetof(struct ms_session, waiting) == 2 * MS_LINE_BYTES, "tail: one line");
-_Static_assert(offsetof(struct ms_session, head) == 3 * MS_LINE_BYTES, "waiting: one line");
-_Static_assert(offsetof(struct ms_session, completion) == 4 * MS_LINE_BYTES, "head: one line");
-
 /* Return where the ring begins; not read from the object, which its producer can overwrite. */
 static inline uint64_t ms_session_ring_at(void)
 {

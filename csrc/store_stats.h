@@ -10,18 +10,6 @@
 #define MS_LATENCY_UNIT_BITS 6
 #define MS_LATENCY_SUB_BITS 4
 
-_Static_assert(sizeof(struct ms_latency) % 128 == 0, "latency: whole lines");
-_Static_assert(offsetof(struct ms_latency, bucket) == 128, "latency: sums on a line of their own");
-_Static_assert(offsetof(struct ms_put_stats, refused) == 128, "put: entries on a line of their own");
-_Static_assert(sizeof(struct ms_put_stats) % 128 == 0, "put: whole lines");
-_Static_assert(sizeof(struct ms_dispatch_stats) % 128 == 0, "dispatch: whole lines");
-_Static_assert(offsetof(struct ms_store_stats, put) % 128 == 0, "writer's lines");
-_Static_assert(offsetof(struct ms_store_stats, sync) % 128 == 0, "flusher's lines");
-_Static_assert(offsetof(struct ms_store_stats, dispatch) % 128 == 0, "reputter's lines");
-_Static_assert(offsetof(struct ms_store_stats, history) % 128 == 0, "supervisor's lines");
-_Static_assert(offsetof(struct ms_topic_stats, others) == 128, "topic stats header: one line");
-_Static_assert(sizeof(struct ms_topic_count) == 288, "topic count");
-
 /* Add to a field that only this process writes. */
 #define ms_count(field, by) ms_store_relaxed(&(field), (field) + (uint64_t)(by))
 

@@ -103,10 +103,18 @@ def test_every_struct_that_has_a_layout_version_or_is_part_of_such_a_one_is_pinn
 
 
 def test_every_field_of_one_writer_has_its_own_line():
-    control = {field: int(found.split()[0]) for field, found in layout()["struct ms_control"]["fields"].items()}
-    for name in ("wrote", "committed", "flushed", "reput_from", "flush_seq", "arrival_seq", "writer", "slot_pass",
-                 "allocator", "flusher", "replicator", "confirm_seq", "workers"):
-        assert control[name] % lib.MS_LINE_BYTES == 0, name
+    of_one_writer = {
+        "struct ms_control": ("wrote", "committed", "flushed", "reput_from", "flush_seq", "arrival_seq", "writer", "slot_pass", "allocator",
+                              "flusher", "replicator", "confirm_seq", "workers", "latch", "pool", "sessions", "undo"),
+        "struct ms_session": ("tail", "waiting", "head", "completion"),
+        "struct ms_store_stats": ("put", "sync", "dispatch", "history"),
+        "struct ms_recorder": ("for_sync", "for_slave", "ring"),
+    }
+    for struct, names in of_one_writer.items():
+        for name in names:
+            assert ffi.offsetof(struct, name) % lib.MS_LINE_BYTES == 0, (struct, name)
+    for struct in ("struct ms_position", "struct ms_worker", "struct ms_latch", "struct ms_session_slot", "struct ms_recorder_ring"):
+        assert ffi.sizeof(struct) % lib.MS_LINE_BYTES == 0, struct
 
 
 if __name__ == "__main__":
