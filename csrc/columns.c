@@ -181,54 +181,30 @@ static int is_formatted(const struct ms_column *column)
     return column->kind >= MS_COLUMN_BORN_HOST && column->kind <= MS_COLUMN_MSG_ID;
 }
 
-#define FOR_ROWS(type, value)                       \
-    do {                                            \
+#define NUMBERS(kind, type, value)                  \
+    case MS_COLUMN_##kind: {                        \
         type *const numbers = column->data;         \
         for (int64_t i = begin; i < end; i++) {     \
             const struct ms_record *row = &rows[i]; \
             numbers[i] = (value);                   \
         }                                           \
-    } while (0)
+    } break
 
 static void fill_numbers(const struct ms_column *column, const struct ms_record *rows, int64_t begin, int64_t end)
 {
     switch (column->kind) {
-    case MS_COLUMN_QUEUE_ID:
-        FOR_ROWS(int32_t, ms_record_queue_id(row));
-        break;
-    case MS_COLUMN_FLAG:
-        FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_FLAG));
-        break;
-    case MS_COLUMN_SYS_FLAG:
-        FOR_ROWS(int32_t, row->sys_flag);
-        break;
-    case MS_COLUMN_RECONSUME_TIMES:
-        FOR_ROWS(int32_t, ms_record_reconsume_times(row));
-        break;
-    case MS_COLUMN_BODY_CRC:
-        FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_BODY_CRC));
-        break;
-    case MS_COLUMN_SIZE:
-        FOR_ROWS(int32_t, row->size_bytes);
-        break;
-    case MS_COLUMN_BODY_SIZE:
-        FOR_ROWS(int32_t, row->body_bytes);
-        break;
-    case MS_COLUMN_QUEUE_OFFSET:
-        FOR_ROWS(int64_t, ms_record_queue_offset(row));
-        break;
-    case MS_COLUMN_PHYSICAL_OFFSET:
-        FOR_ROWS(int64_t, ms_record_physical_offset(row));
-        break;
-    case MS_COLUMN_PREPARED_OFFSET:
-        FOR_ROWS(int64_t, ms_get_i64(ms_record_tail(row) + 4));
-        break;
-    case MS_COLUMN_STORE_TIMESTAMP:
-        FOR_ROWS(int64_t, ms_microseconds(row->store_timestamp_ms));
-        break;
-    case MS_COLUMN_BORN_TIMESTAMP:
-        FOR_ROWS(int64_t, ms_microseconds(ms_get_i64(row->start + MS_AT_BORN_TIMESTAMP)));
-        break;
+        NUMBERS(QUEUE_ID, int32_t, ms_record_queue_id(row));
+        NUMBERS(FLAG, int32_t, ms_get_i32(row->start + MS_AT_FLAG));
+        NUMBERS(SYS_FLAG, int32_t, row->sys_flag);
+        NUMBERS(RECONSUME_TIMES, int32_t, ms_record_reconsume_times(row));
+        NUMBERS(BODY_CRC, int32_t, ms_get_i32(row->start + MS_AT_BODY_CRC));
+        NUMBERS(SIZE, int32_t, row->size_bytes);
+        NUMBERS(BODY_SIZE, int32_t, row->body_bytes);
+        NUMBERS(QUEUE_OFFSET, int64_t, ms_record_queue_offset(row));
+        NUMBERS(PHYSICAL_OFFSET, int64_t, ms_record_physical_offset(row));
+        NUMBERS(PREPARED_OFFSET, int64_t, ms_get_i64(ms_record_tail(row) + 4));
+        NUMBERS(STORE_TIMESTAMP, int64_t, ms_microseconds(row->store_timestamp_ms));
+        NUMBERS(BORN_TIMESTAMP, int64_t, ms_microseconds(ms_get_i64(row->start + MS_AT_BORN_TIMESTAMP)));
     default:
         break;
     }

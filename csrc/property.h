@@ -58,39 +58,24 @@ struct ms_routing {
     struct ms_text multi_queue_offset;
 };
 
+#define ROUTE(property, field)                               \
+    if (ms_text_equals(name, property, sizeof property - 1)) \
+    found->field = value
+
 static inline void ms_property_routing(const uint8_t *text, int64_t bytes, struct ms_routing *found)
 {
     struct ms_text rest = {text, bytes}, name, value;
     memset(found, 0, sizeof *found);
     while (ms_property_next(&rest, &name, &value)) {
-        switch (name.bytes) { /* nearly always enough to tell them apart */
-        case 4:
-            if (memcmp(name.at, "TAGS", 4) == 0)
-                found->tags = value;
-            else if (memcmp(name.at, "KEYS", 4) == 0)
-                found->keys = value;
-            break;
-        case 5:
-            if (memcmp(name.at, "DELAY", 5) == 0)
-                found->delay = value;
-            break;
-        case 8:
-            if (memcmp(name.at, "UNIQ_KEY", 8) == 0)
-                found->uniq_key = value;
-            break;
-        case 20:
-            if (memcmp(name.at, "INNER_MULTI_DISPATCH", 20) == 0)
-                found->multi_dispatch = value;
-            break;
-        case 24:
-            if (memcmp(name.at, "INNER_MULTI_QUEUE_OFFSET", 24) == 0)
-                found->multi_queue_offset = value;
-            break;
-        default:
-            break;
-        }
+        ROUTE("TAGS", tags);
+        ROUTE("KEYS", keys);
+        ROUTE("DELAY", delay);
+        ROUTE("UNIQ_KEY", uniq_key);
+        ROUTE("INNER_MULTI_DISPATCH", multi_dispatch);
+        ROUTE("INNER_MULTI_QUEUE_OFFSET", multi_queue_offset);
     }
 }
+#undef ROUTE
 
 /* An iterator over a record's keys in the order of dispatch: UNIQ_KEY, then the words of KEYS. */
 struct ms_keys {
