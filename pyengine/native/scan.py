@@ -241,18 +241,10 @@ class ColumnData(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """Columns of some rows; [`first_offset`, `end_offset`) is the range that was read for them, with unwanted rows."""
+    """Columns of some rows."""
 
     rows: int
     columns: list[ColumnData]
-    first_offset: int
-    end_offset: int
-
-
-def allocate_plain(length: int) -> ColumnBuffer:
-    """Allocate memory with cffi, without clearing it."""
-    memory = _new_raw("uint8_t[]", max(length, 1))
-    return ColumnBuffer(memory, int(ffi.cast("uintptr_t", memory)))
 
 
 # [first queue offset, end) of the wanted rows of a queue, or these and [start, end) of their store times in ms.
@@ -322,7 +314,7 @@ class ColumnScanner:
         batch_rows: int = BATCH_ROWS,
         batch_bytes: int = BATCH_BYTES,
         verify_crc: bool = False,
-        allocate: Callable[[int], ColumnBuffer] = allocate_plain,
+        allocate: Callable[[int], ColumnBuffer],
     ) -> None:
         if not 1 <= batch_rows <= BATCH_ROWS_MAX or not 1 <= batch_bytes <= BATCH_BYTES_MAX:
             raise UsageError(
@@ -361,10 +353,9 @@ class ColumnScanner:
         selection.position = start
         more = True
         while more:
-            first = selection.position
             more = self._needs_repeat(lib.ms_columns_select(selection, data, base_offset, end, limit))
             if selection.count:
-                yield RawBatch(selection.count, self._fill(selection.count), first, selection.position)
+                yield RawBatch(selection.count, self._fill(selection.count))
 
     def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int | None = None) -> Iterator[RawBatch]:
         """Yield the records that consume-queue `entries` (20 bytes each) name, in their order; all lie in this segment.
@@ -387,7 +378,7 @@ class ColumnScanner:
             self.gathered += selection.entries_read
             more = self._needs_repeat(code)
             if selection.count:
-                yield RawBatch(selection.count, self._fill(selection.count), -1, -1)
+                yield RawBatch(selection.count, self._fill(selection.count))
 
     def _needs_repeat(self, code: int) -> bool:
         """Return whether the caller must repeat the call for the rest."""
@@ -459,7 +450,7 @@ class TallyScanner(ColumnScanner):
 
     def __init__(self, columns: Sequence[str], by: Literal["queue", "topic"] | int, *, matches: Callable[[str], bool] | None = None,
                  row_filter: RowFilter | None = None, batch_rows: int = BATCH_ROWS, verify_crc: bool = False,
-                 allocate: Callable[[int], ColumnBuffer] = allocate_plain) -> None:
+                 allocate: Callable[[int], ColumnBuffer]) -> None:
         """If `by` is a number, it is the interval of the store time in microseconds."""
         super().__init__((), row_filter=row_filter, batch_rows=min(batch_rows, _TALLY_ROWS), verify_crc=verify_crc, allocate=allocate)
         self._wanted = tuple(columns)
@@ -483,15 +474,11 @@ class TallyScanner(ColumnScanner):
         return self._counted(super().gather(view, base_offset, entries, limit))
 
     def _counted(self, selected: Iterator[RawBatch]) -> Iterator[RawBatch]:
-        first = end = -1
-        for batch in selected:
-            first = batch.first_offset if first < 0 else first
-            end = batch.end_offset
+        for _ in selected:
             if self._tally.group_count > _TALLY_GROUPS - _TALLY_ROWS:
-                yield self._groups(first, end)
-                first = -1
+                yield self._groups()
         if self._tally.group_count:
-            yield self._groups(first, end)
+            yield self._groups()
 
     def _fill(self, rows: int) -> list[ColumnData]:
         keep = ffi.NULL
@@ -502,7 +489,7 @@ class TallyScanner(ColumnScanner):
         assert counted == rows, "there is room for as many groups as rows are selected"
         return []
 
-    def _groups(self, first: int, end: int) -> RawBatch:
+    def _groups(self) -> RawBatch:
         """Return all groups, and clear them."""
         count = self._tally.group_count
         columns = []
@@ -521,7 +508,7 @@ class TallyScanner(ColumnScanner):
                 lib.ms_tally_numbers(self._tally, number, ffi.cast("void *", data.address))
                 columns.append(ColumnData(name, kind, 0, None, None, data))
         lib.ms_tally_clear(self._tally)
-        return RawBatch(count, columns, first, end)
+        return RawBatch(count, columns)
 
 
 class _Filter:

@@ -397,7 +397,7 @@ def test_wrong_arguments_are_refused():
             LogScanner(columns)
     for settings in ({"batch_rows": 0}, {"batch_bytes": 0}, {"batch_rows": 1 << 21}, {"batch_bytes": 1 << 30}):
         with pytest.raises(UsageError):
-            ColumnScanner(COLUMNS, **settings)
+            ColumnScanner(COLUMNS, allocate=allocate, **settings)
     for start, end, limit in ((-1, 5, 5), (6, 5, 5), (0, 5, 4), (0, 5, 101)):
         with pytest.raises(UsageError):
             rows(LogScanner().scan(bytes(100), 0, start, end, limit))
@@ -496,7 +496,6 @@ def test_a_tally_of_more_groups_than_it_holds_gives_them_in_parts(rng):
     scanner = tally("queue")
     batches = list(scanner.scan(bytes(data), 0, 0, len(data)))
     assert len(batches) > 1
-    assert [batch.first_offset for batch in batches[1:]] == [batch.end_offset for batch in batches[:-1]]
     found = defaultdict(int)
     for row in groups_of(scanner, batches):
         found[row["queueId"]] += row["messages"]
