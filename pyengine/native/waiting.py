@@ -1,18 +1,7 @@
 """Waiting, scheduling, and how a process appears in /proc (csrc/latch, sequence, stream, cpu, process .cdef.h).
 
-A latch wakes the one process that waits on it. The waiter's loop keeps this order:
-
-    latch.arm()              # 1 forget old wake-ups
-    if work_to_do():         # 2 check *after* arming
-        latch.disarm(); do_it(); continue
-    latch.wait(interval_s)   # 3 sleep; a wake-up since 1 ends it at once
-
-The waker publishes its position first and calls wakeup() second. A sequence is a number that many processes
-sleep on until it moves:
-
-    seen = load_sequence(sequence)            # before checking
-    if not there_yet():
-        wait_for_sequence(sequence, seen, timeout_s)
+A latch wakes the one process that waits on it: arm it, look for work, then wait. A sequence is a number that many processes sleep on
+until it moves: load it, look, then wait. The waker publishes first and wakes second (the loops are in those headers).
 
 A Sleeper is a thread that waits for messages of some queues, each of which it has looked at (csrc/arrivals.cdef.h). A Watch is one
 thread, without the interpreter, that does so for many, and raises the descriptor of each (csrc/watch.cdef.h). A Pulse is what a
