@@ -7,15 +7,21 @@
  * bench/writer_pass.sh builds and runs it.
  */
 #define _GNU_SOURCE
+#include <errno.h> /* not base.h: an older tree is measured beside this one */
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "atomics.h"
-#include "control.h"
+#include "bytes.h"
+#include "failpoint.h"
 #include "futex.h"
+#include "control.h"
 #include "producer.h"
 #include "queue_table.h"
 #include "session.h"
@@ -82,7 +88,6 @@ int main(int count, char **arguments)
     writer->scratch_bytes = RING_BYTES / 2;
     writer->scratch = zeroed(RING_BYTES / 2);
     struct ms_store_stats *stats = zeroed((int64_t)sizeof *stats);
-    ms_store_stats_format(stats);
     writer->meter.stats = &stats->put;
     ms_writer_open(writer);
     writer->current = (struct ms_segment){0, zeroed(SEGMENT_BYTES), -1, -1};

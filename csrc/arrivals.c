@@ -1,9 +1,7 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "arrivals.h"
 
 #include "consume_queue.h"
-#include "failpoint.h"
-#include "futex.h"
 
 #define STIR_TRIES 1000
 #define STIR_NAP_NS 20000

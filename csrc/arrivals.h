@@ -2,7 +2,6 @@
 
 #include "control.h"
 #include "arrivals.cdef.h"
-#include "atomics.h"
 
 #define MS_ARRIVALS_SLEEP_NS 1000000000 /* the longest: a process that is killed before it wakes the others loses their wake-up */
 

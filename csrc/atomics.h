@@ -6,8 +6,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 /* Publish: what this process wrote before is visible to a process that acquires the value. */
 #define ms_store_release(address, value) __atomic_store_n((address), (value), __ATOMIC_RELEASE)
 /* Read a published value: afterwards what its writer wrote before is visible. */

@@ -81,9 +81,10 @@ def make_builder() -> FFI:
     for concept in CONCEPTS:
         builder.cdef(re.sub(r"^#(pragma|include) .*", "", (HERE / f"{concept}.cdef.h").read_text(), flags=re.MULTILINE))
     compile_flags, link_flags = _flags()
+    headers = ["base.h", *(f"{concept}{'.h' if (HERE / f'{concept}.h').exists() else '.cdef.h'}" for concept in CONCEPTS)]
     builder.set_source(
         "pyengine._native",
-        "\n".join(f'#include "{concept}{".h" if (HERE / f"{concept}.h").exists() else ".cdef.h"}"' for concept in CONCEPTS),
+        "\n".join(f'#include "{header}"' for header in headers),
         sources=[os.path.join(SOURCE_FOLDER, f"{concept}.c") for concept in CONCEPTS if (HERE / f"{concept}.c").exists()],
         include_dirs=[str(HERE)],
         extra_compile_args=compile_flags,

@@ -1,9 +1,6 @@
 /* Big-endian numbers at any address (numbers on disk are big-endian and not aligned), and numbers as text. */
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
-
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define MS_BIG16(value) __builtin_bswap16(value)
 #define MS_BIG32(value) __builtin_bswap32(value)

@@ -1,9 +1,7 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "columns.cdef.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
-#include <string.h>
 
 #include "consume_queue.h"
 #include "property.h"

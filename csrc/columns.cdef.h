@@ -9,8 +9,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 #include "record.h"
 
 /* Columns of whole numbers: 4 bytes ... */

@@ -1,13 +1,7 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "consume_queue.h"
 
-#include <errno.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "arrivals.h"
-#include "failpoint.h"
-#include "bytes.h"
 #include "flush.cdef.h"
 
 int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id)

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
 #include "store_stats.h"
 #include "consume_queue.cdef.h"
 

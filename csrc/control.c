@@ -1,11 +1,7 @@
+#include "base.h"
 #include "control.h"
 
-#include <errno.h>
-#include <string.h>
-
 #include "arrivals.h"
-#include "failpoint.h"
-#include "futex.h"
 #include "layout.h"
 #include "sequence.h"
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
 #include "control.cdef.h"
 
 #define MS_CONTROL_MAGIC 0x4d53434f4e54524cULL  /* "MSCONTRL" */

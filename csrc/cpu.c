@@ -1,19 +1,12 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "cpu.cdef.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "futex.h"
 
 #define INTERACTIVE_SLICE_NS 100000 /* the kernel's minimum */
 

@@ -14,8 +14,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 #define MS_MOVE_AFTER_PASSES 4      /* move after so many passes in a row on the producer's CPU */
 #define MS_MOVE_PAUSE_NS 200000     /* from one move to the next; doubled while moving does not help */
 #define MS_MOVE_PAUSE_NS_MAX 100000000

@@ -1,6 +1,5 @@
+#include "base.h"
 #include "crc32.cdef.h"
-
-#include <string.h>
 
 #if defined(__x86_64__)
 #define HAS_FOLDING 1

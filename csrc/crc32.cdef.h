@@ -7,8 +7,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 /* Continue `crc` (0 to begin) over `length` bytes. */
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length);
 /* Copy `length` bytes and return the CRC of the copy, even if another process changes the source meanwhile. */

@@ -1,10 +1,7 @@
+#include "base.h"
 #include "dispatch.cdef.h"
 
-#include <errno.h>
-#include <string.h>
-
 #include "arrivals.h"
-#include "failpoint.h"
 #include "property.h"
 #include "record.h"
 #include "topic.h"

@@ -10,8 +10,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 #include "consume_queue.h"
 #include "control.h"
 #include "index_file.h"

@@ -1,6 +1,5 @@
+#include "base.h"
 #include "entry.h"
-
-#include <string.h>
 
 #include "light_queues.h"
 #include "topic.h"

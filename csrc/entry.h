@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stdint.h>
-
 #include "record.h"
 #include "session.h"
 #include "entry.cdef.h"

@@ -1,12 +1,5 @@
-#define _GNU_SOURCE
-#include "failpoint.h"
-
+#include "base.h"
 #include <signal.h>
-#include <stddef.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "atomics.h"
 
 static struct ms_failpoint *used;
 static char own_process[sizeof used->process];

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stdint.h>
-
 #include "failpoint.cdef.h"
 
 /* A step of the table; it is empty in an ordinary build. */

@@ -1,7 +1,6 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "flush.cdef.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sched.h>
@@ -9,9 +8,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <unistd.h>
-
-#include "futex.h"
 
 int ms_flush_fdatasync(int fd)
 {

@@ -7,8 +7,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 int ms_flush_fdatasync(int fd);
 /* Sync the whole file system of `fd`, with names. It may miss errors (Linux before 5.8), or report those of other files:
  * call ms_flush_check for each file. */

@@ -2,12 +2,8 @@
  * always timed. */
 #pragma once
 
-#include <errno.h>
 #include <linux/futex.h>
-#include <stdint.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define MS_FUTEX_ALL 0xffffffffu
 

@@ -1,12 +1,6 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "group_commit.cdef.h"
 
-#include <errno.h>
-#include <unistd.h>
-
-#include "atomics.h"
-#include "failpoint.h"
-#include "futex.h"
 #include "latch.cdef.h"
 
 static int sync_segment(struct ms_group_commit *group, int64_t base)

@@ -1,17 +1,10 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "ha_follow.cdef.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
-#include "atomics.h"
-#include "bytes.h"
 #include "entry.h"
-#include "failpoint.h"
-#include "futex.h"
 #include "ha_links.cdef.h"
 #include "record.h"
 #include "scan.cdef.h"

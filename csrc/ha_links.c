@@ -1,16 +1,9 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "ha_links.cdef.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include "atomics.h"
-#include "bytes.h"
-#include "failpoint.h"
-#include "futex.h"
 #include "latch.cdef.h"
 
 #define LOCK_NS 50000000

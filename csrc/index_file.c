@@ -1,10 +1,6 @@
+#include "base.h"
 #include "index_file.h"
 
-#include <string.h>
-
-#include "atomics.h"
-#include "failpoint.h"
-#include "bytes.h"
 #include "flush.cdef.h"
 #include "utf8.h"
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
 #include "control.h"
 #include "index_file.cdef.h"
 

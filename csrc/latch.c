@@ -1,15 +1,9 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "latch.cdef.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <time.h>
-
-#include "atomics.h"
-#include "failpoint.h"
-#include "futex.h"
 
 /* A token too many only causes an early wake-up. */
 #define DRAIN_MAX 64

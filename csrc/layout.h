@@ -1,11 +1,6 @@
 /* layout.cdef.h, as inline functions for the checks that look at more. */
 #pragma once
 
-#include <errno.h>
-#include <stdint.h>
-
-#include "atomics.h"
-
 static inline int ms_layout_check(const void *object, int64_t mapped_bytes, uint64_t magic, uint32_t version, int64_t bytes)
 {
     const uint64_t *const first = object;

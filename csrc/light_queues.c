@@ -1,10 +1,8 @@
+#include "base.h"
 #include "light_queues.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "failpoint.h"
 #include "property.h"
 #include "topic.h"
 #include "undo.h"

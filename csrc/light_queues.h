@@ -1,6 +1,5 @@
 #pragma once
 
-#include <stdint.h>
 #include "control.h"
 #include "queue_table.h"
 #include "record.h"

@@ -1,13 +1,9 @@
+#include "base.h"
 #include "log_tail.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "atomics.h"
-#include "failpoint.h"
 #include "flush.cdef.h"
-#include "futex.h"
 
 #define MS_PAGE_BYTES 4096
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stdint.h>
-
 #include "record.h"
 #include "writer.h"
 #include "log_tail.cdef.h"

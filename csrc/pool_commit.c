@@ -1,12 +1,7 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "pool_commit.cdef.h"
 
-#include <errno.h>
-
-#include "atomics.h"
-#include "failpoint.h"
 #include "flush.cdef.h"
-#include "futex.h"
 #include "latch.cdef.h"
 #include "record.h"
 #include "scan.cdef.h"

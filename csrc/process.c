@@ -1,16 +1,13 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "process.cdef.h"
 
-#include <errno.h>
 #include <linux/prctl.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/sem.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 int ms_process_show_command(const char *text, int64_t words_bytes, int64_t bytes, const uint64_t *places)
 {

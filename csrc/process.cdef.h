@@ -5,8 +5,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 /* Set the command line and environment of this process in /proc: `bytes` of NUL-terminated strings, the first `words_bytes` of which
  * are the command line. `places`: where /proc/self/stat has code, data, heap and stack (begin and end of code and of data, begin of
  * the others), which stay. 0, or -errno without effect: the kernel was built without this (EINVAL), or a filter refuses it (EPERM). */

@@ -1,14 +1,9 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "producer.h"
 
 #include <fcntl.h>
 #include <sched.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "atomics.h"
-#include "failpoint.h"
-#include "futex.h"
 #include "latch.cdef.h"
 
 /* Longest sleep of a wait before it checks the engine's state again. */

@@ -6,8 +6,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
 #include "record.h"
 
 /* Return the next piece of `rest` up to `separator`, also an empty one; 0 at the end. */

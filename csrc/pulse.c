@@ -1,17 +1,12 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "pulse.cdef.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include "atomics.h"
 #include "crc32.cdef.h"
-#include "futex.h"
 
 /* As ipc/group_members.py has them. */
 #define SLOT_BYTES 64

@@ -12,8 +12,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 #define MS_BEAT_CHANGED 1        /* of ms_beat_take: something is not as it was */
 #define MS_BEAT_ROUSED 2         /* of ms_beat_take: ms_beat_rouse was called */
 

@@ -1,10 +1,5 @@
+#include "base.h"
 #include "queue_table.h"
-
-#include <errno.h>
-#include <string.h>
-
-#include "atomics.h"
-#include "failpoint.h"
 
 int64_t ms_queue_table_bytes(uint32_t slots)
 {

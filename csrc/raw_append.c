@@ -1,9 +1,6 @@
+#include "base.h"
 #include "raw_append.h"
 
-#include <errno.h>
-
-#include "atomics.h"
-#include "failpoint.h"
 #include "log_tail.h"
 #include "record.h"
 

@@ -1,7 +1,7 @@
+#include "base.h"
 #include "record.h"
 
 #include "crc32.cdef.h"
-#include "failpoint.h"
 #include "utf8.h"
 
 #define FIXED_BYTES 75 /* of a record, besides hosts and the three texts */

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-#include "bytes.h"
 #include "record.cdef.h"
 
 /* Fixed positions in a record; positions after the born host depend on the host bits. */

@@ -1,16 +1,12 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "recorder.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "crc32.cdef.h"
-#include "futex.h"
 #include "layout.h"
 
 #define MINUTE_NS 60000000000

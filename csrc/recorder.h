@@ -1,9 +1,5 @@
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include "atomics.h"
 #include "control.h"
 #include "recorder.cdef.h"
 

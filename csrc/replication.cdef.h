@@ -7,8 +7,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 #define MS_REPLICATION_LAYOUT_VERSION 3
 #define MS_LINKS_MAX 256
 #define MS_LINK_ADDRESS_BYTES 64

@@ -1,11 +1,7 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "reput.cdef.h"
 
-#include <errno.h>
-
 #include "arrivals.h"
-#include "failpoint.h"
-#include "futex.h"
 #include "latch.cdef.h"
 #include "record.h"
 

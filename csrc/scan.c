@@ -1,7 +1,5 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "scan.cdef.h"
-
-#include <string.h>
 
 #include "record.h"
 

@@ -5,8 +5,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 struct ms_walk {
     int64_t end_offset;              /* first byte after the walked records; a blank's own start */
     int64_t messages;

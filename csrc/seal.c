@@ -1,7 +1,5 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "seal.cdef.h"
-
-#include "bytes.h"
 
 #define ROTATE(value, bits) (((value) << (bits)) | ((value) >> (64 - (bits))))
 

@@ -10,8 +10,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 #define MS_SEAL_BYTES 8
 
 struct ms_seal {

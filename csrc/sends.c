@@ -1,9 +1,6 @@
+#include "base.h"
 #include "sends.h"
 
-#include <string.h>
-
-#include "bytes.h"
-#include "futex.h"
 #include "property.h"
 #include "utf8.h"
 

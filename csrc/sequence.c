@@ -1,9 +1,5 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "sequence.h"
-
-#include "atomics.h"
-#include "failpoint.h"
-#include "futex.h"
 
 uint32_t ms_sequence_load(const struct ms_sequence *sequence)
 {

@@ -1,8 +1,6 @@
+#include "base.h"
 #include "session.h"
 
-#include <errno.h>
-
-#include "atomics.h"
 #include "layout.h"
 
 int64_t ms_session_bytes(uint64_t ring_bytes)

@@ -1,11 +1,9 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "session_guard.cdef.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "atomics.h"
 #include "control.h"
 
 #define PAGE_BYTES 4096

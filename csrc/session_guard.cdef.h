@@ -10,8 +10,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 /* Handle SIGBUS in this process, and count faults outside of sessions in *elsewhere unless NULL; idempotent. 0 or -errno. */
 int ms_session_guard_install(uint64_t *elsewhere);
 /* Guard the session of `slot`, mapped at `start` (page aligned) with `bytes`. */

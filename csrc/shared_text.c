@@ -1,8 +1,4 @@
-#include <stdint.h>
-#include <string.h>
-
-#include "atomics.h"
-#include "failpoint.h"
+#include "base.h"
 #include "shared_text.cdef.h"
 
 #define TRIES 1000

@@ -1,6 +1,5 @@
+#include "base.h"
 #include "store_check.cdef.h"
-
-#include <string.h>
 
 #include "consume_queue.h"
 #include "index_file.h"

@@ -5,8 +5,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-
 /* Count the first of the `count` entries (20 bytes each, the first has queue offset `first_queue_offset`) that point to
  * their own record: it is in [base_offset, limit), beyond `after`, with this size, topic, queue id and queue offset, and
  * with this tags code unless `check_tags` is 0 or the code is an address of the queue extension. */

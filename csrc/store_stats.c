@@ -1,7 +1,5 @@
+#include "base.h"
 #include "store_stats.h"
-
-#include <errno.h>
-#include <string.h>
 
 #include "layout.h"
 

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include "atomics.h"
 #include "store_stats.cdef.h"
 
 #define MS_TOPIC_STATS_MAGIC 0x4d53544f50494353ULL /* "MSTOPICS" */

@@ -1,13 +1,9 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "stream.cdef.h"
 
-#include <errno.h>
 #include <sys/prctl.h>
-#include <time.h>
 
-#include "atomics.h"
 #include "cpu.cdef.h"
-#include "futex.h"
 
 #define SLACK_NS 1000
 #define POLLS_PER_INTERVAL 8

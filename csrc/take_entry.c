@@ -1,11 +1,7 @@
+#include "base.h"
 #include "take_entry.h"
 
-#include <errno.h>
-#include <string.h>
-
-#include "atomics.h"
 #include "entry.h"
-#include "failpoint.h"
 #include "log_tail.h"
 #include "raw_append.h"
 #include "record.h"

@@ -1,7 +1,5 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "tally.h"
-
-#include <string.h>
 
 #include "consume_queue.h"
 #include "property.h"

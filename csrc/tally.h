@@ -1,6 +1,5 @@
 #pragma once
 
-#include <stdint.h>
 #include "record.h"
 #include "tally.cdef.h"
 

@@ -1,7 +1,6 @@
 /* Valid names of topics: they are names of folders too, and the bytes 1 and 2 separate properties. */
 #pragma once
 
-#include <stdint.h>
 #include "record.h"
 
 static inline int ms_topic_is_legal(const uint8_t *topic, int64_t bytes)

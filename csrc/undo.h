@@ -5,9 +5,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-#include "atomics.h"
-#include "failpoint.h"
 #include "control.h"
 #include "queue_table.h"
 

@@ -5,10 +5,6 @@
  */
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
-#include "bytes.h"
-
 #define MS_REPLACEMENT 0xFFFDu
 #define MS_NOT_ASCII 0x8080808080808080ULL
 

@@ -1,12 +1,9 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "watch.cdef.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-
-#include "futex.h"
 
 struct watch {
     const struct ms_control *control;

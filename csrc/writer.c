@@ -1,12 +1,8 @@
-#define _GNU_SOURCE
+#include "base.h"
 #include "writer.h"
 
 #include <sched.h>
-#include <string.h>
 
-#include "atomics.h"
-#include "failpoint.h"
-#include "futex.h"
 #include "log_tail.h"
 #include "sequence.h"
 #include "take_entry.h"

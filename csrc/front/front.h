@@ -8,10 +8,11 @@
  */
 #pragma once
 
+#include "base.h"
+
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
-#include <string.h>
 
 #include "producer.h"
 

@@ -7,9 +7,6 @@
  */
 #include "front.h"
 
-#include <stddef.h>
-#include <string.h>
-
 #include "property.h"
 #include "record.h"
 

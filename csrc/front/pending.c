@@ -3,11 +3,6 @@
 #include "front.h"
 
 #include <math.h>
-#include <stddef.h>
-#include <time.h>
-
-#include "atomics.h"
-#include "futex.h"
 
 #define SLICE_NS 50000000
 /* From this age on, and this often in a session, an unanswered put checks whether the engine was replaced. */

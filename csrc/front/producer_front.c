@@ -5,12 +5,7 @@
  */
 #include "front.h"
 
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include "atomics.h"
-#include "futex.h"
 
 /* Polls of the answer before other threads of this program may run. */
 #define SPINS 1500

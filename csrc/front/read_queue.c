@@ -7,9 +7,6 @@
  */
 #include "front.h"
 
-#include <stdint.h>
-#include <string.h>
-
 #include "consume_queue.h"
 #include "record.h"
 

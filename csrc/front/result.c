@@ -1,9 +1,6 @@
 /* The result of one put: the numbers of the writer's answer; texts are made on request. */
 #include "front.h"
 
-#include <stddef.h>
-#include <string.h>
-
 PyTypeObject *result_base;
 static PyObject *empty_text;
 

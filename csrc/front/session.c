@@ -1,9 +1,7 @@
 /* One session of a producer: its beginning and its end (see front.h). */
 #include "front.h"
 
-#include <stddef.h>
 #include <stdlib.h>
-#include <time.h>
 
 #define END_POLL_NS 1000000
 

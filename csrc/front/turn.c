@@ -1,9 +1,6 @@
 /* The turn of one topic: which of its queues is next. */
 #include "front.h"
 
-#include <stddef.h>
-#include <time.h>
-
 PyTypeObject *turn_type;
 
 int turn_is_current(const struct turn_object *turn)

@@ -4,11 +4,10 @@
  * The code under test is built with -fsanitize-coverage=trace-pc; each edge of its control flow is one bit. FILE has the
  * current input, so after a crash it is the failing one: fuzz_X -runs=0 FOLDER repeats it.
  */
+#include "target.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-
-#include "target.h"
 
 #define PLACES (1 << 20)
 #define INPUTS_MAX 4096

@@ -1,7 +1,7 @@
 /* Reads arbitrary bytes as a segment and as queue entries into columns (csrc/columns.cdef.h), and counts them (csrc/tally.h). */
+#include "target.h"
 #include "../columns.cdef.h"
 #include "../tally.h"
-#include "target.h"
 
 #define HEAD 16
 #define BASE 0

@@ -1,11 +1,7 @@
 /* Dispatches arbitrary bytes as a segment into queues and an index (csrc/dispatch.cdef.h): it must write only whole entries of records
  * inside the range, and change nothing when it is repeated. */
-#define _GNU_SOURCE
-#include "../dispatch.cdef.h"
-
-#include <errno.h>
-
 #include "target.h"
+#include "../dispatch.cdef.h"
 
 #define HEAD 8
 #define BASE (1 << 20)

@@ -1,9 +1,9 @@
 /* Parses arbitrary bytes as an entry in a producer's ring, also a client's batch, and encodes its records (csrc/entry.h,
  * csrc/light_queues.h). The records must have the measured sizes. */
+#include "target.h"
 #include "../entry.h"
 #include "../light_queues.h"
 #include "../queue_table.h"
-#include "target.h"
 
 #define SEGMENT_BYTES 32768
 #define MESSAGE_BYTES_MAX 8192

@@ -1,6 +1,6 @@
 /* Reads, rolls back and puts into arbitrary bytes as an index file and as the undo record of a put (csrc/index_file.h). */
-#include "../index_file.h"
 #include "target.h"
+#include "../index_file.h"
 
 #define SLOTS 7
 #define ENTRIES 12

@@ -1,6 +1,6 @@
 /* Walks arbitrary bytes as a segment, searches records in it and classifies positions (csrc/scan.cdef.h, csrc/record.h). */
-#include "../scan.cdef.h"
 #include "target.h"
+#include "../scan.cdef.h"
 
 #define HEAD 14
 #define BASE 4096

@@ -1,10 +1,10 @@
 /* Reads arbitrary bytes as sends of a gateway's client (csrc/sends.h). Taken frames must become whole entries that the writer
  * accepts, one for each frame, with an answer of one frame each. */
+#include "target.h"
 #include <stdlib.h>
 
 #include "../entry.h"
 #include "../sends.h"
-#include "target.h"
 
 #define RING_BYTES 65536
 #define SLOT 1

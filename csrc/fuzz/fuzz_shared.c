@@ -1,17 +1,16 @@
 /* Checks arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,layout,blocked_reasons,
  * store_stats}.h), and reads an object to its end if its check accepts it. The writer makes passes over any session object,
  * whatever its producer has written there: it ends each, and the log has whole records only. */
+#include "target.h"
 #include "../control.h"
 #include "../blocked_reasons.cdef.h"
 #include "../shared_text.cdef.h"
 #include "../layout.h"
 #include "../session.h"
 #include "../store_stats.h"
-#include "../atomics.h"
 #include "../producer.h"
 #include "../record.h"
 #include "../writer.h"
-#include "target.h"
 
 #define OBJECT_BYTES_MAX (1 << 19)
 #define RING_BYTES 4096

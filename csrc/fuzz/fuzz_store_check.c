@@ -1,6 +1,6 @@
 /* Checks arbitrary bytes as a segment, as queue entries and as an index file (csrc/store_check.cdef.h). */
-#include "../store_check.cdef.h"
 #include "target.h"
+#include "../store_check.cdef.h"
 
 #define HEAD 12
 #define BASE 0

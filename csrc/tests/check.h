@@ -1,12 +1,11 @@
 /* Shared by the C tests: assertions with file and line, seeded random numbers, memory that ends at a guard page. */
 #pragma once
 
-#include <stdint.h>
+#include "../base.h"
+
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 static uint64_t dice_state;
 

@@ -1,10 +1,9 @@
 /* A reputter's loop over a log of small records in memory, with one queue in an unnamed file. */
 #pragma once
 
-#include "../bytes.h"
+#include "check.h"
 #include "../record.h"
 #include "../reput.cdef.h"
-#include "check.h"
 
 #define RECORDS 4000
 

@@ -1,8 +1,8 @@
 /* Segments of random records for the tests, and functions that damage them. */
 #pragma once
 
-#include "../record.h"
 #include "check.h"
+#include "../record.h"
 
 #define RECORDS_MAX 64
 

@@ -1,9 +1,8 @@
 /* Pairs of the control block, read while their writers publish at full speed: each is of one pass. */
-#include "check.h"
 
+#include "check.h"
 #include <pthread.h>
 
-#include "../atomics.h"
 #include "../control.h"
 
 #define ROUNDS 200000

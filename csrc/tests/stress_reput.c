@@ -3,14 +3,12 @@
  * Threads act as the processes. The writer publishes record after record, singly and in streams, and wakes the reputter; the
  * consumer follows the arrival sequence and finds a queue entry for all that `reput_from` covers. Each wait may last
  * TIMEOUT_NS; one that does was a lost wake-up. */
+#include "reput_rig.h"
 #include <pthread.h>
 #include <semaphore.h>
 
-#include "../atomics.h"
-#include "../futex.h"
 #include "../latch.cdef.h"
 #include "../sequence.h"
-#include "reput_rig.h"
 
 #define TIMEOUT_NS 20000000000
 

@@ -2,14 +2,12 @@
  *
  * Threads act as the processes: a writer commits and wakes, a flusher runs group commit, others wait for durability on the
  * flush sequence. Each wait may last TIMEOUT_NS; one that does was a lost wake-up. */
-#include "check.h"
 
+#include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 
-#include "../atomics.h"
-#include "../futex.h"
 #include "../group_commit.cdef.h"
 #include "../latch.cdef.h"
 #include "../sequence.h"

@@ -2,16 +2,14 @@
  *
  * Threads act as the processes: a reputter notes messages of queues and wakes their readers; one thread of the readers' process
  * beats. Each wait may last TIMEOUT_MS; one that does was a lost wake-up. */
-#define _GNU_SOURCE
-#include "check.h"
 
+#include "check.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 
 #include "../arrivals.h"
-#include "../atomics.h"
 #include "../pulse.cdef.h"
 #include "../watch.cdef.h"
 

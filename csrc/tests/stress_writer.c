@@ -5,21 +5,16 @@
  * csrc/front/session.c does it. Run under TSan this checks the memory orders of
  * ring, commit slot, answers and sequences. */
 #define RECORD_BODY_AT 88 /* with IPv4 hosts */
-#define _GNU_SOURCE
+#include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include "../atomics.h"
-#include "../futex.h"
 #include "../producer.h"
 #include "../record.h"
 #include "../writer.h"
-#include "check.h"
 
 #define PRODUCERS 3
 #define PUTS 4000

@@ -1,9 +1,9 @@
 /* Columns of damaged segments: selecting reads nothing above its limit, filling writes exactly what was measured. */
+#include "segments.h"
 #include "../columns.cdef.h"
 #include "../consume_queue.h"
 #include "../tally.h"
 #include "../utf8.h"
-#include "segments.h"
 
 #define ROWS_MAX 48
 

@@ -1,6 +1,6 @@
 /* The CRC equals a computation bit by bit: by instructions, by tables and of a copy, at each small size and alignment. */
-#include "check.h"
 
+#include "check.h"
 #include "../crc32.c"
 
 #define BYTES_MAX 200

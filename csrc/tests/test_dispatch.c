@@ -1,12 +1,9 @@
 /* The dispatch loop over damaged segments before guard pages: it stops inside its range, writes only whole entries to the
  * right queue files, and changes nothing when it is repeated. */
-#define _GNU_SOURCE
+#include "segments.h"
 #include "../dispatch.cdef.h"
 
-#include <errno.h>
 #include <signal.h>
-
-#include "segments.h"
 
 #define FILE_BYTES 400
 #define QUEUES 64

@@ -1,14 +1,11 @@
 /* Single rounds of group commit: what becomes durable, what does not, and the first failed sync. */
-#include "check.h"
 
-#include <errno.h>
+#include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
 
-#include "../atomics.h"
-#include "../futex.h"
 #include "../latch.cdef.h"
 
 static int during_sync(int fd);

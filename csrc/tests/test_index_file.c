@@ -2,9 +2,6 @@
  *
  * The hook copies the file and the progress area at each step of each put. A new dispatcher continues from each copy, with and
  * without the progress area. */
-#include <errno.h>
-
-#include "check.h"
 
 #define SLOTS 5
 #define ENTRIES 40
@@ -16,6 +13,7 @@ static void kill_point(const char *name);
 #define MS_FAILPOINT(name) kill_point(name)
 #define ms_flush_pwrite_all write_or_fail
 #define ms_flush_allocate_windows allocate_or_fail
+#include "check.h"
 #include "../index_file.c"
 
 struct life {

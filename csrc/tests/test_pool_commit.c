@@ -1,15 +1,13 @@
 /* The order of the committer's steps, seen at its failpoints: bytes in the file, then `committed`; what a blank leaves; no sleep
  * while bytes wait that were written before the latch was armed. */
-#define _GNU_SOURCE
 #define MS_FAILPOINT(name) at_step(name)
 static void at_step(const char *name);
+#include "segments.h"
 #include "../latch.cdef.h"
 #define ms_latch_wait ms_latch_really_wait
 #include "../latch.c"
 #undef ms_latch_wait
 #include "../pool_commit.c"
-
-#include "segments.h"
 
 #define RECORDS 40
 

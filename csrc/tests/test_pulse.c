@@ -1,7 +1,6 @@
 /* A pulse: heartbeats that others see, and each thing that makes it return. */
-#define _GNU_SOURCE
-#include "check.h"
 
+#include "check.h"
 #include <fcntl.h>
 #include <sys/stat.h>
 

@@ -1,7 +1,7 @@
 /* Records with wrong lengths: parsing reads and finds nothing outside its room. */
+#include "segments.h"
 #include "../crc32.cdef.h"
 #include "../utf8.h"
-#include "segments.h"
 
 static void check_inside(const struct ms_record *record, const uint8_t *at, int64_t room)
 {

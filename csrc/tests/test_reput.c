@@ -1,8 +1,8 @@
 /* The order of the reputter's steps, seen at its failpoints: entries, then `reput_from`, then the wake-up; no sleep
  * while work waits that was published before the latch was armed. */
-#define _GNU_SOURCE
 #define MS_FAILPOINT(name) at_step(name)
 static void at_step(const char *name);
+#include "reput_rig.h"
 #include "../latch.cdef.h"
 #define ms_latch_wait ms_latch_really_wait
 #include "../latch.c"
@@ -10,8 +10,6 @@ static void at_step(const char *name);
 #include "../arrivals.c"
 #include "../reput.c"
 #include "../sequence.c"
-
-#include "reput_rig.h"
 
 static sem_t semaphore;
 static int next;          /* the record that is published next */

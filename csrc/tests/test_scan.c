@@ -1,6 +1,6 @@
 /* Walks over whole, damaged and cut segments end inside their range; ms_scan_sync finds only the begins of records. */
-#include "../scan.cdef.h"
 #include "segments.h"
+#include "../scan.cdef.h"
 
 static void walk_all_ranges(const struct segment *s, int whole)
 {

@@ -1,8 +1,6 @@
 /* The seal: the published vectors of SipHash-2-4, and every flipped bit. */
+
 #include "check.h"
-
-#include <string.h>
-
 #include "../seal.cdef.h"
 
 int main(void)

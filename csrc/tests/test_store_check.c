@@ -1,11 +1,11 @@
 /* The loops of the whole-store check count right entries, and read nothing outside the given memory, whatever a file has. */
+#include "segments.h"
 #include "../store_check.cdef.h"
 
 #include "../consume_queue.h"
 #include "../index_file.h"
 #include "../property.h"
 #include "../utf8.h"
-#include "segments.h"
 
 enum { SLOTS = 7,
        ENTRIES = 40 };

@@ -1,9 +1,6 @@
 /* Buckets have no gaps and StoreStatsService's ranges; a pass is counted as a whole or not at all. */
+
 #include "check.h"
-
-#include <errno.h>
-#include <string.h>
-
 #include "../store_stats.h"
 
 static struct ms_store_stats stats;
