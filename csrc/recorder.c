@@ -16,8 +16,6 @@
 void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
 {
     memcpy(recorder->boot_id, boot_id, sizeof recorder->boot_id);
-    recorder->recorder_bytes = (int64_t)sizeof *recorder;
-    recorder->threshold_ns = MS_STALL_NS;
     memset(&recorder->for_sync, 0, sizeof recorder->for_sync);
     memset(&recorder->for_slave, 0, sizeof recorder->for_slave);
     for (uint32_t i = 0; i <= MS_WORKER_KINDS; i++)
@@ -98,7 +96,6 @@ static void read_usage(struct ms_recorder_handle *handle, int64_t now_ns, struct
         stall->queued_ns = queued_ns - handle->queued_ns;
         stall->major_faults = (uint32_t)(usage.ru_majflt - handle->major_faults);
         stall->minor_faults = (uint32_t)(usage.ru_minflt - handle->minor_faults);
-        stall->preempted = (uint32_t)(usage.ru_nivcsw - handle->preempted);
         stall->continued = continued - handle->continued;
     }
     handle->window_began_ns = now_ns;
@@ -106,7 +103,6 @@ static void read_usage(struct ms_recorder_handle *handle, int64_t now_ns, struct
     handle->queued_ns = queued_ns;
     handle->major_faults = usage.ru_majflt;
     handle->minor_faults = usage.ru_minflt;
-    handle->preempted = usage.ru_nivcsw;
     handle->continued = continued;
 }
 
@@ -185,7 +181,7 @@ static uint32_t cause_of(const struct ms_recorder_handle *handle, const struct m
 
 /* ---- record --------------------------------------------------------------- */
 
-void ms_recorder_open(struct ms_recorder_handle *handle, struct ms_recorder *shared, uint32_t kind, uint32_t epoch)
+void ms_recorder_open(struct ms_recorder_handle *handle, struct ms_recorder *shared, uint32_t kind)
 {
     memset(handle, 0, sizeof *handle);
     handle->schedstat_fd = -1;
@@ -197,7 +193,6 @@ void ms_recorder_open(struct ms_recorder_handle *handle, struct ms_recorder *sha
     handle->threshold_ns = MS_STALL_NS;
     handle->schedstat_fd = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
     handle->pid = (int32_t)getpid();
-    handle->epoch = epoch;
     handle->attached_ns = ms_monotonic_ns();
     ms_store_relaxed(&handle->ring->phase_since_ns, (int64_t)0);
     handle->checked_ns = handle->attached_ns;
@@ -214,18 +209,13 @@ void ms_recorder_close(struct ms_recorder_handle *handle)
     handle->threshold_ns = INT64_MAX;
 }
 
-static void count_minute(struct ms_recorder_ring *ring, const struct ms_stall *stall)
+static void count_minute(struct ms_recorder *recorder, const struct ms_stall *stall)
 {
     int64_t number = (stall->began_ns + stall->took_ns) / MINUTE_NS;
-    struct ms_stall_minute *minute = &ring->minute[(uint64_t)number % MS_STALL_MINUTES];
-    if (minute->minute != number) {
-        memset(minute, 0, sizeof *minute);
-        minute->minute = number;
-    }
+    struct ms_stall_minute *minute = &recorder->puts_minute[(uint64_t)number % MS_STALL_MINUTES];
+    if (minute->minute != number)
+        *minute = (struct ms_stall_minute){.minute = number};
     minute->stalls++;
-    minute->stalled_ns += (uint64_t)stall->took_ns;
-    if (!ms_stall_is_whole(&minute->longest) || stall->took_ns > minute->longest.took_ns)
-        minute->longest = *stall;
 }
 
 static void put_into(struct ms_recorder_ring *ring, struct ms_stall *stall)
@@ -237,13 +227,6 @@ static void put_into(struct ms_recorder_ring *ring, struct ms_stall *stall)
     ms_compiler_fence();
     *place = *stall;
     ms_store_release(&ring->stalls, stall->number);
-    ms_store_relaxed(&ring->stalled_ns, ring->stalled_ns + (uint64_t)stall->took_ns);
-    ms_store_relaxed(&ring->by_cause[stall->cause], ring->by_cause[stall->cause] + 1);
-    if (stall->what == MS_STALL_ROUND || stall->what == MS_STALL_START)
-        return;
-    if (!ms_stall_is_whole(&ring->longest) || stall->took_ns > ring->longest.took_ns)
-        ring->longest = *stall;
-    count_minute(ring, stall);
 }
 
 static void complete(const struct ms_recorder_handle *handle, struct ms_stall *stall)
@@ -256,7 +239,6 @@ static void complete(const struct ms_recorder_handle *handle, struct ms_stall *s
         if (stall->phase_ns[i] < 0)
             stall->phase_ns[i] = 0;
     stall->pid = handle->pid;
-    stall->epoch = handle->epoch;
     if (stall->cause == MS_CAUSE_UNKNOWN || stall->cause >= MS_CAUSES)
         stall->cause = cause_of(handle, stall);
 }
@@ -345,12 +327,12 @@ void ms_recorder_note_puts(struct ms_recorder_handle *handle, struct ms_stall *p
         puts->queued_ns = pass->queued_ns;
         puts->major_faults = pass->major_faults;
         puts->minor_faults = pass->minor_faults;
-        puts->preempted = pass->preempted;
         puts->continued = pass->continued;
     }
     puts->cause = cause_of_puts(handle, puts);
     complete(handle, puts);
     put_into(&handle->shared->ring[MS_WORKER_KINDS], puts);
+    count_minute(handle->shared, puts);
 }
 
 void ms_recorder_note_held(struct ms_recorder_handle *handle)

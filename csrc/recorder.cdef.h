@@ -8,7 +8,7 @@
  * A worker takes its times once a pass or round, when it reads the clock anyway. What takes `threshold_ns` or more becomes
  * a stall, with its phases, the kernel's counters of the process since they were last read (the window), and a cause.
  */
-#define MS_RECORDER_LAYOUT_VERSION 2
+#define MS_RECORDER_LAYOUT_VERSION 3
 #define MS_STALLS 128
 #define MS_STALL_MINUTES 60
 #define MS_STALL_NS 5000000
@@ -75,35 +75,26 @@ struct ms_stall {
     uint32_t detail;
     uint32_t major_faults;
     uint32_t minor_faults;
-    uint32_t preempted;          /* involuntary switches */
     uint32_t continued;          /* number of SIGCONT signals */
     int32_t error_number;
     int32_t pid;
     uint32_t likely;             /* MS_CAUSE_*: the cause unless the kernel's counters show another */
-    uint32_t reserved[3];
-    uint32_t epoch;
+    uint32_t reserved[5];
     uint32_t crc;                /* of all fields above */
 };
 
-/* One minute of a ring: CLOCK_MONOTONIC / 60 s, at `minute` % MS_STALL_MINUTES. */
+/* How many slow puts one minute had, CLOCK_MONOTONIC / 60 s, at `minute` % MS_STALL_MINUTES. */
 struct ms_stall_minute {
     int64_t minute;
     uint64_t stalls;
-    uint64_t stalled_ns;
-    uint64_t reserved;
-    struct ms_stall longest;
 };
 
 struct ms_recorder_ring {
     uint64_t stalls;             /* ever recorded; the last MS_STALLS are in `stall`, number n at n % MS_STALLS */
-    uint64_t stalled_ns;
     int64_t phase_since_ns;      /* 0: no long operation */
     uint32_t phase;              /* MS_PHASE_*, or MS_PHASES: blocked, for the reason in blocked_reasons.cdef.h */
     uint32_t reserved;
-    int8_t pad[96];
-    uint64_t by_cause[MS_CAUSES];
-    struct ms_stall longest;
-    struct ms_stall_minute minute[MS_STALL_MINUTES];
+    int8_t pad[104];
     struct ms_stall stall[MS_STALLS];
 };
 
@@ -117,16 +108,16 @@ struct ms_recorder {
     uint64_t magic;              /* stored last, with release: "MSRECORD" */
     uint32_t layout_version;
     uint32_t reserved;
-    int64_t recorder_bytes;
-    int64_t threshold_ns;
     uint8_t boot_id[16];         /* the boot whose clock the stalls use */
-    int8_t pad[80];
+    int8_t pad[96];
     struct ms_waiting for_sync;  /* sync mode */
     int8_t pad1[112];
     struct ms_waiting for_slave; /* of a SYNC_MASTER */
     int8_t pad2[112];
     struct ms_recorder_ring ring[MS_WORKER_KINDS + 1]; /* by kind of worker, then slow puts: the writer writes those too. Their
                                     times come from producers, so a hostile one can fill it */
+    struct ms_stall_minute puts_minute[MS_STALL_MINUTES]; /* what that ring forgets is counted here */
+    int8_t pad3[64];
 };
 
 /* One process's state of recording, in private memory. */
@@ -137,7 +128,6 @@ struct ms_recorder_handle {
     int64_t attached_ns;         /* a wait that began before was for a dead predecessor */
     int32_t schedstat_fd;        /* -1: not available */
     int32_t pid;
-    uint32_t epoch;
     uint32_t is_sync_master;
     uint32_t is_sync_mode;
     uint32_t last_cause;         /* of the last stall of its ring, */
@@ -153,7 +143,6 @@ struct ms_recorder_handle {
     int64_t busy_ns;
     int64_t major_faults;
     int64_t minor_faults;
-    int64_t preempted;
 };
 
 /* The supervisor: initialize zeros, or keep the recorder of a dead engine of this boot. */
@@ -162,7 +151,7 @@ void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id);
 int ms_stall_is_whole(const struct ms_stall *stall);
 
 /* Begin recording in a worker's ring. `handle` is zeros; with `shared` NULL the functions below do nothing. */
-void ms_recorder_open(struct ms_recorder_handle *handle, struct ms_recorder *shared, uint32_t kind, uint32_t epoch);
+void ms_recorder_open(struct ms_recorder_handle *handle, struct ms_recorder *shared, uint32_t kind);
 void ms_recorder_close(struct ms_recorder_handle *handle);
 /* Count the SIGCONT signals of this process from now on, each of which means that it was stopped. */
 void ms_recorder_count_resumes(void);

@@ -192,7 +192,7 @@ class Waits:
         self.collect()
         rings = []
         for stalls, minutes, before in zip(self._stalls, self._minutes, self._counted_before, strict=True):
-            rows = [Minute(minute, count - before.get(minute, 0), 0, None) for minute, count in minutes.items()]
+            rows = [Minute(minute, count - before.get(minute, 0)) for minute, count in minutes.items()]
             rings.append(Ring(len(stalls), None, list(stalls.values()), rows))
         return explain(rings, (), self._began_ns, monotonic_ns(), time.time() * 1000)
 

@@ -313,7 +313,7 @@ class EngineMemory:
             shared = self._open(shared_objects.RECORDER, recorder.view, recorder.check)
         except (EngineError, OSError):
             shared = None
-        return recorder.Recorder(shared, kind, self.identity.epoch)
+        return recorder.Recorder(shared, kind)
 
     def _open(self, name: str, view: Callable[[mmap], Handle], check: Callable[[Handle, int], None]) -> Handle:
         shared, found = self.folder.open_checked(name, view, check, writable=self.control_object.writable)

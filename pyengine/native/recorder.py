@@ -68,12 +68,10 @@ class CurrentPhase(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """What one worker recorded in one minute (CLOCK_MONOTONIC / 60 s)."""
+    """How many slow puts one minute (CLOCK_MONOTONIC / 60 s) had."""
 
     minute: int
     stalls: int
-    stalled_ns: int
-    longest: Stall | None
 
 
 class Ring(NamedTuple):
@@ -82,21 +80,21 @@ class Ring(NamedTuple):
     recorded: int
     current: CurrentPhase | None
     stalls: list[Stall]
-    minutes: list[Minute]
+    minutes: list[Minute]  # of PUTS_RING
 
 
 class Recorder:
     """Writes one worker's ring. Without `shared` it records nothing."""
 
-    def __init__(self, shared: ms_recorder | None = None, kind: int = 0, epoch: int = 0) -> None:
+    def __init__(self, shared: ms_recorder | None = None, kind: int = 0) -> None:
         self.handle: ms_recorder_handle = ffi.new("struct ms_recorder_handle *")
         self._shared = shared  # must outlive the handle
-        lib.ms_recorder_open(self.handle, ffi.NULL if shared is None else shared, kind, epoch)
+        lib.ms_recorder_open(self.handle, ffi.NULL if shared is None else shared, kind)
 
     def let_writer_record(self, writer: ms_writer, *, sync_mode: bool, sync_master: bool) -> None:
         """Let the writer's C passes record into the writer's ring and into the ring of slow puts."""
         handle = ffi.addressof(writer, "recorder")
-        lib.ms_recorder_open(handle, ffi.NULL if self._shared is None else self._shared, lib.MS_WRITER, self.handle.epoch)
+        lib.ms_recorder_open(handle, ffi.NULL if self._shared is None else self._shared, lib.MS_WRITER)
         if handle.schedstat_fd >= 0:  # one descriptor a process
             os.close(handle.schedstat_fd)
             handle.schedstat_fd = self.handle.schedstat_fd
@@ -132,18 +130,17 @@ def boot_of(recorder: ms_recorder) -> bytes:
 
 def read_rings(recorder: ms_recorder) -> list[Ring]:
     """Read the ring of each worker kind, then PUTS_RING; leave out stalls that are being written."""
-    return [_ring(kind, recorder.ring[kind]) for kind in range(PUTS_RING + 1)]
+    minutes = sorted(Minute(row.minute, row.stalls) for row in recorder.puts_minute if row.stalls)
+    return [_ring(kind, recorder.ring[kind], minutes if kind == PUTS_RING else []) for kind in range(PUTS_RING + 1)]
 
 
-def _ring(kind: int, ring: ms_recorder_ring) -> Ring:
+def _ring(kind: int, ring: ms_recorder_ring, minutes: list[Minute]) -> Ring:
     found = [stall for at in range(STALLS) if (stall := _stall(kind, ring.stall[at])) is not None]
     phase, since_ns = ring.phase, ring.phase_since_ns
     names = (*PHASE_NAMES, "blocked")
-    minutes = [Minute(row.minute, row.stalls, row.stalled_ns, _stall(kind, row.longest))
-               for row in ring.minute if row.stalls]
     return Ring(ring.stalls,
                 CurrentPhase(names[phase], since_ns) if since_ns > 0 and phase < len(names) else None,
-                sorted(found, key=lambda stall: stall.number), sorted(minutes, key=lambda row: row.minute))
+                sorted(found, key=lambda stall: stall.number), minutes)
 
 
 def _stall(kind: int, place: ms_stall) -> Stall | None:

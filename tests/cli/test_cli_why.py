@@ -101,7 +101,7 @@ def test_a_phase_that_still_lasts_long_is_shown_with_its_worker_and_duration():
 
 def test_overwritten_stalls_are_counted():
     minute = (NOW_NS - S) // (60 * S)
-    found = explained(stall(PUTS, "puts", "cpu"), minutes=[Minute(minute, 41, 1, None), Minute(minute - 200, 7, 1, None)], since_s=3600)
+    found = explained(stall(PUTS, "puts", "cpu"), minutes=[Minute(minute, 41), Minute(minute - 200, 7)], since_s=3600)
     assert found.forgotten == 40 and "41 times" in found.sentence
 
 
@@ -195,7 +195,7 @@ def test_only_stalls_overwritten_between_two_reads_are_counted_as_forgotten(monk
     def rings(count: int, *numbers: int):
         stalls = [PLAIN._replace(kind=PUTS, number=number, began_ns=soon_ns + number) for number in numbers]
         empty = [Ring(0, None, [], []) for _ in range(PUTS)]
-        return [*empty, Ring(count, None, stalls, [Minute(minute, count, 1, None)])]
+        return [*empty, Ring(count, None, stalls, [Minute(minute, count)])]
 
     looks = iter([rings(40), rings(43, 41, 42), rings(47, 45, 46), rings(47, 45, 46)])
     monkeypatch.setattr(why, "read_recorder", lambda root: next(looks))
@@ -207,7 +207,7 @@ def test_only_stalls_overwritten_between_two_reads_are_counted_as_forgotten(monk
 
 
 def test_a_table_of_stalls_shows_measured_and_merely_counted_ones(capsys):
-    one, none = explained(stall(PUTS, "puts", "sync"), minutes=[Minute((NOW_NS - S) // (60 * S), 3, 1, None)]).summary, explained().summary
+    one, none = explained(stall(PUTS, "puts", "sync"), minutes=[Minute((NOW_NS - S) // (60 * S), 3)]).summary, explained().summary
     why.write_stalls("mode", {"sync": one, "async": none})
     told = capsys.readouterr().out
     assert re.search(r"^sync +1 +100 ms +100 ms +the device took long to sync$", told, re.MULTILINE), told

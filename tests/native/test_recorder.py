@@ -31,7 +31,7 @@ def shared():
 
 
 def writers(shared) -> recorder.Recorder:
-    return recorder.Recorder(shared, native.WRITER, epoch=3)
+    return recorder.Recorder(shared, native.WRITER)
 
 
 def stalls(shared, ring: int = native.WRITER) -> list[recorder.Stall]:
@@ -52,18 +52,18 @@ def test_the_newest_stalls_are_kept_and_all_are_counted(shared):
     for number in range(recorder.STALLS + 5):
         handle.note("request", number, 1)
     ring = recorder.read_rings(shared)[native.WRITER]
-    assert ring.recorded == recorder.STALLS + 5 == sum(row.stalls for row in ring.minutes)
+    assert ring.recorded == recorder.STALLS + 5
     assert [stall.number for stall in ring.stalls] == list(range(6, recorder.STALLS + 6))
 
 
-def test_minutes_keep_the_longest(shared):
+def test_minutes_count_the_records_of_slow_puts(shared):
     handle = writers(shared)
-    minute_ns = 60_000 * MS
-    for began_ns, took_ns in ((0, 5), (1, 9), (2, 3), (minute_ns, 4)):
-        handle.note("request", began_ns, took_ns)
-    first, second = recorder.read_rings(shared)[native.WRITER].minutes
-    assert (first.stalls, first.stalled_ns, first.longest.took_ns) == (3, 17, 9)
-    assert (second.minute, second.stalls, second.longest.took_ns) == (1, 1, 4)
+    what = recorder.WHAT_NAMES.index("puts")
+    for began_ms in (0, 10, 20, 60_000):
+        puts = ffi.new("struct ms_stall *", {"what": what, "began_ns": began_ms * MS, "took_ns": 6 * MS, "entries": 1})
+        lib.ms_recorder_note_puts(handle.handle, puts, ffi.NULL)
+    handle.note("request", 0, 1)
+    assert [ring.minutes for ring in recorder.read_rings(shared)] == [[]] * recorder.PUTS_RING + [[(0, 3), (1, 1)]]
 
 
 def test_a_stall_that_is_not_whole_is_passed_over(shared):
@@ -78,8 +78,8 @@ def test_a_ring_of_garbage_is_read_as_empty(shared):
     ffi.memmove(ffi.addressof(shared, "ring"), b"\xa5" * ffi.sizeof("struct ms_recorder_ring"),
                 ffi.sizeof("struct ms_recorder_ring"))
     ring = recorder.read_rings(shared)[0]
-    assert ring.stalls == [] and ring.current is None and all(row.longest is None for row in ring.minutes)
-    recorder.Recorder(shared, 0, epoch=1).note("died", 1, 0)  # and its worker goes on
+    assert ring.stalls == [] and ring.current is None
+    recorder.Recorder(shared, 0).note("died", 1, 0)  # and its worker goes on
 
 
 @pytest.mark.parametrize("phase, cause", [
