@@ -135,17 +135,6 @@ int ms_ha_take_report(struct ms_ha_link *link, int64_t report, int64_t sent)
     return MS_HA_CONFIRMS;
 }
 
-/* Record the wait of a put for its slaves, which began at `since_ns` and is over. */
-static void record_wait(const struct ms_ha_links *links, int64_t since_ns, int64_t confirmed)
-{
-    int64_t took_ns = ms_monotonic_ns() - since_ns;
-    if (took_ns < links->recorder->threshold_ns)
-        return;
-    struct ms_stall wait = {.what = MS_STALL_CONFIRM, .began_ns = since_ns, .took_ns = took_ns, .offset = confirmed};
-    wait.phase_ns[MS_PHASE_SLAVE] = took_ns;
-    ms_recorder_note(links->recorder, &wait);
-}
-
 void ms_ha_confirm(struct ms_ha_links *links, int64_t confirmed)
 {
     int64_t since_ns = 0; /* read before `confirm` moves, after which the writer may store it for a later pass */
@@ -156,7 +145,7 @@ void ms_ha_confirm(struct ms_ha_links *links, int64_t confirmed)
     if (links->reputter_semaphore != NULL)
         ms_latch_wakeup(&links->control->latch[MS_REPUTTER], links->reputter_semaphore);
     if (since_ns > 0)
-        record_wait(links, since_ns, confirmed);
+        ms_recorder_note_if_long(links->recorder, MS_STALL_CONFIRM, MS_PHASE_SLAVE, since_ns, confirmed, 0);
 }
 
 /* Take the reports of one connection; 1: Python must read the rest, in `input` or the socket. */

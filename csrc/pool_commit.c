@@ -8,23 +8,13 @@
 
 #define ADVANCED 0
 
-static void record(struct ms_pool_commit *pool, int64_t began_ns, int64_t from, int64_t to)
-{
-    struct ms_stall piece = {.what = MS_STALL_WRITE, .began_ns = began_ns, .took_ns = ms_monotonic_ns() - began_ns, .offset = to};
-    if (piece.took_ns < pool->recorder->threshold_ns)
-        return;
-    piece.bytes = to - from;
-    piece.phase_ns[MS_PHASE_WRITE] = piece.took_ns;
-    ms_recorder_note(pool->recorder, &piece);
-}
-
 static int write_piece(struct ms_pool_commit *pool, int64_t from, int64_t to)
 {
     const int64_t began_ns = ms_monotonic_ns();
     const int error = ms_flush_pwrite_all(pool->fd, pool->view + (from - pool->base), to - from, from - pool->base);
     pool->error_number = -error;
     if (pool->recorder != NULL && error == 0)
-        record(pool, began_ns, from, to);
+        ms_recorder_note_if_long(pool->recorder, MS_STALL_WRITE, MS_PHASE_WRITE, began_ns, to, to - from);
     return error;
 }
 

@@ -255,6 +255,15 @@ void ms_recorder_note(struct ms_recorder_handle *handle, struct ms_stall *stall)
     handle->last_ended_ns = stall->began_ns + stall->took_ns;
 }
 
+void ms_recorder_note_if_long(struct ms_recorder_handle *handle, uint32_t what, uint32_t phase, int64_t began_ns, int64_t offset, int64_t bytes)
+{
+    struct ms_stall stall = {.what = what, .began_ns = began_ns, .took_ns = ms_monotonic_ns() - began_ns, .offset = offset, .bytes = bytes};
+    if (stall.took_ns < handle->threshold_ns)
+        return;
+    stall.phase_ns[phase] = stall.took_ns;
+    ms_recorder_note(handle, &stall);
+}
+
 void ms_recorder_check_stopped(struct ms_recorder_handle *handle, int64_t now_ns)
 {
     if (handle->shared != NULL && handle->continued != (uint32_t)resumes) {

@@ -164,6 +164,8 @@ void ms_recorder_check_stopped(struct ms_recorder_handle *handle, int64_t now_ns
 /* Record a stall. In: what, began_ns, took_ns, phases, and what else is known; this finds the cause if it is
  * MS_CAUSE_UNKNOWN. */
 void ms_recorder_note(struct ms_recorder_handle *handle, struct ms_stall *stall);
+/* Record what began at `began_ns` and is over, in one phase, if it took the threshold or more. */
+void ms_recorder_note_if_long(struct ms_recorder_handle *handle, uint32_t what, uint32_t phase, int64_t began_ns, int64_t offset, int64_t bytes);
 /* The writer: record slow puts of one pass. In: as above; `pass` is the stall of the pass itself, NULL if it was none. In a
  * backlog every pass has slow puts: then they are combined and recorded once in MS_STALL_NS. */
 void ms_recorder_note_puts(struct ms_recorder_handle *handle, struct ms_stall *puts, const struct ms_stall *pass);
