@@ -11,6 +11,7 @@ import pytest
 
 from fix_owner import Owner, owners_below
 from pyengine.client.producer import Producer
+from pyengine.engine_config import EngineConfig
 from pyengine.ipc import shared_objects
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.sessions import Sessions, SessionServer
@@ -77,9 +78,9 @@ class Parts:
         self.workers[kind].kill()
         self.workers[kind].wait()
 
-    def producer(self, **settings) -> Producer:
-        """Return a new producer, which returns refusals unless `settings` say otherwise."""
-        return Producer(lambda limit_s: open_session(self.owner.root), **{"refusals": "return", **settings})
+    def producer(self, *, refusals: str = "return", **settings) -> Producer:
+        """Return a new producer; `settings` are the engine's, as it knows them."""
+        return Producer(lambda limit_s: open_session(self.owner.root), EngineConfig(**settings), refusals=refusals)
 
     def log(self) -> bytes:
         files = sorted((self.owner.root / "commitlog").iterdir())

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal
 
-from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, TransactionLimits, body_bytes, map_text, raw_of, result_of
+from pyengine.client.outgoing import RawMessage, body_bytes, map_text, raw_of, result_of
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -131,11 +132,11 @@ class HalfMessages:
     `put_raw(message, timeout_s)` is a producer's; `host` is its store host, for op messages.
     """
 
-    def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult], *,
-                 host: str | None = None, limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
+    def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult], config: EngineConfig, *,
+                 host: str | None = None) -> None:
         self._store = HeldStore(root)  # what is written below config/ stays in this store, whatever happens to its folder
         self.root = self._store.root
-        self.limits = limits
+        self.config = config
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._put_raw = put_raw
         self._host = host
@@ -189,7 +190,7 @@ class HalfMessages:
         """Whether a round may have asked about the half message by now, or has: it is a copy."""
         immunity_s = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME, ""), -1)
         return (PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
-                or _age_ms(half, self.now_ms()) >= (self.limits.timeout_ms if immunity_s < 0 else immunity_s * 1000))
+                or _age_ms(half, self.now_ms()) >= (self.config.transaction_timeout_ms if immunity_s < 0 else immunity_s * 1000))
 
     def put_back(self, half: Message, more: dict[str, str]) -> Message:
         """Store a half message again at the end of the half topic, with further properties. PutError if it is not stored.
@@ -413,9 +414,9 @@ class PreparedCheck:
     def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
                       asked: list[Message]) -> bool:
         """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
-        times, limits = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.limits
+        times, config = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
         age_ms = _age_ms(half, start_ms)
-        if times >= limits.check_max or age_ms > limits.reserved_ms:
+        if times >= config.transaction_check_max or age_ms > config.file_reserved_time_hours * 3_600_000:
             self._halves.discard(half)
             _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, TRANSACTION_DISCARD_TOPIC)
             return True
@@ -424,12 +425,12 @@ class PreparedCheck:
         immunity = half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME)
         if immunity is not None:
             seconds = _number(immunity, -1)
-            if age_ms < (limits.timeout_ms if seconds < 0 else seconds * 1000):
+            if age_ms < (config.transaction_timeout_ms if seconds < 0 else seconds * 1000):
                 first = half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
                 if _number(first, -1) not in ended:
                     self._halves.put_back(half, {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
                 return True
-        elif age_ms < limits.timeout_ms:
+        elif age_ms < config.transaction_timeout_ms:
             return False
         group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
         if can_ask(group):

@@ -64,7 +64,6 @@ from pyengine.storage.replication_state import ROLES, ReplicationStateFile
 if TYPE_CHECKING:
     import pyarrow
 
-    from pyengine.engine_config import EngineConfig
     from pyengine.ipc.live_reader import LiveStoreReader
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
@@ -218,23 +217,6 @@ def result_of(message: Message, status: PutStatus = PutStatus.PUT_OK, reason: st
 def map_text(properties: Mapping[str, str]) -> str:
     """Return the property text that a broker encodes from a map: in the order of java.util.HashMap."""
     return encode_properties({name: properties[name] for name in hash_map_order(properties)})
-
-
-class TransactionLimits(NamedTuple):
-    """When an undecided transaction is checked first, how often, and how long it is kept. The defaults are RocketMQ's."""
-
-    timeout_ms: int = 6_000
-    check_max: int = 15
-    check_interval_ms: int = 60_000
-    reserved_ms: int = 72 * 3_600_000
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> TransactionLimits:
-        return cls(config.transaction_timeout_ms, config.transaction_check_max, config.transaction_check_interval_ms,
-                   config.file_reserved_time_hours * 3_600_000)
-
-
-TRANSACTION_DEFAULTS = TransactionLimits()
 
 
 class RefusedError(Exception):

@@ -33,7 +33,6 @@ from pyengine._front import ProducerFront
 from pyengine.arguments import INT32_MAX, INT32_MIN
 from pyengine.client import outgoing
 from pyengine.client.outgoing import (
-    TRANSACTION_DEFAULTS,
     BatchMessage,
     BatchOptions,
     Body,
@@ -45,7 +44,6 @@ from pyengine.client.outgoing import (
     QueueChoice,
     RawMessage,
     RefusedError,
-    TransactionLimits,
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
@@ -64,11 +62,9 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_NONE,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS
 from pyengine.formats.record import (
     HOST_V6_BYTES,
     BatchMember,
-    decode_host,
     decode_properties,
     encode_batch,
     encode_host,
@@ -160,10 +156,7 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
         stores.add(own)
         return session
 
-    return Producer(open_now, refusals=refusals, store_host=config.store_host,
-                    delays_ms=config.delay_levels_ms,
-                    new_topics=(config.put_topic_queue_nums, config.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)),
-                    transaction_limits=TransactionLimits.of(config))
+    return Producer(open_now, config, refusals=refusals)
 
 
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
@@ -195,25 +188,19 @@ class Producer(ProducerFront):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
-    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
-                 "_new_topics", "_transaction_limits", "_group_transactions", "_first_puts", "_delayed_cancels", "__weakref__")
+    __slots__ = ("_config", "_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
+                 "_group_transactions", "_first_puts", "_delayed_cancels", "__weakref__")
 
-    def __init__(self, open_session: Callable[[float | None], OpenSession], *, refusals: Refusals = "raise",
-                 store_host: str = "127.0.0.1:10911",
-                 born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
-                 new_topics: tuple[int, bool] = (1, False),
-                 transaction_limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
-        # open_session(limit_s) is called with None now, and later with the remaining seconds of a put. new_topics: how many queues
-        # a topic gets that topics.json lacks, and whether this producer enters it.
-        self._store_host = encode_host(store_host)
-        self._born_host = encode_host(born_host)
+    def __init__(self, open_session: Callable[[float | None], OpenSession], config: EngineConfig, *, refusals: Refusals = "raise") -> None:
+        # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
+        self._config = config
+        self._store_host = encode_host(config.store_host)
+        self._born_host = encode_host("127.0.0.1:0")
         self._host_flags = _host_flags(self._born_host, self._store_host)
-        self._delays_ms = delays_ms
+        self._delays_ms = config.delay_levels_ms
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._choice: QueueChoice | None = None
-        self._new_topics = new_topics
-        self._transaction_limits = transaction_limits
         self._group_transactions: GroupTransactions | None = None
         self._first_puts: FirstPuts | None = None
         self._delayed_cancels: DelayedCancels | None = None
@@ -447,12 +434,7 @@ class Producer(ProducerFront):
         if self._group_transactions is None:
             from pyengine.client.transactions import GroupTransactions
 
-            itself = weakref.proxy(self)  # so that a producer that is dropped ends
-            made = GroupTransactions(
-                lambda message, timeout_s: itself._put_raw(message, timeout_s),
-                lambda message, more: itself._checked(itself._transaction_raw, message, more),
-                lambda result: cast(PutResult, itself._puts.give(result)),
-                self._puts.root, host=decode_host(self._store_host), limits=self._transaction_limits)
+            made = GroupTransactions(weakref.proxy(self), self._config)  # so that a producer that is dropped ends
             weakref.finalize(self, made.stop_asking)
             self._group_transactions = made
         return self._group_transactions
@@ -480,8 +462,8 @@ class Producer(ProducerFront):
             return message.queue_id
         self._topic_bytes(message.topic)
         if self._choice is None:
-            queue_nums, is_own = self._new_topics
-            self._choice = QueueChoice(self._puts.root, queue_nums, self._turns, is_own=is_own)
+            is_own = self._config.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
+            self._choice = QueueChoice(self._puts.root, self._config.put_topic_queue_nums, self._turns, is_own=is_own)
         if message.sharding_key is None:
             message.queue_id = self._choice.next_queue(message.topic, may_wait=self._puts.may_wait())
             return message.queue_id

@@ -13,16 +13,16 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from pyengine import arguments
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
-from pyengine.client.outgoing import Body, MessageOptions, OutgoingMessage, RawMessage, TransactionLimits
+from pyengine.client.outgoing import Body, MessageOptions, OutgoingMessage, RawMessage
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -91,16 +91,17 @@ class Transaction:
         more = {PROPERTY_PRODUCER_GROUP: self._group}
         if self._check_after_s is not None:
             more[PROPERTY_CHECK_IMMUNITY_TIME] = str(self._check_after_s)
-        raw = self._owner.raw(message, more)
+        producer = self._owner.producer
+        raw = producer._checked(producer._transaction_raw, message, more)
         if not isinstance(raw, RawMessage):
-            return raw.raise_for_status()
+            return cast(PutResult, raw.raise_for_status())
         self._keys.add(unique_key)
         self._owner.open_keys.add(unique_key)
         result, half = self._owner.halves.prepare(raw, timeout_s)
         if half is None:
             return result.raise_for_status()
         self._halves.append(half)
-        return self._owner.give(result)
+        return cast(PutResult, producer._puts.give(result))
 
     def _end(self, outcome: Outcome) -> None:
         """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
@@ -113,7 +114,7 @@ class Transaction:
                     self.results.append(result)
                 if not result.stored:
                     result.raise_for_status()
-                self._owner.give(result)
+                self._owner.producer._puts.give(result)
             except EngineError as error:
                 first_error = first_error or error
         if first_error is not None:
@@ -123,18 +124,13 @@ class Transaction:
 class GroupTransactions:
     """The transactions of one producer: the open ones, the checkers by group, and the thread that calls the checkers."""
 
-    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult],
-                 make_raw: Callable[[OutgoingMessage, Mapping[str, str]], RawMessage | PutResult],
-                 give: Callable[[PutResult], PutResult], root: Path, *, host: str, limits: TransactionLimits) -> None:
-        """`make_raw(message, properties)` makes a message of a transaction, or the result of one that is refused.
-
-        `give(result)` returns a result to the program, or raises its PutError. `put_raw` returns every result.
-        """
-        self.raw = make_raw
-        self.give = give
-        self.halves = HalfMessages(root, put_raw, host=host, limits=limits)
+    def __init__(self, producer: Any, config: EngineConfig) -> None:
+        """`producer`: a weak proxy of a Producer. A bound method of it would keep that alive, so puts look it up anew."""
+        self.producer = producer
+        self.halves = HalfMessages(producer._puts.root, lambda message, timeout_s: producer._put_raw(message, timeout_s), config,
+                                   host=config.store_host)
         self._check = PreparedCheck(self.halves)
-        self._interval_s = limits.check_interval_ms / 1000
+        self._interval_s = config.transaction_check_interval_ms / 1000
         self._checkers: dict[str, Checker] = {}
         self.open_keys: set[str] = set()  # of the messages of open blocks, about which this process's own checker is not asked
         self._pid = os.getpid()

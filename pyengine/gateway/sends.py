@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, half_of, real_queue
-from pyengine.client.outgoing import DelayedCancels, RawMessage, TransactionLimits, delayed, map_text
+from pyengine.client.outgoing import DelayedCancels, RawMessage, delayed, map_text
 from pyengine.client.pending_puts import LoopPuts, PutFuture
 from pyengine.client.retries import SentBack, fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
@@ -550,16 +550,15 @@ class Ends:
     """Serves the ends of transactions, asks producers for missing ones, and cancels messages for a later time."""
 
     def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address) -> None:
-        limits = TransactionLimits.of(reader.config)
         self._puts = puts
         self._reader = reader
         self._members = members
         self._executor = TurnExecutor(END_THREADS, "ends")
         self._recalls = TurnExecutor(1, "recalls")  # one after the other waits for the disk
         self._halves = HalfMessages(reader.root, lambda message, timeout_s: puts.open().put_raw(message, timeout_s=timeout_s),
-                                    host=address.broker, limits=limits)
+                                    reader.config, host=address.broker)
         self._check = PreparedCheck(self._halves)
-        self.interval_s = limits.check_interval_ms / 1000  # between two rounds of ask_for_ends()
+        self.interval_s = reader.config.transaction_check_interval_ms / 1000  # between two rounds of ask_for_ends()
         self._cancels: DelayedCancels | None = None
         self._ended: dict[tuple[int, str], str] = {}  # how transactions have ended, "" for one that ends just now
         self._ended_lock = threading.Lock()

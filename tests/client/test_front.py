@@ -32,6 +32,7 @@ from pyengine.client.pending_puts import PendingPuts, PutFuture
 from pyengine.client.producer import Producer
 from pyengine.client.submission import Submitter
 from pyengine.engine.kinds import child_environment
+from pyengine.engine_config import EngineConfig
 from pyengine.formats.record import decode_record
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
@@ -943,7 +944,7 @@ def test_another_interpreter_of_the_process_is_refused():
 def test_a_put_to_a_new_session_follows_the_size_limit_of_that_session(make_parts):
     """The limits of the fast path are those of the session that is put to, also when it comes between."""
     parts = [make_parts(session_ring_bytes_default=1 << 20, segment_bytes=8 << 20)]
-    with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:
+    with Producer(lambda limit_s: open_session(parts[-1].owner.root), EngineConfig()) as producer:
         assert producer.put("T", b"first").ok
         body = bytes(submitter(producer).body_bytes_max)
         assert producer.put("T", body).ok

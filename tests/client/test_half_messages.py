@@ -20,6 +20,7 @@ from fix_engine import SMALL
 from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
 from pyengine.client.outgoing import RawMessage
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
 from pyengine.formats.record import decode_properties
 from pyengine.ipc.control_block import EngineMemory
@@ -52,9 +53,9 @@ def producer(engine):
 class Halves(HalfMessages):
     """With a clock that the test sets ahead."""
 
-    def __init__(self, engine, producer, **options) -> None:
+    def __init__(self, engine, producer) -> None:
         self.ahead_ms = 0
-        super().__init__(engine.path, lambda raw, timeout_s: producer.put_raw(raw, timeout_s=timeout_s), **options)
+        super().__init__(engine.path, lambda raw, timeout_s: producer.put_raw(raw, timeout_s=timeout_s), EngineConfig())
         clock_ms = self.now_ms
         self.now_ms = lambda: clock_ms() + self.ahead_ms
 
@@ -321,7 +322,7 @@ def test_the_first_end_is_found_although_the_message_was_put_back(engine, halves
 
 def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
     prepare(halves)
-    halves.limits = halves.limits._replace(check_max=3)
+    halves.config = dataclasses.replace(halves.config, transaction_check_max=3)
     check = PreparedCheck(halves)
     halves.ahead_ms = 10_000
     for times in range(1, 4):
@@ -337,9 +338,9 @@ def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
 def test_a_message_that_was_put_aside_is_asked_about_from_the_first_try_on(engine, halves):
     half = prepare(halves)
     halves.ahead_ms = 10_000
-    halves.limits = halves.limits._replace(check_max=0)
+    halves.config = dataclasses.replace(halves.config, transaction_check_max=0)
     assert rounds(engine, PreparedCheck(halves)) == []
-    halves.limits = halves.limits._replace(check_max=15)
+    halves.config = dataclasses.replace(halves.config, transaction_check_max=15)
     (discarded,) = messages(engine, DISCARDED)
     for offset in (half.physical_offset, discarded.physical_offset + 1, 1 << 60):
         with pytest.raises(UsageError, match="no message of TRANS_CHECK_MAX_TIME_TOPIC begins at"):

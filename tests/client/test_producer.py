@@ -34,6 +34,7 @@ from pyengine.client.outgoing import BatchMessage, RawMessage
 from pyengine.client.pending_puts import PutContext, PutFuture, QueuedPuts
 from pyengine.client.producer import Producer
 from pyengine.engine.kinds import child_environment
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.consume_queue import ENTRY
@@ -182,7 +183,7 @@ def test_text_bodies_are_a_type_error(make_parts):
 
 def test_delayed_messages_wait_in_the_schedule_topic(make_parts):
     parts = make_parts()
-    with parts.producer(delays_ms=(1000, 2000, 3000, 4000, 5000)) as producer:
+    with parts.producer(message_delay_level="1s 2s 3s 4s 5s") as producer:
         result = producer.put("T", b"later", queue_id=3, tags="t", delay_level=9)
     (stored,) = messages(parts)
     assert (stored.topic, stored.queue_id, result.topic) == ("SCHEDULE_TOPIC_XXXX", 4, "SCHEDULE_TOPIC_XXXX")
@@ -314,7 +315,7 @@ def test_a_dead_writer_is_waited_for_and_loses_nothing(parts):
 def test_an_engine_that_was_killed_in_a_pass_and_replaced_is_not_busy(make_parts, ring):
     busy = {"os_page_cache_busy_timeout_ms": 1000}
     parts = [make_parts(**ring, **busy)]
-    with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:
+    with Producer(lambda limit_s: open_session(parts[-1].owner.root), EngineConfig()) as producer:
         assert producer.put("T", b"0").ok
         parts[0].kill(native.WRITER)
         native.store(parts[0].control.writer, "pass_started_ms", now_ms() - 2000)
@@ -326,7 +327,7 @@ def test_an_engine_that_was_killed_in_a_pass_and_replaced_is_not_busy(make_parts
 
 def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make_parts, monkeypatch):
     parts = make_parts(**ROOMY)
-    producer = parts.producer(store_host="10.1.2.3:10911", born_host="10.1.2.4:1234")
+    producer = parts.producer(store_host="10.1.2.3:10911")
     fill = ProducerSession.set_constants
 
     def late(session, *constants):
@@ -341,7 +342,7 @@ def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make
             submitter(producer)._detach()
         assert producer.put("T", b"1", tags="new").ok
         all_committed(parts)
-        assert [(m.born_host, m.store_host) for m in messages(parts)] == [("10.1.2.4:1234", "10.1.2.3:10911")] * 2
+        assert [(m.born_host, m.store_host) for m in messages(parts)] == [("127.0.0.1:0", "10.1.2.3:10911")] * 2
 
 
 def test_a_clock_that_was_set_is_no_long_pass(make_parts):

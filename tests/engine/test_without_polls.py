@@ -37,6 +37,7 @@ from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.native import control as native, waiting
 from pyengine.client.producer import Producer
+from pyengine.engine_config import EngineConfig
 from pyengine.storage.engine_id import read_engine_id
 root, puts, body, each = sys.argv[1], int(sys.argv[2]), bytes(int(sys.argv[3])), sys.argv[4] == "each"
 memory = EngineMemory.attach(SharedFolder.of(read_engine_id(root)), writable=False)
@@ -49,7 +50,7 @@ def dispatched(end):
             return
         waiting.wait_for_sequence(control.arrival_seq, seen, 3000)
 
-with Producer(lambda limit_s: open_session(root)) as producer:
+with Producer(lambda limit_s: open_session(root), EngineConfig()) as producer:
     for _ in range(puts):
         result = producer.put("T", body, timeout_s=3000)
         if result.status != 0:
@@ -62,8 +63,9 @@ with Producer(lambda limit_s: open_session(root)) as producer:
 STEPS = """
 import sys
 from pyengine.client.producer import Producer
+from pyengine.engine_config import EngineConfig
 from pyengine.ipc.session_client import open_session
-with Producer(lambda limit_s: open_session(sys.argv[1])) as producer:
+with Producer(lambda limit_s: open_session(sys.argv[1]), EngineConfig()) as producer:
     for _ in sys.stdin:
         assert producer.put("T", b"x", timeout_s=3000).status == 0
         print("put", flush=True)

@@ -70,7 +70,7 @@ class Rig:
         self.config = EngineConfig(message_delay_level=LEVELS, mapped_file_size_commit_log_bytes=65536,
                                    mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400,
                                    **settings)
-        self.producer = parts.producer(delays_ms=(60_000, 120_000, 3_600_000))
+        self.producer = parts.producer(message_delay_level=LEVELS)
         self.reputter = ReputMessageService(self.owner.context(self.config))
         self.wall_ms = 0
         self.steady_ns = 1_000_000_000
