@@ -405,7 +405,7 @@ def test_cycles_of_producer_future_and_callback_are_collected(parts):
     class Own(Producer):
         pass
 
-    producer = Own(lambda limit_s: open_session(parts.owner.root))
+    producer = Own(lambda limit_s: open_session(parts.owner.root), EngineConfig())
     assert producer.put("T", b"first").ok
     future = producer.put_async("T", b"x")
     asked = producer.put_async("T", b"x")
