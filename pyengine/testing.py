@@ -84,33 +84,23 @@ def _folder() -> Iterator[Path]:
     parent = MEMORY if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else Path(tempfile.gettempdir())
     for left in parent.glob(f"{_PREFIX}*"):
         _remove_unused(left)
-    folder, descriptor = _locked_folder(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # which others leave alone while it is empty
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 
-def _locked_folder(parent: Path) -> tuple[Path, int]:
-    """Return a new folder and its open descriptor, which has it locked."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        with contextlib.suppress(FileNotFoundError):  # another program removed it before it was locked
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, descriptor
-            os.close(descriptor)
-
-
 def _remove_unused(folder: Path) -> None:
-    """Remove a folder of this user that no process has locked."""
+    """Remove a folder of this user that no process has locked; not an empty one, which its maker is about to lock."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_uid == os.geteuid():
+            if os.fstat(descriptor).st_uid == os.geteuid() and os.listdir(descriptor):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)

@@ -73,22 +73,23 @@ def test_the_next_ephemeral_store_removes_what_a_killed_program_left():
         assert not left.exists() and engine.path.exists()
 
 
-def test_a_folder_that_another_program_removes_before_it_is_locked_is_made_again(monkeypatch):
-    made, make = [], tempfile.mkdtemp
+def test_a_folder_is_left_alone_by_other_programs_before_and_after_it_is_locked(monkeypatch):
+    make = tempfile.mkdtemp
 
-    def removed_at_first(**given):
-        made.append(Path(make(**given)))
-        if len(made) == 1:
-            made[0].rmdir()
-        return str(made[-1])
-
-    monkeypatch.setattr(tempfile, "mkdtemp", removed_at_first)
-    with testing.ephemeral_store() as engine:
-        assert engine.path.parent == made[1]
+    def another_program():
         subprocess.run([sys.executable, "-c", "from pyengine import testing\nwith testing.ephemeral_store(): pass"], env=environment(),
                        timeout=scaled_timeout_s(60), check=True)
-        assert engine.path.exists()  # it is locked
-    assert not made[1].exists()
+
+    def made(**given):
+        folder = make(**given)
+        another_program()
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made)
+    with testing.ephemeral_store() as engine:
+        another_program()
+        assert engine.path.exists()
+    assert not engine.path.parent.exists()
 
 
 @pytest.mark.parametrize(("given", "says"), [
