@@ -9,10 +9,8 @@ runs twice after a kill is in docs/tasks.md. Needs taskiq, of the extra `taskiq`
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import sys
-import time
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from functools import partial
@@ -21,6 +19,7 @@ from typing import Any
 from pyengine import arguments
 from pyengine.client.consumer import Consumer, Sharing, consume
 from pyengine.client.handler import SESSION_TIMEOUT_S, Running, in_thread
+from pyengine.client.outgoing import deliver_at_ms, seconds_ms
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError, require_extra
 from pyengine.formats.record import Message
@@ -109,25 +108,17 @@ class PyengineBroker(AsyncBroker):
 
 def _due_ms(labels: Mapping[str, object]) -> int | None:
     """Return when a task with these labels is due, in ms since 1970; None for at once. UsageError for labels that say no time."""
-    due_ms = None
-    if labels.get("delay") is not None:
+    times_ms = []
+    if (delay := labels.get("delay")) is not None:
         try:
-            due_ms = math.ceil((time.time() + float(str(labels["delay"]))) * 1000)
-        except (ValueError, OverflowError):
-            raise UsageError(f"the label delay is {labels['delay']!r}: give a number of seconds") from None
-    if labels.get("deliver_at") is not None:
-        at_ms = _milliseconds(str(labels["deliver_at"]))  # taskiq makes texts of labels
-        due_ms = at_ms if due_ms is None else max(due_ms, at_ms)
-    return due_ms
-
-
-def _milliseconds(text: str) -> int:
-    try:
-        if text.isdecimal():
-            return int(text)
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        at = datetime.min
-    if at.tzinfo is None:
-        raise UsageError(f"the label deliver_at is {text!r}: give a datetime with a time zone, or ms since 1970")
-    return math.ceil(max(at.timestamp(), time.time()) * 1000)  # a store takes no time far in the past
+            times_ms.append(seconds_ms(max(float(str(delay)), 0), "the label delay"))
+        except ValueError:
+            raise UsageError(f"the label delay is {delay!r}: give a number of seconds") from None
+    if (at := labels.get("deliver_at")) is not None:
+        text = str(at)  # taskiq makes texts of labels
+        try:
+            when = int(text) if text.isdecimal() else datetime.fromisoformat(text)
+        except ValueError:
+            raise UsageError(f"the label deliver_at is {text!r}: give a datetime with a time zone, or ms since 1970") from None
+        times_ms.append(max(deliver_at_ms(when, "the label deliver_at"), 0))  # a store takes no time before 1970
+    return max(times_ms, default=None)
