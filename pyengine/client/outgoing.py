@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -51,7 +51,7 @@ from pyengine.formats.constants import (
 from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, DelayedId, DelayMark, timed_properties, wait_level
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, shown, string_hash
+from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, string_hash
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import FORBIDDEN_TOPICS, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets
@@ -82,16 +82,13 @@ class BatchMessage:
     Its `delay_level` and `deliver_at` replace those of the call.
     """
 
-    body: Body
+    body: Body = field(repr=False)
     tags: str | None = None
     keys: str | Iterable[str] | None = None
     properties: Mapping[str, str] | None = None
     flag: int = 0
     delay_level: int = 0
     deliver_at: datetime | timedelta | int | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)
 
 
 class QueueOptions(TypedDict, total=False):
@@ -171,7 +168,7 @@ class RawMessage:
     """
 
     topic: str
-    body: Body = b""
+    body: Body = field(default=b"", repr=False)
     queue_id: int = 0
     properties_text: str = ""
     flag: int = 0
@@ -185,9 +182,6 @@ class RawMessage:
     delay_level: int = 0
     clock_ms: int = 0
     deliver_at_ms: int = 0
-
-    def __repr__(self) -> str:
-        return shown(self)
 
 
 def raw_of(message: Message, properties: Mapping[str, str]) -> RawMessage:

@@ -22,8 +22,8 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import (
@@ -223,17 +223,6 @@ def _cut(value: bytes | str) -> str:
     if len(value) <= REPR_MAX:
         return repr(value)
     return f"{value[:REPR_MAX]!r}... ({len(value):,} {'bytes' if isinstance(value, bytes) else 'characters'})"
-
-
-def shown(message: Any) -> str:
-    """Return the repr of a dataclass: the fields that differ from their defaults, with a long body or text cut."""
-
-    def text(value: object) -> str:
-        value = bytes(value) if isinstance(value, (bytearray, memoryview)) else value
-        return _cut(value) if isinstance(value, (bytes, str)) else repr(value)
-
-    given = ((each.name, getattr(message, each.name)) for each in fields(message) if getattr(message, each.name) != each.default)
-    return f"{message.__class__.__name__}({', '.join(f'{name}={text(value)}' for name, value in given)})"
 
 
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

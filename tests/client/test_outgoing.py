@@ -285,8 +285,7 @@ def test_a_queue_and_a_key_exclude_each_other(producer):
         producer.put("T", b"", sharding_key="")
 
 
-def test_a_message_to_be_put_is_shown_on_one_line_with_its_body_cut():
-    assert repr(BatchMessage(b"x", tags="new", flag=1)) == "BatchMessage(body=b'x', tags='new', flag=1)"
-    for body in (bytes(100_000), bytearray(100_000), memoryview(bytes(100_000))):
-        for message in (BatchMessage(body), RawMessage("orders", body, properties_text="p" * 1000)):
-            assert len(repr(message)) < 600 and "(100,000 bytes)" in repr(message)
+def test_a_message_to_be_put_is_shown_without_its_body():
+    assert repr(BatchMessage(b"x", tags="new", flag=1)).startswith("BatchMessage(tags='new', keys=None, ")
+    for message in (BatchMessage(bytes(100_000)), RawMessage("orders", bytearray(100_000))):
+        assert len(repr(message)) < 400
