@@ -24,9 +24,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
@@ -85,7 +84,6 @@ if TYPE_CHECKING:
 Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
 _Made = TypeVar("_Made")
-_Given = ParamSpec("_Given")
 REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
@@ -160,22 +158,11 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 
 
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
-_PUT_BATCH_KEYWORDS = ("topic", "messages", "properties", *BatchOptions.__annotations__)
-_PUT_ARROW_KEYWORDS = ("topic", "table", "body", "keys", "tags", "properties", *BatchOptions.__annotations__)
-_PUT_MANY_KEYWORDS = ("topic", "bodies", *PutManyOptions.__annotations__)
-
-
-def _named(name: str, keywords: Sequence[str] = ()) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
-    """Name a method as the public one that it implements, for errors about its arguments; with `keywords` check those first."""
-    def renamed(method: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-        @wraps(method)
-        def checked(*positional: _Given.args, **named: _Given.kwargs) -> _Made:
-            arguments.known_keywords(name, named, keywords)
-            return method(*positional, **named)
-
-        method.__qualname__ = f"Producer.{name}"
-        return checked if keywords else method
-    return renamed
+_MANY_KEYWORDS = ("topic", "bodies", *PutManyOptions.__annotations__)
+_KEYWORDS = {
+    "put": (*_PUT_KEYWORDS, "once"), "put_async": _PUT_KEYWORDS, "put_many": _MANY_KEYWORDS, "put_many_async": _MANY_KEYWORDS,
+    "put_batch": ("topic", "messages", "properties", *BatchOptions.__annotations__),
+    "put_arrow": ("topic", "table", "body", "keys", "tags", "properties", *BatchOptions.__annotations__)}
 
 
 class Producer(ProducerFront):
@@ -269,11 +256,10 @@ class Producer(ProducerFront):
         def put_many(self, topic: str, bodies: Iterable[Body], **options: Unpack[PutManyOptions]) -> PutManyResult:
             """Store up to 256 MiB of messages, each with all of `keys`, in one queue, all or none, with contiguous queue offsets."""
 
-    @_named("put")
     def _put_any(self, topic: str, body: Body, *, wait: bool = True, timeout_s: float | None = None, once: bool = False,
                  **options: Any) -> PutResult:
         """Handle a put() with any combination of arguments."""
-        arguments.known_keywords("put", options, (*_PUT_KEYWORDS, "once"))
+        arguments.known_keywords("put", options, _KEYWORDS["put"])
         message = OutgoingMessage(topic, body, **options)
         entry = self._checked(self._entry, message, wait)
         if arguments.truth(once, "once"):
@@ -302,34 +288,31 @@ class Producer(ProducerFront):
         level = ReadLevel.REPLICATED if waits & native.CONFIRMED else ReadLevel.FLUSHED if waits else ReadLevel.COMMITTED
         return firsts.result(first, level, limit_s)
 
-    @_named("put_async")
     def _put_async_any(self, topic: str, body: Body, *, wait: bool = True, timeout_s: float | None = None,
                        **options: Any) -> PutFuture[PutResult]:
         """Handle a put_async() with any combination of arguments."""
-        arguments.known_keywords("put_async", options, _PUT_KEYWORDS)
+        arguments.known_keywords("put_async", options, _KEYWORDS["put_async"])
         return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
 
-    @_named("put_many", _PUT_MANY_KEYWORDS)
     def _put_many_any(self, topic: str, bodies: Iterable[Body], *, wait: bool = True, timeout_s: float | None = None,
                       **options: Any) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
-        made = self._several(self._many_entry, topic, bodies, wait=wait, timeout_s=timeout_s, **options)
+        made = self._several("put_many", self._many_entry, topic, bodies, wait=wait, timeout_s=timeout_s, **options)
         return cast(PutManyResult, self._put(*made))
 
-    def _several(self, make: Callable[..., PutEntry], topic: str, messages: Iterable[object], *, wait: bool = True,
+    def _several(self, call: str, make: Callable[..., PutEntry], topic: str, messages: Iterable[object], /, *, wait: bool = True,
                  timeout_s: float | None = None, **options: Any) -> tuple[PutEntry | PutOutcome, float | None]:
-        """Return what `make` makes of several messages, or their refusal, and the longest wait."""
+        """Return what `make` makes of the messages of `call`, or their refusal, and the longest wait."""
+        arguments.known_keywords(call, options, _KEYWORDS[call])
         return self._checked(make, OutgoingMessage(topic, b"", **options), messages, wait), timeout_s
 
     def _put(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
         return self._puts.give(self._puts.put_and_wait(entry, timeout_s))
 
-    @_named("put_many_async", _PUT_MANY_KEYWORDS)
     def put_many_async(self, topic: str, bodies: Iterable[Body], **options: Unpack[PutManyOptions]) -> PutFuture[PutManyResult]:
         """Like put_many(), but return a Future."""
-        return self._puts.submit(*self._several(self._many_entry, topic, bodies, **options))
+        return self._puts.submit(*self._several("put_many_async", self._many_entry, topic, bodies, **options))
 
-    @_named("put_batch", _PUT_BATCH_KEYWORDS)
     def put_batch(self, topic: str, messages: Iterable[BatchMessage | Body], *, properties: Mapping[str, str] | None = None,
                   **options: Unpack[BatchOptions]) -> PutResult:
         """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
@@ -337,9 +320,9 @@ class Producer(ProducerFront):
         `properties` are appended to those of each. Together they obey max_message_size_bytes. All have the same delay level, or
         each has a time.
         """
-        return cast(PutResult, self._put(*self._several(self._batch_entry, topic, messages, properties=properties, **options)))
+        made = self._several("put_batch", self._batch_entry, topic, messages, properties=properties, **options)
+        return cast(PutResult, self._put(*made))
 
-    @_named("put_arrow", _PUT_ARROW_KEYWORDS)
     def put_arrow(self, topic: str, table: object, *, body: str = "body", keys: str | None = None, tags: str | None = None,
                   properties: Sequence[str] = (), **options: Unpack[BatchOptions]) -> list[PutManyResult]:
         """Store each row as a message in one queue; needs pyarrow.
@@ -348,6 +331,7 @@ class Producer(ProducerFront):
         Each piece (64 MiB; 256 KiB with keys, tags or properties) is stored as by put_many(); a note of the PutError says what is
         stored.
         """
+        arguments.known_keywords("put_arrow", options, _KEYWORDS["put_arrow"])
         columns = outgoing.RowColumns(body, keys, tags, tuple(arguments.several(properties, "properties", "a sequence of str")))
         most_bytes = outgoing.PIECE_BYTES if columns.are_plain else outgoing.BATCH_PIECE_BYTES
         given: dict[str, Any] = {**options}
@@ -667,6 +651,10 @@ class Producer(ProducerFront):
         topic, queue_id, waiting = outgoing.later(
             message.topic, message.queue_id, text.decode(), Delay.of(message.delay_level, message.deliver_at), self._delays_ms)
         return topic, topic.encode(), queue_id, outgoing.properties_bytes(waiting)
+for _call in ("put", "put_async", "put_many"):  # which Python names in an error about an argument
+    getattr(Producer, f"_{_call}_any").__qualname__ = f"Producer.{_call}"
+
+
 
 
 class _Named:
