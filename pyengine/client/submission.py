@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 TIMEOUT_S_MAX = 1e6
 _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
 _ROOM_POLL_INTERVAL_S = 0.001
-_REPLACED_MAX = 2  # number of replaced sessions after which a put gives up
 _CLOSED = "this producer is closed: make another one with pyengine.connect()"
 
 
@@ -275,7 +274,6 @@ class Submitter(SubmitterFront):
 
         Returns a refusal when the deadline has passed, no session can be opened, or the producer is closed.
         """
-        replaced = 0
         context = entry.context
         while True:
             reason = self._open_if_missing(deadline_ns)
@@ -292,9 +290,6 @@ class Submitter(SubmitterFront):
                     self.front.take_answers()  # of futures without a result() call, whose entries occupy the ring
                 if session.is_closed:
                     self._detach()
-                    replaced += 1
-            if replaced == _REPLACED_MAX:
-                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, "the engine was replaced twice: put again")
             if monotonic_ns() >= min(deadline_ns, self.closed_ns + POLL_INTERVAL_NS if self.closed_ns else deadline_ns):
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(limit_s))
             if session is self.native and self.session is not None:
