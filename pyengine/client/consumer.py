@@ -342,7 +342,6 @@ class Consumer:
         self._credit = 0                       # of its weight, while it waits for its turn
         self._options = options
         self._held: dict[int, AssignedQueue] = {}
-        self._outstanding: set[int] = set()
         self._settles_each: threading.Event = threading.Event() if outer is None else outer._settles_each  # beside commit()
         self._has_suspects = False  # messages that were delivered twice, and never finished, may come
         self._paused: set[int] = set()
@@ -376,20 +375,16 @@ class Consumer:
         self._reader: LiveStoreReader = open_store(path, **settings) if outer is None else outer._reader
         if self._is_outer:
             self._owned.callback(self._reader.close)
+        self._session: GroupSession | None = None
         try:
             self.topic = self._first_topic()
             self._beat: Beat = Beat(_pulse.beats) if outer is None else outer._beat
-        except BaseException:
-            self._free()
-            raise
-        path = self._reader.root  # from here on this one store, even if another one comes to be at its path
-        self._retries = None if group is None or outer is not None else Retries(
-            path, group, max_reconsume_times=options.max_reconsume_times, **settings)
-        self._session: GroupSession | None = None
-        if self._is_outer:
-            self._owned.callback(self._beat.close)
-            _pulse.add(self)  # before it joins, so that heartbeats follow
-        try:
+            path = self._reader.root  # from here on this one store, even if another one comes to be at its path
+            self._retries = None if group is None or outer is not None else Retries(
+                path, group, max_reconsume_times=options.max_reconsume_times, **settings)
+            if self._is_outer:
+                self._owned.callback(self._beat.close)
+                _pulse.add(self)  # before it joins, so that heartbeats follow
             timeout_s, pulse, wanted = options.session_timeout_s, _pulse.beats, options.wanted.number
             if group is not None and options.sharing == "messages":
                 self._session = SharedSession(path, self.topic, group, session_timeout_s=timeout_s, clock=pulse, wanted=wanted)
@@ -745,7 +740,6 @@ class Consumer:
                     raise UsageError(f"this consumer does not own queue {each} of {self.topic} now; it owns {self.assignment}")
             for each, offset in offsets.items():
                 self._held[each].seek(offset)
-                self._outstanding.discard(each)
         self._beat.rouse()
         self._stir()
 
@@ -1054,8 +1048,6 @@ class Consumer:
             if (taken := flight.take(held.buffer.popleft(), most)) is not None:
                 messages.append(taken)
         flight.take_until(held.next_offset)
-        if flight.open:
-            self._outstanding.add(held.queue_id)
         return held.next_offset != before
 
     def _given_back(self, held: SharedAssignment, offset: int) -> list[Message]:
@@ -1101,8 +1093,6 @@ class Consumer:
             messages += held.deliver(max_messages - len(messages), most)
         if flight.delivered_end != marked and held.claim is not None:
             self._group_session.mark(held.claim, flight)
-        if flight.open:
-            self._outstanding.add(held.queue_id)
         return held.position != before
 
     def _is_spread_out(self, held: AssignedQueue) -> bool:
@@ -1171,20 +1161,16 @@ class Consumer:
     def _finish(self, messages: Iterable[Message] | None) -> None:
         """Note that these messages, and all before them, are done; None: all that were delivered."""
         if messages is None:
-            if self._outstanding:
-                self._beat.rouse()
-            for queue_id in self._outstanding:
-                if queue_id in self._held:
-                    self._held[queue_id].finish()
-            self._outstanding.clear()
+            for queue in self._held.values():
+                if queue.flight.is_outstanding:
+                    self._beat.rouse()
+                    queue.finish()
             return
         self._beat.rouse()
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None:
                 held.finish(message)
-                if not held.flight.is_outstanding:
-                    self._outstanding.discard(message.queue_id)
 
     def _acknowledge(self, messages: Iterable[Message]) -> None:
         """Note that each of these messages is done, whatever came before it."""
@@ -1197,8 +1183,6 @@ class Consumer:
                 self._settles_each.set()
                 if waited and not held.flight.exceeds(self._options.max_span):
                     self._stir()
-                if not held.flight.is_outstanding:
-                    self._outstanding.discard(message.queue_id)
 
     def _wait(self, timeout_s: float, stirs: int) -> None:
         """Sleep until a message arrives in a queue that is read, until _stir(), or until the timeout."""
@@ -1478,7 +1462,6 @@ class Consumer:
             self._group_session.drop(claim)
             with self._state:
                 self._held.pop(claim.queue_id, None)
-                self._outstanding.discard(claim.queue_id)
 
     def _commit_done(self) -> None:
         """Store what is done; once more if a recovery of the store has come between."""
@@ -1523,7 +1506,6 @@ class Consumer:
         self._note(f"queue {held.queue_id} was taken over: its new holder gets what was not committed")
         self._group_session.drop(held.grant)
         self._held.pop(held.queue_id, None)
-        self._outstanding.discard(held.queue_id)
 
     # -- the store's history ------------------------------------------------------
 
@@ -1545,7 +1527,6 @@ class Consumer:
                     end = self._reader.queue_end(self.topic, held.queue_id)
                     held.seek(min(stored.get(held.queue_id, held.done), held.done, end))
                     held.committed = stored.get(held.queue_id, -1)
-                    self._outstanding.discard(held.queue_id)
         self._stir()
         self._epoch = epoch
         if self._session is not None:
