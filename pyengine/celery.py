@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlparse
 
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
-from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_up, skip_undone, undone
+from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_back, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import (
     DiskError,
@@ -399,7 +399,7 @@ class _Queue:
         """Make a message a dead letter of the group."""
         if not self.is_own:
             with _errors_of_a_connection():
-                give_up(delivery.member, delivery.stored)
+                give_back(delivery.member, delivery.stored, -1)
         self._settle(delivery)
 
     def requeue(self, delivery: _Delivery) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from pyengine import arguments
 from pyengine.client.consumer import Consumer as Member
 from pyengine.client.consumer import Sharing, consume
-from pyengine.client.handler import SESSION_TIMEOUT_S, Running, give_up, skip_undone, undone
+from pyengine.client.handler import SESSION_TIMEOUT_S, Running, give_back, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import EngineError, require_extra
 from pyengine.formats.record import Message as StoredMessage
@@ -178,7 +178,7 @@ class _QueueConsumer(Consumer):
                     return _Task(Message.decode(stored.body), stored, self)
                 except DecodeError:
                     _LOG.exception("%s is no message of Dramatiq, so it becomes a dead letter of %s", stored.msg_id, self._member.group)
-                    give_up(self._member, stored)
+                    give_back(self._member, stored, -1)
         return None
 
     def ack(self, message: MessageProxy) -> None:
@@ -204,7 +204,7 @@ class _QueueConsumer(Consumer):
         task = self._own(message)
         if task is not None:
             with _errors_of_a_connection():
-                give_up(self._member, task.stored)
+                give_back(self._member, task.stored, -1)
             self._end(task)
 
     def _end(self, task: _Task) -> None:

@@ -628,7 +628,7 @@ def test_a_message_comes_again_if_the_engine_goes_before_it_is_settled(connect, 
     with kombu.Consumer(connection, [queue], callbacks=[lambda found, message: None]):
         with monkeypatch.context() as patch:
             patch.setattr(pyengine.Producer, "put", fail)
-            patch.setattr(pyengine.celery, "give_up", fail)
+            patch.setattr(pyengine.celery, "give_back", fail)
             with pytest.raises(pyengine.EngineUnavailableError):
                 connection.drain_events(timeout=scaled_timeout_s(10))
         assert failed.is_set()

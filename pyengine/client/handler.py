@@ -34,7 +34,7 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, Topics, consume
-from pyengine.client.consumer_groups import ConsumerGroups
+from pyengine.client.consumer_groups import ConsumerGroups, queue_lags
 from pyengine.errors import BadMessageError, EngineError, UsageError
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
@@ -42,6 +42,7 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, Patience
 from pyengine.results import PutError
 from pyengine.storage.config import check_keywords
+from pyengine.storage.consumer_offset import ConsumerOffsets
 
 PULL_S = 0.5           # longest wait for messages before the request to end is checked
 HANDLE_AGAIN_S = 5.0
@@ -115,13 +116,7 @@ def run_consumer(
     if isinstance(stop, asyncio.Event) or not hasattr(stopping, "set"):
         raise arguments.wrong_type(stop, "stop", "a threading.Event; run_consumer_async takes an asyncio.Event")
 
-    def end() -> None:
-        try:
-            _thread.start_new_thread(stopping.set, ())  # this one may be in wait(), with the event's lock
-        except RuntimeError:  # no thread can be had
-            stopping.set()
-
-    with _signals_to(end):
+    with _signals_to(lambda: _thread.start_new_thread(stopping.set, ())):  # this one may be in wait(), with the event's lock
         while not stopping.is_set():
             try:
                 consumer = consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given)
@@ -374,15 +369,15 @@ async def _handle_async(
 def _is_given_back(consumer: Consumer, message: Message, level: int | None, options: dict[str, Any]) -> bool:
     """Give a message back; False if that is not possible now."""
     try:
-        _give_back(consumer, message, level, **options)
+        give_back(consumer, message, level, **options)
     except EngineError as error:
         _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
         return False
     return True
 
 
-def _give_back(consumer: Consumer, message: Message, level: int | None, **options: Any) -> None:
-    """Give a message back; PutError or EngineUnavailableError if that is not possible now.
+def give_back(consumer: Consumer, message: Message, level: int | None, **options: Any) -> None:
+    """Give a message back, with level -1 as a dead letter; PutError or EngineUnavailableError if that is not possible now.
 
     If it never is, the message counts as done, and the log says so: those after it must not wait for it.
     """
@@ -444,22 +439,10 @@ def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
 SESSION_TIMEOUT_S = 3600.0  # of a worker that is stopped: the queues of a killed one are free at once, that of a task that hangs is kept
 
 
-def give_up(consumer: Consumer, message: Message, reason: str = "") -> None:
-    """Make a message a dead letter of the group; PutError or EngineUnavailableError if that is not possible now.
-
-    If it can never be one, it counts as done, and the log says so.
-    """
-    _give_back(consumer, message, -1, reason=reason)
-
-
 def undone(store: str | os.PathLike[str], topic: str) -> int:
     """Return how many messages of the topic its group has not stored as done: all, if the group is new."""
-    groups = ConsumerGroups(store).groups(topic=topic, group=topic)
-    if groups:
-        return sum(each.lag for each in groups)
     with open_store(store) as reader:
-        ranges = [reader.queue_range(topic, queue_id, "written") for queue_id in reader.queue_ids(topic)]
-        return sum(end - first for first, end in ranges)
+        return sum(queue.lag for queue in queue_lags(reader, topic, ConsumerOffsets(reader.root).read(topic, topic), "written").values())
 
 
 def skip_undone(store: str | os.PathLike[str], topic: str) -> None:

@@ -14,7 +14,6 @@ A body that does not decode can never be handled, so it becomes a dead letter of
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import inspect
 import json
@@ -24,12 +23,13 @@ import time
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, RetryOptions, consume
-from pyengine.client.handler import give_up
+from pyengine.client.handler import give_back, in_thread
 from pyengine.client.outgoing import PutAsyncOptions, PutManyOptions, PutOptions, RefusedError, put_topic_bytes
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import BadMessageError, UsageError
@@ -328,7 +328,7 @@ class TypedConsumer(Generic[_Value]):
             messages = self.consumer.pull(max_messages, timeout_s)
             found, bad = self._decoded(messages)
             if bad:
-                self._bury({id(message): message for message in messages}, bad)
+                self._bury(messages, bad)
             if found or not messages:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -340,12 +340,7 @@ class TypedConsumer(Generic[_Value]):
             messages = await self.consumer.pull_async(max_messages, timeout_s)
             found, bad = self._decoded(messages)
             if bad:
-                left = {id(message): message for message in messages}
-                try:
-                    await arguments.event_loop().run_in_executor(None, self._bury, left, bad)
-                except asyncio.CancelledError:  # the thread goes on with the bad ones
-                    self._take_back(left, [id(each.message) for each in found])
-                    raise
+                await in_thread(partial(self._bury, messages, bad), undo=self.consumer._take_back)
             if found or not messages:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -360,22 +355,20 @@ class TypedConsumer(Generic[_Value]):
                 bad.append((message, str(error)))
         return found, bad
 
-    def _bury(self, left: dict[int, Message], bad: Sequence[tuple[Message, str]]) -> None:
-        """Make dead letters of these messages; after an error what is left of all that came with them, by id(), is delivered again."""
+    def _bury(self, messages: Sequence[Message], bad: Sequence[tuple[Message, str]]) -> list[Message]:
+        """Make dead letters of the bad ones of these messages; return the others. After an error what is left is delivered again."""
+        left = {id(message): message for message in messages}
         try:
             for message, reason in bad:
                 _LOG.error("%s of %s is %s: %s", message.msg_id, self.topic.name,
                            "skipped" if self.consumer.group is None else f"a dead letter of {self.consumer.group}", reason)
                 if self.consumer.group is not None:
-                    give_up(self.consumer, message, reason)
+                    give_back(self.consumer, message, -1, reason=reason)
                 del left[id(message)]
         except BaseException:
-            self._take_back(left, list(left))
+            self.consumer._take_back(left.values())
             raise
-
-    def _take_back(self, left: dict[int, Message], keys: Iterable[int]) -> None:
-        """Have these delivered again, each once: a thread and the pull that has left it may both ask for it."""
-        self.consumer._take_back([message for key in keys if (message := left.pop(key, None)) is not None])
+        return list(left.values())
 
     def __iter__(self) -> Iterator[Typed[_Value]]:
         """Yield values as they arrive, one by one, until close()."""

@@ -283,29 +283,32 @@ def test_what_cannot_be_a_dead_letter_now_is_delivered_again_with_its_neighbours
         assert [each.body for each in consumer.consumer.pull(32)] == bodies
 
 
-def test_neighbours_of_what_cannot_be_a_dead_letter_come_once_more_after_a_cancelled_pull(builder, monkeypatch):
+@pytest.mark.parametrize("is_buried", [False, True])
+def test_neighbours_of_a_dead_letter_come_once_more_after_a_cancelled_pull(builder, monkeypatch, is_buried):
     for body in (b'{"number": 1, "state": "a"}', b"bad", b'{"number": 2, "state": "b"}'):
         builder.put("orders", body)
     has_begun, may_end = threading.Event(), threading.Event()
 
-    def give_up(*given):
+    def give_back(consumer, message, level, *, reason):
         has_begun.set()
         assert may_end.wait(60)
-        raise EngineUnavailableError("no engine runs")
+        if not is_buried:
+            raise EngineUnavailableError("no engine runs")
+        consumer.ack(message)
 
     async def cancelled(consumer) -> None:
         pull = asyncio.ensure_future(consumer.pull_async(32))
         assert await asyncio.to_thread(has_begun.wait, 60)
         pull.cancel()
+        may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await pull
-        may_end.set()
 
-    monkeypatch.setattr("pyengine.client.topics.give_up", give_up)
+    monkeypatch.setattr("pyengine.client.topics.give_back", give_back)
     with pyengine.Topic("orders", Order).consume(builder.root, group="g", auto_commit=False) as consumer:
         asyncio.run(cancelled(consumer))
         found = consumer.consumer.pull(32)
-    assert sorted((each.queue_offset, each.delivery_count) for each in found) == [(0, 1), (1, 1), (2, 1)]
+    assert sorted((each.queue_offset, each.delivery_count) for each in found) == [(at, 1) for at in (0, 1, 2) if at != 1 or not is_buried]
 
 
 def test_a_typed_message_is_acknowledged_given_back_and_retried(undelayed, names):
