@@ -21,7 +21,7 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -486,34 +486,10 @@ class RestoreReport(Findings):
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
-        return {
-            "store": self.store, "dest": self.dest, "uuid": self.uuid, "taken_ms": self.taken_ms, "min_offset": self.min_offset,
-            "end_offset": self.end_offset, "rebuilt": None if self.rebuilt is None else self.rebuilt.to_dict(),
-            "check": None if self.check is None else self.check.to_dict(), "refused": self.refused, "seconds": self.seconds,
-            "exit_code": int(self.exit_code), "sentence": self.sentence}
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """The content of READY: the backup that the store was made from (CRC-32 of its `manifest`), and the result."""
-
-    manifest: int
-    dest: str
-    taken_ms: int
-    min_offset: int
-    end_offset: int
-    refused: str
-    found: int
-
-    @classmethod
-    def read(cls, path: Path) -> _Ready | None:
-        """Read the file; None if it does not exist or is damaged."""
-        with disk_errors("read", path), contextlib.suppress(FileNotFoundError, *PARSE_ERRORS):
-            return cls(**json.loads(read_small_file(path)))
-        return None
-
-    def write(self, path: Path) -> None:
-        write_config(path, json.dumps(asdict(self)).encode() + b"\n", keep_backup=False)
+        reports = {"rebuilt": self.rebuilt, "check": self.check}
+        fields = Findings.to_dict(self) | {name: report and report.to_dict() for name, report in reports.items()}
+        del fields["found"]
+        return fields
 
 
 def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.PathLike[str], *,
@@ -543,13 +519,15 @@ def _restore(manifest: Manifest, dest: Destination, folder: int, root: Path, pro
     others = sorted(set(os.listdir(folder)) - {name, LOCK_NAME, "lost+found"})
     has_begun = name in os.listdir(folder)
     rebuilt, check, crc = None, None, zlib.crc32(manifest.content())
+    origin: dict[str, Any] = {"manifest": crc, "dest": dest.where, "taken_ms": manifest.taken_ms,
+                              "min_offset": manifest.min_offset, "end_offset": manifest.end}
     with _open_restoring(folder, root) if has_begun or not others else contextlib.nullcontext() as made:
-        ready = None if made is None else _Ready.read(made / READY)
+        ready = None if made is None else _read_ready(made / READY)
         is_moved = bool(others) and made is not None and (ready is not None or not os.listdir(made))
         if others and not is_moved:
             raise UsageError(f"{root} holds {others[0]}: a backup is restored into an empty or absent directory")
         assert made is not None
-        if not is_moved and (ready is None or ready.manifest != crc):  # DEST may have a newer backup by now
+        if not is_moved and (ready is None or ready["manifest"] != crc):  # DEST may have a newer backup by now
             try:
                 _copy_store(manifest, dest, made, progress)
             except CorruptionError:
@@ -557,19 +535,25 @@ def _restore(manifest: Manifest, dest: Destination, folder: int, root: Path, pro
                 os.rmdir(name, dir_fd=folder)
                 raise
             rebuilt, check, refused = _complete(made, settings, progress)
-            ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, refused,
-                           ExitCode.OK if check is None else check.exit_code)
-            ready.write(made / READY)
+            ready = origin | {"refused": refused, "found": ExitCode.OK if check is None else check.exit_code}
+            write_config(made / READY, json.dumps(ready).encode() + b"\n", keep_backup=False)
         failpoint("restore_moving")
         _move(made, folder, root)
     identity = read_engine_id(root)
     if ready is None:  # the last run was killed after it had removed the note, before its last step
         check = check_now(root, load_config(root, settings), progress=progress)
-        ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, "", check.exit_code)
-    return RestoreReport(
-        store=str(root), dest=ready.dest, uuid=str(identity.uuid) if identity else "", taken_ms=ready.taken_ms,
-        min_offset=ready.min_offset, end_offset=ready.end_offset, rebuilt=rebuilt, check=check, refused=ready.refused,
-        seconds=0.0, found=ExitCode(ready.found))
+        ready = origin | {"refused": "", "found": check.exit_code}
+    del ready["manifest"]
+    return RestoreReport(store=str(root), uuid=str(identity.uuid) if identity else "", rebuilt=rebuilt, check=check, seconds=0.0,
+                         **ready | {"found": ExitCode(ready["found"])})
+
+
+def _read_ready(path: Path) -> dict[str, Any] | None:
+    """Return what READY has: the backup (CRC-32 of its manifest) that the store was made from, and the result; None without it."""
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError, *PARSE_ERRORS):
+        found = json.loads(read_small_file(path))
+        return {name: found[name] for name in ("manifest", "dest", "taken_ms", "min_offset", "end_offset", "refused", "found")}
+    return None
 
 
 @contextlib.contextmanager
