@@ -20,6 +20,7 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -270,47 +271,34 @@ class DeadLetters:
         A kill may put up to 32 back twice. PutError for one that can never be stored, after the others; UsageError for an offset
         without a message; EngineUnavailableError.
         """
-        retries = Retries(self._root, group, max_reconsume_times=MAX_RECONSUME_TIMES, **self._settings)
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)
-
         refused: list[PutError] = []
-
-        def put_back(messages: list[Message]) -> int:
-            count = 0
-            for message in messages:
-                kept, lost = fitting({name: value for name, value in message.properties.items() if name != PROPERTY_REASON}
-                                     | {PROPERTY_RETRY_TOPIC: message.topic})
-                try:
-                    retries.put_into(topic, replace(raw_of(message, kept), topic=topic.topic, queue_id=0, reconsume_times=0))
-                except PutError as error:
-                    if not error.result.status.is_lasting:
-                        raise
-                    refused.append(error)
-                    continue
-                count += 1
-                if lost:
-                    _LOG.error("%s is put back for %s without %s, for which it has no room", message.msg_id, group, lost)
-            return count
-
-        try:
-            with self._open() as reader:
-                queue = self._queue(reader, group)
-                count = 0
-                if offsets is not None:
-                    count = put_back(self._read_at(reader, queue, offsets))
-                else:
-                    for at in range(queue.next, queue.end, REQUEUE_MESSAGES):
-                        done, end = at, min(at + REQUEUE_MESSAGES, queue.end)
-                        try:
-                            for message in _read(reader, group, at, end, REQUEUE_MESSAGES):
-                                count += put_back([message])
-                                done = message.queue_offset + 1
-                            done = end
-                        finally:  # after an error those before it are not put back again
-                            if done > at:
-                                ConsumerOffsets(reader.root).commit(dlq_topic(group), group, {0: done})
-        finally:
-            retries.close()
+        count = 0
+        with self._open() as reader, closing(Retries(self._root, group, **self._settings)) as retries:
+            queue = self._queue(reader, group)
+            stored = done = queue.next
+            messages = _read(reader, group, done, queue.end, queue.waiting) if offsets is None else self._read_at(reader, queue, offsets)
+            try:
+                for message in messages:
+                    kept, lost = fitting({name: value for name, value in message.properties.items() if name != PROPERTY_REASON}
+                                         | {PROPERTY_RETRY_TOPIC: message.topic})
+                    try:
+                        retries.put_into(topic, replace(raw_of(message, kept), topic=topic.topic, queue_id=0, reconsume_times=0))
+                        count += 1
+                        if lost:
+                            _LOG.error("%s is put back for %s without %s, for which it has no room", message.msg_id, group, lost)
+                    except PutError as error:
+                        if not error.result.status.is_lasting:
+                            raise
+                        refused.append(error)
+                    done = message.queue_offset + 1 if offsets is None else done
+                    if done >= stored + REQUEUE_MESSAGES:
+                        ConsumerOffsets(reader.root).commit(dlq_topic(group), group, {0: done})
+                        stored = done
+                done = queue.end if offsets is None else done
+            finally:  # after an error those before it are not put back again
+                if done > stored:
+                    ConsumerOffsets(reader.root).commit(dlq_topic(group), group, {0: done})
         if refused:
             raise PutError._of(refused[0].result, f"{count} of {count + len(refused)} dead letters of {group} were put back; the others "
                                                  f"can never be stored again, the first because of {refused[0]}")
