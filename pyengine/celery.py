@@ -418,11 +418,6 @@ class _Queue:
             delivery.member._take_back([delivery.stored])
         self._settle(delivery)
 
-    @property
-    def has_returned(self) -> bool:
-        """Whether take() has a message that no descriptor tells of."""
-        return bool(self._returned)
-
     def _settle(self, delivery: _Delivery) -> None:
         self._end(delivery)
         if not self._users and not self._unsettled:  # else another queue's opening is not waited for
@@ -692,7 +687,7 @@ class Channel(virtual.Channel):
             self._unsettled[delivery_tag] = delivery
             raise
         if self.connection is not None:
-            self.connection.wake(is_for_loop=delivery.queue.has_returned)
+            self.connection.wake()
 
     def close(self) -> None:
         """End all consumers; messages that are not settled come again."""
@@ -751,7 +746,6 @@ class Transport(virtual.Transport):
         self._loop: Any = None
         self._loop_pid = 0
         self._watched: set[int] = set()
-        self._thread = 0  # which waits for messages
 
     def __del__(self) -> None:
         if self._awake >= 0:
@@ -763,12 +757,6 @@ class Transport(virtual.Transport):
         if self._joined is None or self._joined.pid != os.getpid():
             self._joined = _Store.joined(self._path, self._options)
         return self._joined
-
-    def driver_version(self) -> str:
-        """Return the version of pyengine."""
-        from pyengine import __version__
-
-        return __version__
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         """Return the URL, which has no password."""
@@ -792,7 +780,6 @@ class Transport(virtual.Transport):
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """Deliver messages, at least one, as soon as there is one; TimeoutError after the timeout."""
         until_s = None if timeout is None else time.monotonic() + timeout
-        self._thread = threading.get_ident()
         while not self._deliver_all():
             left_s = POLL_S if until_s is None else until_s - time.monotonic()
             if left_s <= 0:
@@ -809,10 +796,9 @@ class Transport(virtual.Transport):
     def _descriptors(self) -> set[int]:
         return {self._awake, *(descriptor for channel in list(self.channels) for descriptor in channel.filenos())}
 
-    def wake(self, *, is_for_loop: bool = False) -> None:
-        """Have a thread that waits look again at what may be delivered, after another thread has settled a message, or `is_for_loop`."""
-        if is_for_loop or threading.get_ident() != self._thread:
-            os.eventfd_write(self._awake, 1)
+    def wake(self) -> None:
+        """Have a thread or loop that waits look again at what may be delivered, after a message was settled."""
+        os.eventfd_write(self._awake, 1)
 
     def _forget_wake(self) -> None:
         try:
@@ -825,7 +811,6 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """Deliver messages in an event loop of Kombu, which watches the descriptors of what may be delivered."""
         self._loop, self._loop_pid = loop, os.getpid()
-        self._thread = threading.get_ident()
         loop.on_tick.add(self.watch)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
