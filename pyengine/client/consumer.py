@@ -1,14 +1,10 @@
-"""`pyengine.consume`: read a topic, alone or together with the other members of a group.
+"""`pyengine.consume`: read a topic, alone or together with the other members of a group (docs/consumers.md).
 
     with pyengine.consume(path, "orders", group="billing", tags="paid || sent") as consumer:
         for message in consumer:
             process(message)
 
-At least once: a message counts as done only after the program has asked for the next one
-(or has called commit()), so that no kill loses a message; messages that were delivered and
-not committed are delivered again. Messages of one queue are delivered in order, to one member
-at a time. Messages that the group gave back with retry() come from its retry topic, which a
-second, inner consumer reads. See docs/consumers.md.
+Further topics, and the retry topic of the group, have inner consumers of their own.
 """
 
 from __future__ import annotations
@@ -501,7 +497,7 @@ class Consumer:
             return []
 
     def _try_pull(self, max_messages: int, deadline_s: float | None, is_committed: bool = False) -> tuple[list[Message] | None, float, int]:
-        """(what a pull returns now, None to continue; how long to wait for more, 0 to try again at once; the sleeper's stirs before)."""
+        """Return (what a pull returns now, None to continue; how long to wait for more; the sleeper's stirs before)."""
         self._require_open()
         stirs = self._sleeper.stirs
         messages, has_moved = self._next(max_messages, is_committed=is_committed)
@@ -913,11 +909,7 @@ class Consumer:
                     consumer._finish(None)
 
     def _begin_turn(self) -> list[Consumer]:
-        """Return the consumers in the order in which they are asked.
-
-        Each turn adds a consumer's weight to its credit, and the one that delivers pays for all that may have
-        messages: smooth weighted round-robin.
-        """
+        """Return the consumers in the order in which they are asked: smooth weighted round-robin, where the one that delivers pays."""
         self._begin_call()
         for consumer in self._consumers:
             consumer._credit += consumer._weight
@@ -1108,8 +1100,7 @@ class Consumer:
     def _fetch(self, held: AssignedQueue, wanted: int) -> bool:
         """Fetch the next messages of a queue into its buffer, past filtered entries; return whether there were any.
 
-        One get costs as much as reading a hundred small messages, so the fetches of a queue with many messages grow, and a queue
-        in which no message has arrived since the last one is not fetched from.
+        One get costs as much as reading a hundred small messages.
         """
         at, seen = self._empty.get(held.queue_id, (-1, None))
         if at == held.position and seen is not None and not self._reader._has_arrived(seen):
@@ -1510,11 +1501,7 @@ class Consumer:
     # -- the store's history ------------------------------------------------------
 
     def _follow_history(self, *, certain: bool = False) -> None:
-        """After a recovery of the store go back in each queue whose read messages the log has lost.
-
-        The queue continues at the stored offset or, if that is earlier, as without a group or after a seek(), at the first message
-        that is not done.
-        """
+        """After a recovery of the store go back in each queue whose read messages the log has lost."""
         epoch = read_epoch(self._reader.root)
         if (epoch == self._epoch and not certain) or store_use(self._reader.root) is StoreUse.OTHER:
             return

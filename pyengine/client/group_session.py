@@ -6,21 +6,15 @@
     session.commit(...)                 # stores the offsets and acknowledgements of the queues that it still holds
     session.give_back(...)              # the same, then releases the queues
 
-Every member computes its own share from the living members (AllocateMessageQueueAveragely);
-claims ensure that two members never hold a queue at once, even while they disagree.
-
-If the members share messages (`sharing="messages"`), each takes the next message of any queue:
+Claims ensure that two members never hold a queue at once, even while they disagree about the shares (docs/consumers.md).
+If the members share messages, each takes the next message of any queue:
 
     with session.turn(flights):         # the group's lock: no other member takes or ends messages meanwhile
         flight.take(message, ...)       # of a queue, the next one or one that was given back
     session.tend()                      # messages of members that died are given back
     session.store(flights)              # the group's offsets, durable
 
-They keep one table of the messages that are open, in the acknowledgements' file (SharedLog): a turn reads what others have
-appended, and appends what this member has taken, ended and given back, before the program gets a message. So a member that is
-killed at any moment costs the others its open messages only, which are theirs within two heartbeats. The first member that
-joins begins with what earlier ones have stored beside the group's offset, like the holder of a queue (InFlight.resume). A member
-that is stopped in its turn is passed over after PASS_OVER_S.
+They keep one table of the messages that are open, in the acknowledgements' file (storage/acknowledgements.py says how).
 """
 
 from __future__ import annotations
@@ -79,8 +73,7 @@ class TurnTakenError(Exception):
 class GroupSession:
     """A member of `group` on `topic`. `queue_ids`: claim these, and get no share of the others.
 
-    A member without a heartbeat for `session_timeout_s` gets no share. Only holds() may be called
-    by several threads at a time.
+    Only holds() may be called by several threads at a time.
     """
 
     def __init__(
@@ -104,10 +97,9 @@ class GroupSession:
         self._members, self._slot = self._joined()
 
     def begin(self, starts: Callable[[], Mapping[int, int]]) -> list[str]:
-        """Store where a new group starts, so that it misses no message if this member dies before its first commit.
+        """Store where a new group `starts`, so that it misses no message if this member dies before its first commit.
 
-        `starts` is called only for a group without offsets of this topic. Returns the sentences
-        about a damaged file.
+        Returns the sentences about a damaged file.
         """
         now = self._offsets.table()
         if self._begun(now.offsets):
@@ -170,8 +162,7 @@ class GroupSession:
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
         """Claim those of these queues that are free or whose holder has sent no heartbeat for session_timeout_s.
 
-        Returns queue id -> (the claim, the group's next offset, which is None for a queue that
-        is new to it, and what earlier holders have delivered and acknowledged from there on).
+        Returns queue id -> (the claim, the group's next offset or None, what earlier holders have delivered and acknowledged from there).
         """
         wanted = sorted(queue_ids)
         overdue = {queue_id for queue_id in wanted if self._is_overdue(queue_id)}
@@ -297,10 +288,9 @@ class GroupSession:
 
 
 class LivenessTracker:
-    """Detects dead or stopped processes: it notes when the state of each thing changed last.
+    """Detects dead or stopped processes, by one clock: it notes when the state of each thing changed last.
 
-    It uses only this process's clock, so that clocks are not compared. The clock pauses while this process is stopped: the others may
-    have been stopped with it, and a moment passes until all of them run again.
+    The clock pauses while this process is stopped: the others may have been stopped with it.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
@@ -323,11 +313,7 @@ class LivenessTracker:
 
 
 def allocate_averagely(queue_ids: Sequence[int], members: Sequence[int], me: int) -> list[int]:
-    """Return the share of member `me`: a run of neighbouring queues; shares differ by one queue at most.
-
-    All members must sort both sequences in the same way. Empty for a process that is not a member, and for the
-    last members if there are more members than queues.
-    """
+    """Return the share of member `me`, a run of neighbouring queues; all members must sort both sequences in the same way."""
     if me not in members or not queue_ids:
         return []
     index, rest = members.index(me), len(queue_ids) % len(members)

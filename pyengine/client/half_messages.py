@@ -1,11 +1,8 @@
 """Half messages: transactions as RocketMQ's broker stores them, and the check-back of undecided ones.
 
 A half message is in RMQ_SYS_TRANS_HALF_TOPIC with its real topic as a property. A commit first stores the message in its real
-topic; then an op message with the half message's queue offset ends the transaction, for a commit and for a rollback. The
-check-back asks about undecided messages: PreparedCheck puts each back at the end of the half topic and returns it to the caller,
-which asks its producers. As by the broker, a message of a group that the caller cannot ask is put back too, half an interval or
-more after its last copy, until it is older than the log keeps messages. RocketMQ 4.9.8: TransactionalMessageBridge,
-EndTransactionProcessor, TransactionalMessageServiceImpl.
+topic; then an op message with the half message's queue offset ends the transaction, for a commit and for a rollback. RocketMQ 4.9.8:
+TransactionalMessageBridge, EndTransactionProcessor, TransactionalMessageServiceImpl.
 """
 
 from __future__ import annotations
@@ -167,9 +164,7 @@ class HalfMessages:
     def end(self, half: Message, outcome: Outcome, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back; return the result of the commit, or of the op message. `half` may have been put back meanwhile.
 
-        Once the first commit is dispatched, a repeated commit, also by the checker of another process, does not store the
-        message a second time in the real topic. The op message follows the commit: after a kill between the two the checker
-        is asked once more.
+        A commit that repeats one that is dispatched, perhaps another process's, stores the message no second time.
         """
         if outcome not in ("commit", "rollback"):
             raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
@@ -307,12 +302,9 @@ class PreparedCheck:
 
         `can_ask(group)`: whether this process can ask producers of the group; messages of other groups are put back uncounted.
         A group that this or another process has asked within `again_after_ms` is asked in a later round, and a message that cannot be
-        asked about is not put back sooner: otherwise several processes would use up the tries, and store a copy each.
-        Messages younger than transactionTimeOut or than their own immunity time are left out. A message that was checked
-        check_max times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. The round's offsets are
-        stored under CID_RMQ_SYS_TRANS, as by the broker, only once the log is flushed up to the copies: otherwise a power cut
-        could lose copies whose originals are not read again. Empty while another process runs a round, and while the log is not
-        dispatched to its end. PutError if the engine refuses a put.
+        asked about is not put back sooner: otherwise several processes would use up the tries, and store a copy each. Offsets are
+        stored once the log is flushed up to the copies: otherwise a power cut could lose copies whose originals are not read again.
+        Empty while another process runs a round, and while the log is not dispatched to its end. PutError.
         """
         with self._halves.lock_check() as lock:
             if lock is None:

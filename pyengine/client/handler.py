@@ -7,9 +7,7 @@
 
 A message is acknowledged when the handler returns and given back (Consumer.retry) when it raises. If it cannot be given
 back now, because no engine runs or the disk is full, the handler gets it again after HANDLE_AGAIN_S, as in RocketMQ's
-ConsumeMessageConcurrentlyService. A message that can never be given back is logged as an error and counts as done.
-A kill loses no message: those that were not acknowledged are delivered again. One that was delivered twice and never finished may
-be what killed its readers, so it runs alone (Running): no other message is counted with it.
+ConsumeMessageConcurrentlyService.
 """
 
 from __future__ import annotations

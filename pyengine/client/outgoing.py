@@ -1,13 +1,8 @@
 """Outgoing messages: check what a program puts, and encode it as the bytes of a ring entry.
 
-RocketMQ's broker makes these checks in DefaultMessageStore.putMessage. Here the producer's
-process makes them, in the same order and with the same statuses, and the reason says what to
-change. Messages that RocketMQ 4.9 accepts and then loses are refused too (docs/promises.md, 7).
-The writer repeats the checks that protect the store.
-
-A put without a queue id goes to the topic's next queue, or to the queue of its sharding key.
-config/topics.json has the number of write queues of a topic. A topic that is missing there has as many as
-the checkpointer enters for it after its first message.
+RocketMQ's broker makes these checks in DefaultMessageStore.putMessage. Here the producer's process makes them, in the same order
+and with the same statuses. Messages that RocketMQ 4.9 accepts and then loses are refused too (docs/promises.md, 7). The writer
+repeats the checks that protect the store.
 """
 
 from __future__ import annotations
@@ -462,8 +457,7 @@ def later_batch(topic: str, queue_id: int, shared: str, texts: list[str], delays
                 ) -> tuple[str, int, str, list[str]]:
     """Like later(), for a batch: (topic, queue id, shared text, text of each member). RefusedError for members that cannot wait together.
 
-    A batch is in one queue, and each level is one. Members with times wait in the level of the earliest, from which the scheduler
-    moves the others on.
+    Members with times wait in the level of the earliest, from which the scheduler moves the others on.
     """
     several = set(delays)
     times_ms = [delay.at_ms for delay in delays if delay.at_ms is not None]
@@ -481,12 +475,7 @@ def later_batch(topic: str, queue_id: int, shared: str, texts: list[str], delays
 
 
 def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tuple[str, int, str]:
-    """Return (topic, queue id, property text) of a message that is delivered later.
-
-    As CommitLog.asyncPutMessage: the level is at most the number of levels, the real topic
-    and queue become properties, and the text is written again in the order of the broker's
-    map. ScheduleMessageService delivers it.
-    """
+    """Return (topic, queue id, property text) of a message that waits in a level, at most the last. RocketMQ: CommitLog.asyncPutMessage."""
     level = min(level, levels)
     pieces = {piece.partition(NAME_VALUE_SEPARATOR)[0]: piece for piece in text.split(PROPERTY_SEPARATOR) if piece}
     for name, value in ((PROPERTY_DELAY, level), (PROPERTY_REAL_TOPIC, topic), (PROPERTY_REAL_QUEUE_ID, queue_id)):

@@ -2,10 +2,8 @@
 
 A put has one object from its submission on, a `PutFuture` in C (csrc/front/pending.c). Whoever asks takes the answer: the thread that
 waits in put() or result(), an event loop that looks. A producer has at most two threads, started when they are first needed.
-`PendingPuts` asks where nobody else does: for callbacks, in the order of submission, for event loops, which are woken once for all
-puts that are over by then, and at the end of the session. A put whose caller's timeout has passed stays pending: its result is there
-when the engine answers later, or when the session ends. `QueuedPuts` submits puts for which the ring was full where the caller
-must not wait: in an event loop, in a callback.
+`PendingPuts` asks where nobody else does: for callbacks, in the order of submission, for event loops, and at the end of the session.
+`QueuedPuts` submits puts for which the ring was full where the caller must not wait: in an event loop, in a callback.
 
 A signal handler runs in the main thread between any two instructions, and an exception in it must
 not break a producer. So the main thread passes objects on by SimpleQueue, which is one call

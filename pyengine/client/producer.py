@@ -5,16 +5,9 @@
         producer.put_many("orders", bodies)              # one answer for all of them
         future = producer.put_async("orders", b"...")    # or: await producer.put_async(...)
 
-What PUT_OK means depends on the store's flush mode (README, durability table). Every other status
-raises PutError with the result, or is returned with `connect(path, refusals="return")`; arguments of
-a wrong type raise TypeError. A put that was submitted and not answered in time is *indeterminate*:
-status UNKNOWN_ERROR, `indeterminate=True` (docs/promises.md, 9).
-
-When the engine dies or is replaced by another start, pending puts become indeterminate within
-about a second, and the next put opens a new session. So does the first put of a forked child, in which
-the parent's pending puts are indeterminate. Thread-safe; an exception of a signal handler
-ends the put that it interrupts, and the producer stays usable. A producer that is dropped without
-close() ends by itself.
+What the statuses say is in docs/promises.md. When the engine dies or is replaced by another start, pending puts become
+indeterminate within about a second; in a forked child the parent's are. An exception of a signal handler ends the put that it
+interrupts, and the producer stays usable. A producer that is dropped without close() ends by itself.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     topic, raw, note = sent_back(message, "billing")  # the message that RocketMQ's broker would store, and its topic
     Retries(root, "billing").put(message)           # stores it
 
-A message that is given back is put once more, into the group's retry topic `%RETRY%group`, through the delay schedule:
-level 3 (10 s) the first time, one level more each time. After `max_reconsume_times` it goes to `%DLQ%group`, where it
-stays until an operator puts it back (DeadLetters). RocketMQ: SendMessageProcessor.consumerSendMsgBack (4.9.8).
+A message that is given back is put once more, into the group's retry topic `%RETRY%group`, through the delay schedule; at last into
+`%DLQ%group` (docs/retries.md). RocketMQ: SendMessageProcessor.consumerSendMsgBack (4.9.8).
 
 A retry has more properties than the message. Where they do not fit, the broker refuses it each time, and its consumer handles
 the message for ever. Here the message becomes a dead letter at once, without the properties that have no room in it.
@@ -179,10 +178,7 @@ class Retries:
 
     def put(self, message: Message, delay_level: int | None = None, *, deliver_at_ms: int | None = None, reason: str = "",
             timeout_s: float | None = None) -> PutResult:
-        """Store the retry or dead letter of a message. PutError if it was not stored, or EngineUnavailableError.
-
-        If the status of the PutError is a lasting one, the message can neither be retried nor be a dead letter.
-        """
+        """Store the retry or dead letter of a message. PutError, a lasting one if it can be neither; EngineUnavailableError."""
         level = 0 if delay_level is None else arguments.integer(delay_level, "delay_level")
         if not reason and level >= 0 and message.reconsume_times >= self._max_reconsume_times:
             reason = f"it was given back {message.reconsume_times + 1} times (max_reconsume_times)"
