@@ -960,11 +960,11 @@ class Consumer:
             self._asker = _asker_now()
             if self._options.auto_commit:
                 self._finish(None)
+            if isinstance(self._session, SharedSession):
+                return self._next_shared(self._session, max_messages)
             messages: list[Message] = []
             has_moved = False
             queues = self._queues_in_turn()
-            if isinstance(self._session, SharedSession):
-                return self._next_shared(self._session, max_messages)
             before = [(held, held.before()) for held in queues]
             try:
                 for held in queues:

@@ -87,6 +87,13 @@ def test_more_members_than_queues_all_have_work(engine, names, member):
     assert not any(each.notes for each in members)
 
 
+def test_each_queue_has_its_turn(engine, names, member):
+    for queue_id in (0, 1):
+        put(engine, names[0], 300, queue_id)
+    one = member()
+    assert {pull(one)[0].queue_id for _ in range(200)} == {0, 1}, "one that has more does not keep the other waiting"
+
+
 def test_a_slow_message_delays_no_other_one(engine, names, member):
     put(engine, names[0], 3000)
     slow, quick = member(max_span=10), member(max_span=10)
