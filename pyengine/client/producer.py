@@ -644,10 +644,10 @@ class Producer(ProducerFront):
         topic, queue_id, waiting = outgoing.later(
             message.topic, message.queue_id, text.decode(), Delay.of(message.delay_level, message.deliver_at), self._delays_ms)
         return topic, topic.encode(), queue_id, outgoing.properties_bytes(waiting)
+
+
 for _call in ("put", "put_async", "put_many"):  # which Python names in an error about an argument
     getattr(Producer, f"_{_call}_any").__qualname__ = f"Producer.{_call}"
-
-
 
 
 class _Named:
