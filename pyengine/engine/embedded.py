@@ -224,21 +224,41 @@ class Engine:
                 self.stop()
 
     async def __aenter__(self) -> Engine:
-        import asyncio
-
+        start = _AbandonableStart(self)
         loop = arguments.event_loop()
-        starting = loop.run_in_executor(None, self.start)
         try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await asyncio.wait([starting])  # its thread cannot be cancelled
-            if not starting.exception():
+            await loop.run_in_executor(None, start)
+        except BaseException:  # cancelled, for example: the thread goes on
+            if start.abandon():
                 await loop.run_in_executor(None, self.stop)
             raise
         return self
 
     async def __aexit__(self, *exception: Any) -> None:
         await arguments.event_loop().run_in_executor(None, self.__exit__, *exception)
+
+
+class _AbandonableStart:
+    """A start in a thread, which stops the engine again if its caller has gone meanwhile."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._is_abandoned = self._is_done = False
+
+    def __call__(self) -> None:
+        self._engine.start()
+        with self._lock:
+            self._is_done = True
+            if not self._is_abandoned:
+                return
+        self._engine.stop()
+
+    def abandon(self) -> bool:
+        """Let the thread stop the engine; True if it has ended before, so that the caller must."""
+        with self._lock:
+            self._is_abandoned = True
+            return self._is_done
 
 
 class _StartEndedError(EngineError):
