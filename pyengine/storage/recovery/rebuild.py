@@ -125,6 +125,7 @@ def rebuild(
     made = asked & in_log
     pieces = _pieces(on_disk, made, index)
     marker = _merged(store, REBUILD.read(store).record, pieces)
+    log.forget()  # recovery gives the space of deleted segments back, and reads others again from the disk: no mapping may keep them
     report = recover(store, options=options, shared=shared, rebuilding=marker, progress=progress)
     if report.state is RecoveryState.DEGRADED:
         return RebuildReport(report.state, damage_offset=report.damage_offset, seconds=time.monotonic() - started_s)
