@@ -336,7 +336,8 @@ def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Alloc
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
             _give_length(descriptor, size_bytes, allocate, target)
             failpoint("sibling_file_made")
-            if target.exists():  # only one process creates files in a directory, so none can appear before the rename
+            with contextlib.suppress(FileNotFoundError):  # one process creates files in a directory: none can appear before the rename
+                os.lstat(target)
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
             os.rename(unfinished, target)
         except OSError as error:
