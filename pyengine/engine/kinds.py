@@ -27,7 +27,7 @@ class WorkerExit(enum.IntEnum):
     """Exit codes of a worker. Any other end (a signal, or code 1 after a traceback) is a crash: the worker is restarted."""
 
     CLEAN = 0        # it was told to end, or another engine replaced its memory
-    USAGE = 2        # wrong arguments, or a setting that is refused
+    USAGE = 2        # wrong arguments
     ALREADY_RUNNING = 5         # another worker of its kind is alive
     BOOT_FAILED = 70  # it could not come up; the supervisor halts the engine instead of restarting it forever
     TEMPFAIL = 75      # it could not come up for lack of disk space (or a read-only disk), descriptors or memory: it may later

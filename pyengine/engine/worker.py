@@ -65,12 +65,12 @@ class Worker:
     """
 
     def __init__(self, kind: int, store: HeldStore, memory: EngineMemory, lock: StoreLock) -> None:
+        self._settings_seq = waiting.load_sequence(memory.control.settings_seq)
+        self.config = read_run_settings(memory.folder)  # may fail, and attach() tries again with another store: watch() comes after it
         store.watch(ID_NAME)
         self.kind = kind
         self.store = store
         self.root = root = store.root
-        self._settings_seq = waiting.load_sequence(memory.control.settings_seq)
-        self.config = read_run_settings(memory.folder)
         self.memory = memory
         self.lock = lock
         self.latch = memory.latch(kind)
