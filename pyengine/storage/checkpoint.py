@@ -28,7 +28,7 @@ from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import Checkpoint, opened, pack_checkpoint, read_or_none, unpack_checkpoint
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_file import DurableRecord
-from pyengine.storage.durable_writes import FILE_MODE, open_file, pwrite_all, sync_folder, write_config
+from pyengine.storage.durable_writes import FILE_MODE, pwrite_all, sync_folder, write_config
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id
 
 
@@ -45,17 +45,18 @@ def write_checkpoint(root: Root, checkpoint: Checkpoint) -> None:
     """
     path = StorePaths(root).checkpoint
     content = pack_checkpoint(checkpoint)
-    if not path.exists() or path.is_file() and path.stat().st_size != CHECKPOINT_BYTES:
-        write_config(path, content, keep_backup=False)
-        return
-    with opened(open_file(path, os.O_WRONLY | os.O_NONBLOCK)) as descriptor:
-        pwrite_all(descriptor, content, 0, path)
-        failpoint("checkpoint_written")
-        try:
-            os.fdatasync(descriptor)
-        except OSError as error:
-            raise flush_error(error, "fdatasync", path) from error
-        failpoint("checkpoint_synced")
+    flags = os.O_WRONLY | os.O_NONBLOCK
+    with disk_errors("open", path), contextlib.suppress(FileNotFoundError), opened(os.open(path, flags)) as descriptor:
+        if os.fstat(descriptor).st_size == CHECKPOINT_BYTES:
+            pwrite_all(descriptor, content, 0, path)
+            failpoint("checkpoint_written")
+            try:
+                os.fdatasync(descriptor)
+            except OSError as error:
+                raise flush_error(error, "fdatasync", path) from error
+            failpoint("checkpoint_synced")
+            return
+    write_config(path, content, keep_backup=False)
 
 
 def abort_file_exists(root: Root) -> bool:
