@@ -324,7 +324,7 @@ class AdoptedLog:
             if self._skip_if_deleted(base):
                 return
             if self._at < 0:
-                _sync_file(str(path), _sync_to_read_back)
+                _sync_file(str(path), fdatasync)
                 self._at = base
             with mapped(path) as view:
                 found = walk(view, base, self._at, min(self._at + SLICE_BYTES, top), limit=top)
@@ -359,12 +359,6 @@ class AdoptedLog:
         if not self.verified_from:
             self._is_done = True
             self._report(Event.OLD_LOG_READ, "the log from before this engine is read and whole: the watermark covers all of it")
-
-
-def _sync_to_read_back(descriptor: int, path: str) -> None:
-    """fdatasync, and drop the cached pages: after an earlier sync that failed they may hold what the disk does not."""
-    fdatasync(descriptor, path)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_file(path: str, sync: Callable[[int, str], None]) -> None:

@@ -99,8 +99,8 @@ def queues_are_elsewhere(root: str | os.PathLike[str]) -> bool:
 def _rocksdb_folders(paths: StorePaths) -> list[Path]:
     """Return the databases in the root, up to two folders deep; below the folders of queues and log it does not search."""
     flat = {paths.consume_queue, paths.consume_queue_ext, paths.index, paths.quarantine, *paths.commit_log_folders.all}
-    folders = sorted(paths.root.glob("*/"))
-    folders += [inner for folder in folders if folder not in flat for inner in sorted(folder.glob("*/"))]
+    folders = _folders(paths.root)
+    folders += [inner for folder in folders if folder not in flat for inner in _folders(folder)]
     return [folder for folder in folders[:_SEARCHED_MAX] if _is_rocksdb(folder)]
 
 
@@ -139,3 +139,11 @@ def _queue_end(folder: Path) -> int:
 
 def _holds_files(folder: Path) -> bool:
     return any(names for _, _, names in os.walk(folder))
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except OSError:
+        return []

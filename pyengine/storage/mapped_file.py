@@ -304,7 +304,7 @@ def list_inodes(
         refuse_file(Path(folder))
         return {}, True
     except NotADirectoryError:
-        raise StoreRefusedError(f"{folder} is a file, or lies in one, where a folder of segments belongs; move it away") from None
+        raise StoreRefusedError(f"{folder} is a file where a folder of segments belongs; move it away") from None
     except OSError as error:
         raise disk_error(error, "list", folder) from error
     return found, complete

@@ -111,16 +111,6 @@ def test_each_segment_is_synced_before_it_is_read(build_store, monkeypatch):
     assert set(order[1::2]) == {"read"}
 
 
-def test_each_segment_is_read_from_the_disk(build_store, monkeypatch):
-    """After a sync that failed, its cached pages may hold what the disk does not."""
-    store = build_store(40, ours=False, spare=False)
-    dropped = []
-    monkeypatch.setattr(flush_consume_queue.os, "posix_fadvise", lambda descriptor, at, size, advice:
-                        dropped.append((os.readlink(f"/proc/self/fd/{descriptor}"), at, size, advice)))
-    read_all(adopt(store)[0])
-    assert dropped == [(str(path), 0, 0, os.POSIX_FADV_DONTNEED) for path in sorted((store.root / "commitlog").iterdir(), reverse=True)]
-
-
 def test_a_failed_sync_ends_it_and_goes_to_the_caller(build_store, monkeypatch):
     store = build_store(40, ours=False, spare=False)
 

@@ -40,6 +40,8 @@ from pyengine.storage.mapped_file import (
     MappedFileQueue,
     MappingCache,
     clear_file_from,
+    folder_names,
+    is_folder,
     list_segments,
     mapped,
     queue_folders,
@@ -356,6 +358,7 @@ class RecoveryPlan:
                 refuse_later_record(view, self.log.end_offset - holder.start_offset, self.log.end_offset)
         if not self.log.is_degraded:
             self._refuse_loss()
+            self._refuse_misplaced()
 
     def _refuse_loss(self) -> None:
         """Raise CorruptionError if queues or index have messages whose bytes are in no segment, unless that is accepted.
@@ -371,6 +374,18 @@ class RecoveryPlan:
                 f"{found.store} has lost a part of its commit log: {lost}. Nothing was changed; restore what is missing from a "
                 "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
                 "`pyengine recover STORE --accept-loss`")
+
+    def _refuse_misplaced(self) -> None:
+        """Raise StoreRefusedError if dispatch needs a folder and a file has its name; RocketMQ ignores files that no message needs."""
+        store, found = self.log.found.store, self.log.found
+        tops = [store.consume_queue, *(store.consume_queue / topic for topic in folder_names(store.consume_queue))]
+        misplaced = {Path(entry.path) for top in tops if top.exists() for entry in os.scandir(top) if not is_folder(entry)}
+        misplaced -= {store.root / piece for piece in found.notes.pieces}
+        for queue in queues_between(
+                found.log, self.dispatch_from, self.log.end_offset, found.options.enable_multi_dispatch) if misplaced else ():
+            folder = store.queue_folder(queue.topic, queue.queue_id)
+            for path in misplaced & {folder.parent, folder}:
+                raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
     # -- the change
 
@@ -460,7 +475,8 @@ class RecoveryPlan:
     def _sync(self, queues: list[QueueState], start: int) -> None:
         """Sync what has entries or keys of records from `start` on, or from where the reading of the log began.
 
-        After a failed sync queues are rewritten, as the log is. Index files that may not be on the disk were made again.
+        After a failed sync queues are rewritten, as the log is, and all of them get the zeros after their end again: those of an earlier
+        recovery may be in memory only. Index files that may not be on the disk were made again.
         """
         found, store, unsynced_from = self.log.found, self.log.found.store, min(start, self.log.scan.scan_from)
         has_failed_sync = found.notes.has_failed_sync
@@ -477,6 +493,11 @@ class RecoveryPlan:
             is_unsynced |= header is not None and header.end_timestamp_ms >= synced_ms
             if is_unsynced:
                 sync_file(path)
+        for queue in queues if has_failed_sync else ():
+            extensions = list_segments(store.queue_ext_folder(queue.topic, queue.queue_id), store.queue_ext_file_bytes)
+            for path, end in [*((file.path, max(0, queue.end - file.start_offset)) for file in queue.files),
+                              *((file.path, used_end(file.path)) for file in extensions)]:
+                clear_file_from(path, end, zeros_too=True)
         failpoint("recovery_derived_synced")
 
     def finish(self) -> int:

@@ -11,6 +11,7 @@ changes. Only bytes that provably none of them knows are cleared without a copy.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT, CaseLabel
+from pyengine.formats.small_file import opened
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import walk
@@ -296,6 +298,8 @@ class LogPlan:
                 sync_folder(folder)
         for path, base in found.store.list_log():  # with those that the drain has made
             if base >= end or base + size_bytes <= self.scan.scan_from:
+                if has_failed_sync:
+                    _drop_cached_pages(path)
                 continue
             if base + size_bytes > sure and sure < end:
                 rewrite(path, max(sure - base, 0), min(end - base, size_bytes))
@@ -326,6 +330,12 @@ class LogPlan:
             folders.update(Path(folder) for folder, _, _ in os.walk(top))
         for folder in folders:
             sync_folder(folder)
+
+
+def _drop_cached_pages(path: Path) -> None:
+    """Let the next reader of a segment that is not written again see what the disk has: an engine that adopts it vouches for that."""
+    with contextlib.suppress(OSError), opened(os.open(path, os.O_RDONLY)) as descriptor:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _remove_segment(path: Path) -> None:

@@ -20,7 +20,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import Checkpoint
-from pyengine.storage import durable_writes
+from pyengine.storage import durable_writes, mapped_file
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import (
@@ -404,14 +404,15 @@ def test_a_foreign_file_among_queue_files_is_refused_and_nothing_changes(build_s
     assert store.tree() == before
 
 
-@pytest.mark.parametrize("place", ["consumequeue", "index"])
+@pytest.mark.parametrize("place", ["consumequeue/topic-0/0", "consumequeue/topic-0", "consumequeue", "index"])
 def test_a_file_in_the_place_of_a_folder_is_refused_and_nothing_changes(build_store, place):
     store = build_store(12)
     create_abort_file(store.root)
     path = store.root / place
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
     before = store.tree()
-    with pytest.raises(StoreRefusedError, match=f"{place} is a file where a folder belongs; move it away"):
+    with pytest.raises(StoreRefusedError, match=f"{place} is (not a folder, .*|a file where a folder belongs;) move it away"):
         recovered(store)
     assert store.tree() == before
     path.unlink()
@@ -448,20 +449,21 @@ def test_foreign_files_in_places_that_no_message_needs_do_not_stop_recovery(buil
     assert_ends_at(store, recovered(store), store.end)
 
 
-@pytest.mark.parametrize("place", ["topic-0/0", "topic-0"])
-def test_a_file_in_the_place_of_a_queue_is_refused_until_it_is_removed(build_store, place):
-    """The dispatch finds it, after the log is whole."""
-    store = build_store(12)
-    create_abort_file(store.root)
-    path = store.root / "consumequeue" / place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("mine")
-    for _ in range(2):
-        with pytest.raises(StoreRefusedError, match="topic-0/0 is a file, or lies in one.*recover again then"):
-            recovered(store)
-        assert path.read_text() == "mine"
-    path.unlink()
-    assert_ends_at(store, recovered(store), store.end)
+def test_a_file_found_late_in_a_queues_place_is_refused_until_it_is_removed(builder):
+    """Where dispatch has to begin is seen only while dispatching: another queue is gone, whose messages lie farther back."""
+    for number in range(60):
+        builder.put("early" if number < 3 else f"topic-{number % 2}", bytes(100), dispatch=number < 59)
+    root, geometry, options = builder.root, builder.geometry, EngineConfig(message_index_enable=False)
+    recover(MessageStore(root, geometry), options=options)
+    create_abort_file(root)
+    for gone in ("early", "topic-1"):
+        shutil.rmtree(root / "consumequeue" / gone)
+    (root / "consumequeue" / "early").write_text("mine")
+    with pytest.raises(StoreRefusedError, match="recover again then"):
+        recover(MessageStore(root, geometry), options=options)
+    (root / "consumequeue" / "early").unlink()
+    assert recover(MessageStore(root, geometry), options=options).state is RecoveryState.RECOVERED
+    assert check(MessageStore(root, geometry), options=EngineConfig(message_index_enable=False)).findings == []
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path):
@@ -921,6 +923,43 @@ def test_after_a_failed_sync_queue_entries_are_written_again_although_they_are_r
     assert [name for name, end in queues.items() if not set(range(end)) <= written.get(name, set())] == []
     tree = store.tree()
     assert {name: tree[name] for name in queues} == {name: whole[name] for name in queues}
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_after_a_failed_sync_the_zeros_after_each_queue_are_written_again(build_store, has_failed):
+    """A recovery that cleared entries there may have failed to sync them: the disk has them still, and a reboot would bring them back."""
+    store, options = build_store(400), EngineConfig(enable_consume_queue_ext=True)
+    recovered(store, options=options)
+    if has_failed:
+        note_sync_failure(store.root, store.end, "a queue", "Input/output error")
+    whole, written = store.tree(), {}
+
+    def noted(descriptor, content, position, path):
+        written.setdefault(str(Path(path).relative_to(store.root)), set()).update(range(position, position + len(content)))
+        real(descriptor, content, position, path)
+
+    real = mapped_file.pwrite_all
+    with patch.object(mapped_file, "pwrite_all", noted):
+        recovered(store, options=options)
+    ends = {name: len(content.rstrip(b"\0")) for name, content in whole.items() if name.startswith("consumequeue")}
+    ends = {name: end for name, end in ends.items() if 0 < end < len(whole[name]) - 32}  # an entry may end in zeros
+    again = [name for name, end in ends.items() if set(range(end + 32, min(len(whole[name]), end + -end % 4096))) <= written.get(name, set())]
+    assert len(ends) >= 8 and again == (list(ends) if has_failed else [])
+    tree = store.tree()
+    assert {name: tree[name] for name in ends} == {name: whole[name] for name in ends}
+
+
+def test_after_a_failed_sync_segments_that_are_not_written_again_are_read_from_the_disk(build_store, monkeypatch):
+    """The next engine vouches for them: what their pages hold may not be on the disk."""
+    store = build_store(120, ours=False)
+    note_sync_failure(store.root, 0, "", "its engine has seen a sync fail")
+    segments, dropped = sorted(StorePaths(store.root).commit_log.iterdir()), []
+    write_checkpoint(store.root, Checkpoint(1 << 50, 1 << 50, 1 << 50))  # the reading begins at the last segment
+    monkeypatch.setattr(repaired_log.os, "posix_fadvise", lambda descriptor, at, size, advice:
+                        dropped.append((os.readlink(f"/proc/self/fd/{descriptor}"), at, size, advice)))
+    scan_from = recovered(store).scan_from
+    below = [path for path in segments if int(path.name) + SMALL.mapped_file_size_commit_log_bytes <= scan_from]
+    assert below and dropped == [(str(path), 0, 0, os.POSIX_FADV_DONTNEED) for path in below]
 
 
 def test_a_stopped_store_in_which_a_sync_failed_is_written_again(build_store):
