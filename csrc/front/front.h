@@ -8,12 +8,11 @@
  */
 #pragma once
 
-#include "base.h"
-
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include <Python.h> /* before all others: it sets feature macros */
 #include <structmember.h>
 
+#include "base.h"
 #include "producer.h"
 
 /* ---- result.c: the answer to one put; pyengine.PutResult is a subclass. */
