@@ -42,6 +42,8 @@ def test_each_failpoint_in_the_list_has_a_valid_name_modes_predecessor_and_gap()
     ("new_file_linked:0:kill", "passings count from 1"),
     ("new_file_linked:1:hurt", "kill or stop"),
     ("new_file_linked", "write name:nth:kill"),
+    ("/no/such/file", "write name:nth:kill"),
+    ("/dev/null", "write name:nth:kill"),
 ])
 def test_a_failpoint_that_cannot_be_armed_is_an_error(text, sentence):
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine.native.failpoints"], cwd=ROOT, capture_output=True, text=True,

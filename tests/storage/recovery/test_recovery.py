@@ -943,7 +943,8 @@ def test_after_a_failed_sync_the_zeros_after_each_queue_are_written_again(build_
         recovered(store, options=options)
     ends = {name: len(content.rstrip(b"\0")) for name, content in whole.items() if name.startswith("consumequeue")}
     ends = {name: end for name, end in ends.items() if 0 < end < len(whole[name]) - 32}  # an entry may end in zeros
-    again = [name for name, end in ends.items() if set(range(end + 32, min(len(whole[name]), end + -end % 4096))) <= written.get(name, set())]
+    again = [name for name, end in ends.items()
+             if set(range(end + 32, min(len(whole[name]), end + -end % 4096))) <= written.get(name, set())]
     assert len(ends) >= 8 and again == (list(ends) if has_failed else [])
     tree = store.tree()
     assert {name: tree[name] for name in ends} == {name: whole[name] for name in ends}
