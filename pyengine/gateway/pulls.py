@@ -110,9 +110,11 @@ class Arrivals:
                 seen = self._reader._arrivals()
             except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: the checks tell the clients
                 self._closing.wait(TICK_S)
+            check = self.check()
             try:
-                wait([asyncio.run_coroutine_threadsafe(self.check(), self._loop)])
+                wait([asyncio.run_coroutine_threadsafe(check, self._loop)])
             except RuntimeError:  # the loop has ended
+                check.close()
                 return
             self._closing.wait(4 * self._check_s)
 
