@@ -24,6 +24,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from pyengine.arguments import INT64_MAX
+from pyengine.client.outgoing import raw_of
 from pyengine.client.retries import SentBack, sent_back
 from pyengine.errors import EngineError
 from pyengine.formats.constants import PROPERTY_FIRST_POP_TIME, PROPERTY_RETRY_TOPIC
@@ -33,7 +34,7 @@ from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
 from pyengine.gateway.members import asked_subscription, check_expression
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
-from pyengine.gateway.pop_shares import ASIDE_BOUNDS_MAX, TICK_S, Lease, PopQueue, Share, Shares
+from pyengine.gateway.pop_shares import GATHERED, TICK_S, Lease, PopQueue, Share, Shares
 from pyengine.gateway.positions import LEVEL, GroupOffsets
 from pyengine.gateway.pulls import Arrivals, Pulls
 from pyengine.gateway.tasks import Pending, Tasks
@@ -41,7 +42,7 @@ from pyengine.gateway.wire import WireError, as_object, is_number, read_object
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.acknowledgements import Identity
-from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
+from pyengine.storage.config_table import PERM_READ, SubscriptionGroup, TopicConfig
 from pyengine.storage.message_getter import Wanted
 
 MESSAGES_MAX = 32            # of one pop, as in RocketMQ
@@ -202,13 +203,14 @@ class RetryPuts:
         self._report = report
         self._blocked_by = ""  # why messages could not be put last
 
-    async def put(self, leases: list[Lease], then: Callable[[Lease, str], None], *, is_dead: bool = False) -> None:
-        """Put the messages of these leases, POP_BYTES at a time; `then` gets each one, and why it could not be put, or ""."""
+    async def put(self, leases: list[Lease], then: Callable[[Lease, str], None], *, is_dead: bool = False, is_same: bool = False) -> None:
+        """Put the messages of these leases, with `is_same` unchanged into their own queues; `then` gets each one, and why it could not
+        be put, "" if it is, or was deleted. Messages of POP_BYTES are put before the next ones are read."""
         rest = iter(leases)
         while piece := _of_size(rest):
-            await self._put_piece(piece, then, is_dead=is_dead)
+            await self._put_piece(piece, then, is_dead=is_dead, is_same=is_same)
 
-    async def _put_piece(self, leases: list[Lease], then: Callable[[Lease, str], None], *, is_dead: bool) -> None:
+    async def _put_piece(self, leases: list[Lease], then: Callable[[Lease, str], None], *, is_dead: bool, is_same: bool) -> None:
         ends = asyncio.Semaphore(0)
 
         def end(lease: Lease, fault: str) -> None:
@@ -227,15 +229,19 @@ class RetryPuts:
             return
         for lease, original in zip(leases, originals):
             try:
-                await self._put(lease, original, partial(end, lease), is_dead=is_dead)
+                await self._put(lease, original, partial(end, lease), is_dead=is_dead, is_same=is_same)
             except Exception as error:  # noqa: BLE001 - as above
                 end(lease, f"{type(error).__name__}: {error}")
         for _ in leases:
             await ends.acquire()
 
-    async def _put(self, lease: Lease, original: Message | None, then: Callable[[str], None], *, is_dead: bool) -> None:
+    async def _put(self, lease: Lease, original: Message | None, then: Callable[[str], None], *, is_dead: bool, is_same: bool) -> None:
         if original is None or Identity.of(original) != Identity.of(lease.message):
             then("")  # it was deleted
+            return
+        if is_same:
+            raw = replace(raw_of(original, original.properties), queue_id=lease.queue.queue_id)
+            await self._give_back(original, SentBack(TopicConfig(original.topic), raw), self._report, then)
             return
         group = lease.share.group
         config = self._names.group(group) or SubscriptionGroup(group)
@@ -391,6 +397,8 @@ class Pops:
             while not (_is_full(asked, taken) or asked.is_ordered and queue.flight.open):
                 if not await self._take_next(share, queue, asked, taken) or time.monotonic() - began_s >= READ_SLICE_S:
                     break
+            if queue.is_scattered:
+                self.shares.scattered.append((share, queue))
             if len(taken) > before:
                 queue.attempt_id = asked.attempt_id
 
@@ -434,7 +442,8 @@ class Pops:
         return True
 
     async def _take_next(self, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken]) -> bool:
-        most = min(asked.most - len(taken), queue.room)
+        """Take the next messages of a queue; return whether there may be more."""
+        most = min(asked.most - len(taken), queue.room_for_next)
         if most <= 0:
             return False
         topic, position = share.topic, queue.position
@@ -465,15 +474,12 @@ class Pops:
 
     def _take_if_meant(self, message: Message, share: Share, queue: PopQueue, asked: Asked, taken: list[Taken],
                        record: bytes = b"") -> None:
-        """Take an open message if it is for this pop; a retry of another topic waits for the pops of that, or is a dead
-        letter (_bury) if too many wait."""
+        """Take an open message if it is for this pop; a retry of another topic waits for the pops of that."""
         source = asked.topic if share.topic == asked.topic else message.properties.get(PROPERTY_RETRY_TOPIC, asked.topic)
         if source == asked.topic:
             taken.append(Taken(queue, share, message, record))
-        elif queue.bounds < (2 * ASIDE_BOUNDS_MAX if source in self.shares.of_group(asked.group) else queue.bounds_max):
-            queue.set_aside(message, source)
         else:
-            queue.flight.dead[message.queue_offset] = None
+            queue.set_aside(message, source)
 
     def _read(self, topic: str, queue_id: int, offset: int, most: int, wanted: Wanted) -> tuple[GetResult, list[bytes]]:
         """Read messages and their records, in a thread if they may be on the disk."""
@@ -645,6 +651,11 @@ class Pops:
         """End the leases whose time is over."""
         if any(self.shares) and self._names.why_no_commit:  # others have these messages, of the master that has replaced this one
             self.shares.forget_all()
+        while self.shares.scattered:
+            share, queue = self.shares.scattered.pop()
+            if not queue.is_gathering:
+                queue.is_gathering = True
+                self._tasks.begin(self._gather(share, queue))
         now_s, waiting = time.monotonic(), 0
         ended: list[Lease] = []
         while len(ended) < ENDS_OF_TICK and (due := self.shares.ends.due(now_s, ENDS_OF_TICK)):
@@ -666,6 +677,58 @@ class Pops:
         if ended:
             self._putting = self._tasks.begin(self._retries.put(ended, self._after_retry))
 
+    async def _gather(self, share: Share, queue: PopQueue) -> None:
+        """Put again what waits for pops of its topics, a topic's messages together, until it has a quarter of the runs that it may have:
+        those topics may never be popped, and no other one may wait for them."""
+        self._report(f"retries of {share.group} wait for pops of {len(queue.aside)} topics in {queue.bounds // 2} runs of a queue: they "
+                     "are put into it again, those of a topic together")
+        try:
+            while queue.aside and queue.bounds > queue.bounds_max // 4 and await self._gather_some(share, queue):
+                pass
+        finally:
+            queue.is_gathering = False
+
+    async def _gather_some(self, share: Share, queue: PopQueue) -> bool:
+        """Put some messages again; return whether there may be more."""
+        async with share.lock:
+            (topic, runs), tenure = queue.scattered(), queue.flight.tenure
+            if queue.room < 2 * GATHERED or not runs:
+                return False
+            runs, found = await self._executor.run(self._read_runs, share.topic, queue.queue_id, runs)
+            if not runs or share.queues.get(queue.queue_id) is not queue or queue.flight.tenure != tenure:
+                return False
+            queue.bring_back(topic, runs, found)
+        pop_ms, faults = time.time_ns() // 1_000_000, [""]
+
+        def then(lease: Lease, fault: str) -> None:
+            if share.queues.get(queue.queue_id) is not queue or lease.offset not in queue.flight.open:
+                return  # the group was reset
+            if fault:
+                faults.append(fault)
+                queue.set_aside(lease.message, topic)
+            else:
+                queue.acknowledge(lease.message)
+
+        await self._retries.put([Lease(share, queue, message, pop_ms, 0.0) for message in found], then, is_same=True)
+        if faults[-1]:
+            await asyncio.sleep(PUT_AGAIN_S)
+        return True
+
+    def _read_runs(self, topic: str, queue_id: int, runs: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[Message]]:
+        """Return what of these runs can be read now, and its messages, without those that were deleted; in a thread."""
+        read: list[tuple[int, int]] = []
+        found: list[Message] = []
+        for start, end in runs:
+            while start < end:
+                got = self._reader._fetch(topic, queue_id, start, min(MESSAGES_MAX, end - start), Wanted(), LEVEL)
+                read_end = min(end, got.next_begin_offset)
+                if read_end <= start:
+                    return read, found
+                found += [_without_body(message, topic) for message in got._placed(queue_id) if start <= message.queue_offset < read_end]
+                read.append((start, read_end))
+                start = read_end
+        return read, found
+
     def left(self, connection: Connection, group: str) -> None:
         """End the leases of a client that leaves its group, if its connection keeps them."""
         self._tasks.begin(self._free(connection, group))
@@ -682,16 +745,16 @@ class Pops:
         queue.burying.discard(offset)
         if lease.share.queues.get(queue.queue_id) is not queue or offset not in queue.flight.open:
             return  # the group was reset
-        queue.flight.dead.pop(offset, None)
         if not fault:
             self._done(lease)
             if lease.is_ordered:
                 self._held.wake(lease.share.group, lease.share.topic)
             return
+        queue.flight.dead.pop(offset, None)  # else it would be buried at once, beside its lease
         self.shares.lease(lease, time.monotonic() + PUT_AGAIN_S)
 
     def _bury(self, share: Share, queue: PopQueue) -> None:
-        """Put the dead messages of a queue into its group's dead letters."""
+        """Put the messages of an ordered group that were delivered too often into its dead letters."""
         dead = [offset for offset in queue.flight.dead if offset not in queue.burying]
         if dead:
             queue.burying.update(dead)

@@ -44,6 +44,7 @@ TICK_S = 0.1                 # precision of the end of a lease
 CLAIM_AGAIN_S = 2.0          # after a claim of queues that others have
 ASIDE_BOUNDS_MAX = 200_000   # of the runs of a queue that wait for pops of their topics: a save of it has 2.5 MB
 ALL_ASIDE_BOUNDS_MAX = 1_000_000  # of all queues; a queue may have four of each topic
+GATHERED = 256               # messages that are put again in one piece; a run of as many is not put again
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +119,7 @@ class PopQueue(AssignedQueue):
     aside: dict[str, array[int]] = field(default_factory=dict)
     bounds: int = 0
     bounds_max: int = ASIDE_BOUNDS_MAX
+    is_gathering: bool = False
     burying: set[int] = field(default_factory=set)
     end: int = 0
     attempt_id: str = ""
@@ -132,6 +134,11 @@ class PopQueue(AssignedQueue):
     def room(self) -> int:
         return IN_FLIGHT_MAX - len(self.flight.open)
 
+    @property
+    def room_for_next(self) -> int:
+        """The same of those that were never read: some of them may have to wait for pops of their topics."""
+        return self.room if self.bounds < self.bounds_max else 0
+
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered. Its leases have ended."""
         self.aside.clear()
@@ -143,7 +150,12 @@ class PopQueue(AssignedQueue):
         """Whether a pop of a topic may find something; `end`: of the queue."""
         if is_ordered and self.flight.open:
             return not self.is_blocked
-        return bool(self.flight.again) or self.room > 0 and (topic in self.aside or end > self.position)
+        return bool(self.flight.again) or self.room > 0 and topic in self.aside or self.room_for_next > 0 and end > self.position
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether its runs will soon be as many as they may."""
+        return self.bounds > self.bounds_max // 2
 
     def set_aside(self, message: Message, topic: str) -> None:
         offset, waiting = message.queue_offset, self.aside.setdefault(topic, array("q"))
@@ -163,6 +175,21 @@ class PopQueue(AssignedQueue):
             del self.aside[topic]
         self.flight.bring_back(runs, messages)
         self.settle()
+
+    def scattered(self) -> tuple[str, list[tuple[int, int]]]:
+        """Return the topic that has the most runs, and short ones of them with about GATHERED messages: the last ones."""
+        topic = max(self.aside, key=lambda name: len(self.aside[name]))
+        waiting, found, number = self.aside[topic], [], 0
+        if len(waiting) == 2:
+            return topic, []
+        for at in range(len(waiting) - 2, -1, -2):
+            start, end = waiting[at:at + 2]
+            if number < GATHERED and end - start < GATHERED:
+                found.append((start, end))
+                number += end - start
+            if number >= GATHERED:
+                break
+        return topic, found or [(waiting[0], min(waiting[1], waiting[0] + GATHERED))]
 
     def row(self, group: str, topic: str, now_s: float) -> dict[str, object]:
         """Return what is told of the messages in flight; of the clock only the time that is left counts."""
@@ -225,6 +252,7 @@ class Shares:
         self.ends = LeaseEnds()
         self._opening: Pending[tuple[str, str], asyncio.Task[Share]] = Pending()
         self._noted = True   # what another gateway has noted does not count any more
+        self.scattered: list[tuple[Share, PopQueue]] = []  # of which too many runs wait for pops of their topics
         self.in_flight = 0   # messages of all groups: as many as at the last note, and what was popped less what was done since then
 
     def __iter__(self) -> Iterator[Share]:
@@ -401,7 +429,8 @@ class Shares:
                 flights[queue.grant] = queue.flight.copied(), queue.committed
                 if queue.flight.open:
                     rows.append(queue.row(share.group, share.topic, now_s))
-                    await asyncio.sleep(0)  # a queue takes up to 10 ms
+                    await asyncio.sleep(0)  # a queue with messages takes up to 10 ms
+            await asyncio.sleep(0)
             saving.flights.append((share, flights))
             is_used = any(queue.is_blocked for queue in share.queues.values())
             if not (is_used or share.group in popping or share.lock.locked()) and now_s - share.used_s > POPPING_S:
@@ -413,9 +442,11 @@ class Shares:
         return saving if saving.rows or saving.idle else None
 
     def _share_bounds(self) -> None:
-        waiting = [queue for share in self for queue in share.queues.values() if queue.aside]
-        for queue in waiting:
+        """Let each queue have its part of the bounds that all may have, and find those that need more soon."""
+        waiting = [(share, queue) for share in self for queue in share.queues.values() if queue.aside]
+        for _, queue in waiting:
             queue.bounds_max = max(4 * len(queue.aside), min(ASIDE_BOUNDS_MAX, ALL_ASIDE_BOUNDS_MAX // len(waiting)))
+        self.scattered = [(share, queue) for share, queue in waiting if queue.is_scattered]
 
     async def _note(self, rows: list[dict[str, Any]]) -> None:
         self.in_flight = sum(row["in_flight"] for row in rows)

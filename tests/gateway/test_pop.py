@@ -932,7 +932,7 @@ def test_retries_that_wait_for_their_topic_come_to_its_pops_if_no_more_may_wait(
     for message in messages:
         pops.queue.set_aside(message, "T" if message.queue_offset < 2 else "other")
 
-    assert pops.queue.may_have("T", 4, is_ordered=False) and not pops.queue.may_have("none", 4, is_ordered=False)
+    assert pops.queue.may_have("T", 4, is_ordered=False) and not pops.queue.may_have("none", 5, is_ordered=False)
     answer = asyncio.run(pops.pops.pop(PopOfT()))
     assert answer.fields["msgOffsetInfo"] == "0 0 0,1" and list(pops.queue.aside) == ["other"]
 
@@ -1022,59 +1022,71 @@ class PopOfT(Request):
         return self.is_taken and is_first
 
 
-def retry_queue(*sources, end=0):
-    """A queue of retries of these topics, of which those before `end` are open; and its log."""
-    log = [Message("%RETRY%g", b"", 0, at, at, 100, f"RETRY_TOPIC\x01{name}\x02") for at, name in enumerate(sources)]
-    queue = PopQueue(0, Claim(0, 1), end, InFlight(0))
-    if end:
-        queue.flight.deliver(log[:end], None)
-    return queue, log
+def retries_of(pops, monkeypatch, topics):
+    """Let the queue of `pops` be a retry queue with one message of each of these topics, all of them set aside; return its log."""
+    log = [Message("%RETRY%g", b"", 0, at, at, 100, f"RETRY_TOPIC\x01{name}\x02") for at, name in enumerate(topics)]
+    queue = PopQueue(0, Claim(0, 1), len(log), InFlight(0))
+    queue.flight.deliver(log[:], None)
+    for message in log[:]:
+        queue.set_aside(message, message.properties["RETRY_TOPIC"])
+    pops.share.topic, pops.queue = "%RETRY%g", queue
+    pops.share.queues = {0: queue}
 
-
-def test_retries_beyond_those_that_may_wait_are_dead_letters_unless_their_topic_is_popped(pops, monkeypatch):
-    """The put of one of them fails at first."""
-    monkeypatch.setattr("pyengine.gateway.pop.PUT_AGAIN_S", 0.0)
-    queue, pops.reader.log = retry_queue("Silent", "T", "Silent", "Silent", "Popped", "T")
-    queue.bounds_max, pops.queue.position = 2, len(pops.reader.log)
-    pops.queue.leases.clear()
-    pops.names.recent_topics = lambda: {"%RETRY%g": pops.config}
-    for topic in ("%RETRY%g", "Popped"):
-        pops.known["g"][topic] = Share(pops.share.session, topic, "g")
-    pops.known["g"]["%RETRY%g"].add([queue])
-    pops.faults.append(OSError(28, "no space"))
-    dead, taken = [], []
-
-    async def put(message, back, report, then):
+    async def put_again(message, back, report, then):
         if pops.faults:
             raise pops.faults.pop()
-        dead.append((back.topic.topic, message.queue_offset))
-        then("")
+        log.append(replace(message, queue_offset=len(log), physical_offset=len(log)))
+        then("" if back.raw.queue_id == 0 and back.raw.topic == "%RETRY%g" and back.raw.reconsume_times == 0 else "changed")
 
-    pops.give_back = put
+    pops.reader.log, pops.reader.faults, pops.give_back = log, [], put_again
+    monkeypatch.setattr("pyengine.gateway.pop.PUT_AGAIN_S", 0.0)
+    return log
+
+
+def test_retries_that_wait_in_too_many_runs_are_put_again_together_and_none_is_lost(pops, monkeypatch, rng):
+    """Of silent topics, between which others were done; some puts fail."""
+    topics = [rng.choice("ABC") if rng.random() < 0.8 else "done" for _ in range(4000)]
+    log, queue = retries_of(pops, monkeypatch, topics), pops.queue
+    for offset, name in enumerate(topics):
+        if name == "done":
+            queue.bring_back(name, [(offset, offset + 1)], [])
+    monkeypatch.setattr("pyengine.gateway.pop_shares.ASIDE_BOUNDS_MAX", 1000)
+    assert queue.bounds == sum(map(len, queue.aside.values())) > 1000 and set(queue.aside) == set("ABC")
+    pops.faults += [OSError(28, "no space")] * 5
 
     async def run():
-        async with asyncio.timeout(scaled_timeout_s(30)):
-            while not taken or {2, 3} & queue.flight.open.keys():
-                answer = await pops.pops.pop(PopOfT())
-                taken.extend(answer.fields["msgOffsetInfo"].split(" ")[2].split(",") if answer.code == codes.SUCCESS else ())
-                await all_others()
+        async with asyncio.timeout(scaled_timeout_s(60)):
+            while True:
+                await pops.pops.shares.collect()
+                assert not queue.room_for_next or queue.bounds < 1000
                 await pops.pops.tick()
+                await all_others()
+                for message in log[queue.position:]:  # as _take_next reads them
+                    for each in queue.flight.deliver([message], None):
+                        queue.set_aside(each, each.properties["RETRY_TOPIC"])
+                queue.position = len(log)
+                if not (queue.is_gathering or queue.is_scattered):
+                    return
 
     asyncio.run(run())
-    assert taken == ["1", "5"] and sorted(dead) == [("%DLQ%g", 2), ("%DLQ%g", 3)] and not pops.faults
-    assert {topic: list(runs) for topic, runs in queue.aside.items()} == {"Silent": [0, 1], "Popped": [4, 5]} and queue.done == 0
+    waiting = Counter(log[offset].properties["RETRY_TOPIC"] for runs in queue.aside.values()
+                      for start, end in zip(runs[::2], runs[1::2]) for offset in range(start, end))
+    assert waiting == Counter(name for name in topics if name != "done") and not queue.flight.open and not pops.faults
+    assert queue.bounds == sum(map(len, queue.aside.values())) and "of 3 topics" in pops.said[0]
 
 
 def test_all_queues_share_the_runs_that_may_wait_and_each_has_some_for_each_of_its_topics(pops, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.pop_shares.ALL_ASIDE_BOUNDS_MAX", 100)
-    few, many = "AB" * 10, [f"T{at}" for at in range(30)]
-    for queue_id, sources in enumerate((few, many)):
-        queue, log = retry_queue(*sources, end=len(sources))
-        for message, source in zip(log, sources):
-            queue.set_aside(message, source)
-        pops.share.queues[queue_id] = queue
+    retries_of(pops, monkeypatch, "AB" * 10)
+    many = PopQueue(1, Claim(1, 1), 30, InFlight(0))
+    many.flight.deliver([Message("%RETRY%g", b"", 1, at, at, 100) for at in range(30)], None)
+    for at, message in enumerate(list(many.flight.open.values())):
+        many.set_aside(message, f"T{at}")
+    pops.share.queues[1] = many
     asyncio.run(pops.pops.shares.collect())
     assert [queue.bounds_max for queue in pops.share.queues.values()] == [50, 120]
+    assert pops.pops.shares.scattered == [(pops.share, pops.queue)]
+    assert many.scattered() == (max(many.aside, key=lambda name: len(many.aside[name])), [])
 
 
 @pytest.mark.parametrize("name", ["ack", "change_invisible", "make_dead_letter", "ack_batch"])
