@@ -134,6 +134,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
           for one in document["name_servers"] if not one["registered"]),
         Finding(Verdict.WARNING, reason),
         Finding(Verdict.WARNING, _why_clock(identity, document["last_store_timestamp_ms"])),
+        Finding(Verdict.WARNING, _why_mixed(workers)),
     ]
 
 
@@ -280,6 +281,19 @@ def _why_clock(identity: ms_identity, store_timestamp_ms: int) -> str:
 
 def _days(ms: int) -> str:
     return f"{ms / DAY_MS:.0f} days" if ms >= 2 * DAY_MS else f"{ms / 60_000:.0f} min"
+
+
+def _why_mixed(workers: Sequence[dict[str, Any]]) -> str:
+    """Return a sentence if processes of the engine run different builds, as after a takeover by another build."""
+    by_build: dict[str, list[str]] = {}
+    for one in workers:
+        if one["build"] and one["state"] in ("starting", "ready", "stopping"):
+            by_build.setdefault(one["build"], []).append(one["kind"])
+    if len(by_build) < 2:
+        return ""
+    mix = "; ".join(f"{build}: {', '.join(kinds)}" for build, kinds in sorted(by_build.items()))
+    return (f"its processes run {len(by_build)} builds of pyengine ({mix}): `pyengine start --take-over` by the build that is wanted "
+            "restarts the others")
 
 
 # ---- the document ----------------------------------------------------------------------------
