@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-from dataclasses import replace
 
 import pytest
 
@@ -14,7 +13,7 @@ from broker_lock import held_by_a_broker
 from fix_cli import changes, picture, run, spawn
 from pyengine.engine_config import DAY_MS
 from pyengine.ipc import store_lock
-from pyengine.ipc.control_block import now_ms, write_run_settings
+from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.heartbeat import build_id, is_stopped, process_start_ms
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
@@ -185,10 +184,8 @@ def test_settings_that_differ_from_the_file_are_told(owner):
 
 
 def test_settings_of_the_command_line_go_before_the_file(owner):
-    config = replace(owner.config, put_timeout_ms=9000, origins={"put_timeout_ms": "--set"})
-    owner.folder.unlink("settings")
-    write_run_settings(owner.folder, config)
     owner.publish()
+    owner.use_settings(put_timeout_ms=9000, origins={"put_timeout_ms": "--set"})
     path = owner.root / "config" / "engine.toml"
     path.write_text(path.read_text() + "put_timeout_ms = 7000\n")
     assert status(owner)["verdict"] == "ok"
