@@ -8,7 +8,7 @@ from terminal import Lines, recorded, size_for, terminal
 ALT = """A terminal in which scripts/quickstart runs: four producers put, the writer gets SIGKILL and is back, the store is
 checked, and Spark counts in it what the producers counted. Long pauses are shortened, some lines are left out."""
 TOPICS_SHOWN = 3
-DETAILS = ("grade ", "log ", "log: ", "messages  ", "queues ", "index ", "read  ")  # of `check`, after its first line
+DETAILS = ("log: ", "grade ", "min offset", "end offset", "messages  ", "queue", "index ", "bytes ", "seconds ")  # most of `check`'s
 
 
 def shown() -> Lines:

@@ -57,7 +57,8 @@ def restore(dest: str, store: Path, settings: dict[str, str]) -> Reply:
 
     with byte_bar("restore", None) as show:
         report = restore_store(dest, store, progress=show, **keywords(settings))
-    return Reply.of(report, "taken_ms min_offset end_offset uuid seconds")
+    return Reply.of(report, "taken_ms min_offset end_offset uuid queues_without_messages? seconds",
+                    more={"queues_without_messages": report.rebuilt and report.rebuilt.kept})
 
 
 @click.command()

@@ -91,7 +91,8 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
 
 def _print(rows: Sequence[Measured], document: dict[str, Any]) -> None:
     output.write_rows(
-        document["measured"], "what messages_per_s bytes_per_s p50_us p99_us busy_us beside_disk",
+        [row | {"MB/s": row["bytes_per_s"] / 1e6, "CPU_us_a_message": row["busy_us"]} for row in document["measured"]],
+        "what messages_per_s MB/s p50_us p99_us CPU_us_a_message beside_disk",
         f"bodies of {document['body_bytes']:,} B on {document['file_system']}, {document['cpus']} CPUs, load {document['load']:.1f}")
     write_stalls("what", {row.what: row.stalls for row in rows if row.stalls is not None})
 

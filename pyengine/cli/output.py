@@ -104,15 +104,18 @@ class Reply:
     error: str = ""
 
     @classmethod
-    def of(cls, report: Findings, facts: str, *, repairs: bool = True, **tables: str) -> Reply:
-        """Return the answer of a command that checks or repairs, as `write_document` shows it; a refusal to repair is an error."""
+    def of(cls, report: Findings, facts: str, *, repairs: bool = True, more: dict[str, Any] | None = None, **tables: str) -> Reply:
+        """Return the answer of a command that checks or repairs, as `write_document` shows it; a refusal to repair is an error.
+
+        `more`: fields that only a person is shown.
+        """
         document = report.to_dict()
         refusal = report.sentence if repairs and report.exit_code is ExitCode.CORRUPTION else ""
 
         def show() -> None:
             if not refusal:
                 print(report.sentence)
-            write_document(document, facts, **tables)
+            write_document(document | (more or {}), facts, **tables)
 
         return cls(document, show, report.exit_code, refusal)
 
@@ -159,9 +162,11 @@ def console(stderr: bool = False) -> Console:
     return OwnConsole(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table; align columns of numbers to the right, with separators of thousands."""
-    console().print(table_of(columns, rows, title))
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, right: Collection[str] = ()) -> None:
+    """Print a table after a line that is its title; align columns of numbers to the right, with separators of thousands."""
+    if title:
+        print(printable(title))
+    console().print(table_of(columns, rows, right))
 
 
 def write_tables(*tables: tuple[Sequence[str], Sequence[Sequence[object]]]) -> None:
@@ -172,7 +177,7 @@ def write_tables(*tables: tuple[Sequence[str], Sequence[Sequence[object]]]) -> N
             write_table(columns, rows)
 
 
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, right: Collection[str] = ()) -> Table:
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[str] = ()) -> Table:
     """Return the table; the columns `right` are aligned as numbers are."""
     from rich import box
     from rich.table import Table
@@ -181,7 +186,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]], title: st
     cells = [list(row) for row in rows]
     numeric = [bool(cells) and all(isinstance(row[at], (int, float)) and not isinstance(row[at], bool) for row in cells)
                for at in range(len(columns))]
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name, is_number in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if is_number or name in right else "left", overflow="fold")
     for row in cells:
@@ -202,10 +207,10 @@ def write_facts(facts: Iterable[tuple[str, object]], title: str | None = None) -
 def write_document(document: Mapping[str, Any], facts: str, **tables: str) -> None:
     """Print facts of a document by their names, then lists as `write_lists` does, its advice, and its notes.
 
-    A fact whose name ends in ? is left out if it is 0 or empty.
+    A fact whose name ends in ? is left out if it is 0 or empty; a size whose name ends in #, here or in a table, is exact.
     """
-    shown = [name.rstrip("?") for name in facts.split() if not name.endswith("?") or document[name.rstrip("?")]]
-    write_facts((_heading(name), _by_name(name, document[name])) for name in shown)
+    shown = [name.rstrip("?") for name in facts.split() if not name.endswith("?") or document[name.rstrip("#?")]]
+    write_facts((_heading(name), _by_name(name, document[name.rstrip("#")])) for name in shown)
     write_lists(document, **tables)
     advice = document.get("advice", ())
     if advice:
@@ -228,10 +233,10 @@ def write_lists(document: Mapping[str, Any], **tables: str) -> None:
 def write_rows(rows: Iterable[Any], columns: str, title: str | None = None) -> None:
     """Print documents as a table with these fields as columns; what is no document, as the items of a dict, has its cells in this order."""
     names = columns.split()
-    cells = [[row.get(name) for name in names] if isinstance(row, dict) else row if isinstance(row, (list, tuple)) else [row]
+    cells = [[row.get(name.rstrip("#")) for name in names] if isinstance(row, dict) else row if isinstance(row, (list, tuple)) else [row]
              for row in (sorted(rows.items()) if isinstance(rows, dict) else rows)]
     right = [_heading(name) for at, name in enumerate(names) if all(isinstance(row[at], (int, float, type(None))) for row in cells)]
-    console().print(table_of([_heading(name) for name in names], [list(map(_by_name, names, row)) for row in cells], title, right))
+    write_table([_heading(name) for name in names], [list(map(_by_name, names, row)) for row in cells], title, right)
 
 
 def _is_time(name: str) -> bool:
@@ -239,13 +244,13 @@ def _is_time(name: str) -> bool:
 
 
 def _heading(name: str) -> str:
-    return (name.removesuffix("_ms") if _is_time(name) else name).replace("_", " ")
+    return (name.removesuffix("_ms") if _is_time(name) else name.rstrip("#")).replace("_", " ")
 
 
 def _by_name(name: str, value: Any) -> object:
-    """Return a field of a document for a person, as its name says: a size, a time, a process; the texts in a list, or else its length."""
+    """Return a field of a document for a person, as its name says: a size, a time, a process; the length of a list."""
     if isinstance(value, (list, tuple)):
-        return None if not value else ", ".join(value) if isinstance(value[0], str) else len(value)
+        return len(value)
     if value is not None and name.endswith("bytes"):
         return size_text(value)
     if _is_time(name):

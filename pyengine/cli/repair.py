@@ -91,10 +91,12 @@ def diff(store: Path, settings: dict[str, str], other: Path) -> Reply:
 
     def show_differences() -> None:
         print(report.sentence)
-        output.write_rows([document["store"], document["other"]], "path min_offset end_offset")
+        output.write_rows([document[name] | {"which": name.upper()} for name in ("store", "other")], "which path min_offset end_offset")
         output.write_document(
-            document, "start end left_out? seconds", differences="physical_offset topic queue_id queue_offset kind fields bad_crc",
-            queues="topic queue_id store other", topics="topic store other differing only_in_store only_in_other")
+            document | {"compared": f"{report.start:,} to {report.end:,}" if report.start < report.end else "nothing", "differences": [
+                one | {name: ", ".join(one[name]) for name in ("fields", "bad_crc")} for one in document["differences"]]},
+            "compared left_out? seconds", differences="physical_offset topic queue_id queue_offset kind fields bad_crc",
+            queues="topic queue_id store other: queues with other ends", topics="topic store other differing only_in_store only_in_other")
 
     return Reply(document, show_differences, report.exit_code)
 
@@ -123,8 +125,8 @@ def recover(store: Path, settings: dict[str, str], accept_loss: bool, dry_run: b
     with byte_bar("recover", None) as show:
         report = run(store, config, progress=show, accept_loss=accept_loss)
     return Reply.of(
-        report, "path end_offset scan_from records kept_bytes cut_bytes drained_bytes dispatched_bytes queue_entries_removed "
-        "index_files_removed shared_state seconds gigabytes_per_second", quarantined="path physical_offset size_bytes reason",
+        report, "path end_offset scan_from records kept_bytes# cut_bytes# drained_bytes# dispatched_bytes# queue_entries_removed "
+        "index_files_removed shared_state seconds gigabytes_per_second", quarantined="path physical_offset size_bytes# reason",
         removed_files="segment", cut_queues="topic queue_id entries deleted_files cleared", deleted_index_files="index_file why")
 
 
@@ -154,7 +156,7 @@ def rebuild(store: Path, settings: dict[str, str], topic: str | None, queue_id: 
     config = load_config(store, settings)
     with byte_bar("rebuild", None) as show:
         report = rebuild_offline(store, config, selection, progress=show)
-    return Reply.of(report, "queues index end_offset log_bytes seconds",
+    return Reply.of(report, "queues index end_offset log_bytes# seconds",
                     kept="topic queueId: kept, of which the log holds no message any more")
 
 
@@ -186,8 +188,10 @@ def salvage(store: Path, settings: dict[str, str], dest: Path, with_quarantine: 
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=config, progress=show,
                                with_quarantine=with_quarantine, settings=config)
-    return Reply.of(report, "records kept_bytes quarantined? seconds", skipped="start end reason: left out", missing_segments="start",
-                    moved_queues="topic queueId by: newest offsets moved up")
+    return Reply.of(
+        report, "dest records kept_bytes# quarantined? seconds", skipped="start end bytes# reason: left out",
+        missing_segments="start: segments that are missing", moved_queues="topic queueId by: newest offsets moved up",
+        more={"dest": dest, "skipped": [asdict(piece) | {"bytes": piece.end - piece.start} for piece in report.skipped]})
 
 
 @click.command()
@@ -213,7 +217,7 @@ def quarantine(store: Path, settings: dict[str, str], action: str, names: tuple[
         if names:
             raise UsageError("list takes no NAME: give show before it")
         pieces = [_document(entry) for entry in entries.values()]
-        return Reply({"pieces": pieces}, (lambda: output.write_rows(pieces, "name physical_offset size_bytes at reason problem"))
+        return Reply({"pieces": pieces}, (lambda: output.write_rows(pieces, "name physical_offset size_bytes# at reason problem"))
                      if pieces else "nothing is in quarantine")
     if not names:
         raise UsageError(f"{action} needs the name of a piece: {command('quarantine', action, store, 'NAME')}")
@@ -248,7 +252,7 @@ def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool) -> Reply
 
     def show() -> None:
         for document, found in shown:
-            output.write_document(document, "name origin physical_offset size_bytes at reason message_count problem?")
+            output.write_document(document, "name origin physical_offset size_bytes# at reason message_count problem?")
             if found:
                 print()
                 output.write_message_table(found, raw)

@@ -64,9 +64,11 @@ def stats(store: str, settings: dict[str, str], by: By, topics: tuple[str, ...],
 
 
 def _print(document: dict[str, Any]) -> None:
-    key = {"topic": "", "queue": "queue_id"}.get(document["by"], "time_ms")
-    output.write_rows([row | {"mean_bytes": row["bytes"] / row["messages"]} for row in document["rows"]],
-                      f"topic {key} messages bytes mean_bytes largest delayed transactional first_timestamp_ms last_timestamp_ms")
+    key = {"topic": "", "queue": "queue_id"}.get(document["by"], document["by"])
+    begins = [output.time_text(row["time_ms"]) for row in document["rows"]]
+    output.write_rows([row | {"mean_bytes": row["bytes"] / row["messages"], "largest_bytes": row["largest"],
+                              "hour": begin[:13], "day": begin[:10]} for row, begin in zip(document["rows"], begins, strict=True)],
+                      f"topic {key} messages bytes mean_bytes largest_bytes delayed transactional first_timestamp_ms last_timestamp_ms")
     print(f"{document['messages']:,} messages, {output.size_text(document['bytes'])}")
 
 

@@ -32,6 +32,7 @@ def test_diff_reports_a_changed_body_with_exit_code_3(golden):
     assert (found["kind"], found["topic"], found["fields"], found["bad_crc"]) == ("differs", record["topic"], ["body"], ["other"])
     human = run("diff", store.root, other)
     assert human.code == 3 and re.search(r"differs +body +other", human.stdout)
+    assert re.search(rf"^OTHER +{other} ", human.stdout, re.MULTILINE)
 
 
 def test_a_path_without_a_store_is_refused(golden, tmp_path):

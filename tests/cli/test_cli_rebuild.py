@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -49,6 +50,7 @@ def test_rebuild_refuses_damage_below_the_durable_end(golden):
     before = picture(store.root)
     ran = run("rebuild", store.root, "--json")
     assert ran.code == 3 and ran.document["state"] == "degraded" and "Nothing was changed" in ran.stderr
+    assert re.search(r"^queues +0$", run("rebuild", store.root).stdout, re.MULTILINE)
     assert [name for name in changes(before, picture(store.root)) if "config" not in str(name) and "lock" not in str(name)] == []
 
 

@@ -146,6 +146,7 @@ def test_a_second_backup_after_the_cleaner_holds_only_kept_segments_and_keeps_qu
     restored = restore_store(dest, tmp_path / "new")
     assert restored.exit_code == 0 and is_whole(tmp_path / "new") and [str(one) for one in restored.rebuilt.kept] == ["('early', 2)"]
     assert {name: bodies(tmp_path / "new", name, queue_id) for name, queue_id in (("T", 1), ("early", 2))} == here
+    assert "queues without messages  1\n" in run("restore", tmp_path / "dest", tmp_path / "again").stdout
     found = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "new/commitlog").iterdir()}
     full = sorted(found)[:-1]
     assert full and {name: found[name] for name in full} == {name: times[name] for name in full}  # retention counts from them

@@ -131,5 +131,5 @@ def test_the_stats_command_counts_by_hour(spark, root):
         [(row[2], row[3]) for row in counted(mine, "hour")]
     table = run("stats", root).stdout
     assert "T0" in table and "T2" in table and "300 messages" in table
-    assert "2023-11-14T22" in run("stats", root, "--by", "hour").stdout
+    assert "2023-11-14T22 " in run("stats", root, "--by", "hour").stdout and " 2023-11-14 " in run("stats", root, "--by", "day").stdout
     assert run("stats", root / "nothing").code == 2
