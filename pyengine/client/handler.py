@@ -114,7 +114,13 @@ def run_consumer(
     if isinstance(stop, asyncio.Event) or not hasattr(stopping, "set"):
         raise arguments.wrong_type(stop, "stop", "a threading.Event; run_consumer_async takes an asyncio.Event")
 
-    with _signals_to(lambda: _thread.start_new_thread(stopping.set, ())):  # this one may be in wait(), with the event's lock
+    def end() -> None:
+        try:
+            _thread.start_new_thread(stopping.set, ())  # this one may be in wait(), with the event's lock
+        except RuntimeError:  # no thread can be had
+            stopping.set()
+
+    with _signals_to(end):
         while not stopping.is_set():
             try:
                 consumer = consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given)

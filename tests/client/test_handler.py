@@ -570,6 +570,22 @@ def test_a_signal_lets_the_handler_end_and_stores_offsets(engine, names, tmp_pat
     assert lines(log) == [b"begun", b"00000", b"ended"] and lag(engine, *names) == 0
 
 
+def test_a_signal_ends_the_call_also_if_no_thread_can_be_had(engine, names, monkeypatch):
+    put(engine, names[0], 2)
+    seen = []
+
+    def handle(message):
+        seen.append(message.body)
+        signal.raise_signal(signal.SIGTERM)
+
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("pyengine.client.handler._thread.start_new_thread", refused)
+    pyengine.run_consumer(engine.path, *names, handle)
+    assert seen == [b"00000"] and lag(engine, *names) == 1
+
+
 def test_a_second_ctrl_c_waits_for_no_handler_that_hangs_in_a_thread(engine, names, tmp_path):
     put(engine, names[0], 1)
     log = tmp_path / "log"
