@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from pyengine.formats.record import Message
     from pyengine.native.scan import ChooseQueue, QueueBounds
 
+DISPATCH_WAIT_S, DISPATCH_POLL_INTERVAL_S = 2.0, 0.005
+
 log = logging.getLogger(__name__)
 
 # -- names --------------------------------------------------------------------------
@@ -62,6 +65,8 @@ def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", 
     pattern = options.subscribe_pattern
     if not named and pattern is None:
         return
+    if not isinstance(store, RemoteStore) and store.is_live:
+        _await_dispatch(store)
     configured, folders = TopicConfigs(store.root).read().rows, _queue_folders(store)
     known = folders | configured.keys()
     matched = [] if pattern is None else [topic for topic in known if re.fullmatch(pattern, topic)]
@@ -83,6 +88,13 @@ def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", 
     if pattern is not None and use != "stream" and known and not matched:
         raise UsageError(f"subscribePattern {pattern!r} matches none of the {len(known)} topics of {options.where}: "
                          "allowMissing=true reads what there is")
+
+
+def _await_dispatch(store: OpenStore) -> None:
+    """Wait, DISPATCH_WAIT_S at most, until the engine has dispatched what was put before: a first message's topic has no queue earlier."""
+    wanted, until_s = store.max_physical_offset(ReadLevel.COMMITTED), time.monotonic() + DISPATCH_WAIT_S
+    while store.dispatched_offset(ReadLevel.COMMITTED) < wanted and time.monotonic() < until_s:
+        time.sleep(DISPATCH_POLL_INTERVAL_S)
 
 
 def require_group(options: ReadOptions, store: OpenStore, group: str) -> None:
@@ -163,7 +175,8 @@ class QueueExtents:
             prefetch_queue_ends(self._store, filter(_is_usable, self.queues.values()), INT64_MAX)
         for key, queue in self.queues.items():
             with contextlib.suppress(StoreRefusedError):
-                high = queue.max_offset(INT64_MAX)
+                is_chosen = self.choose is not None and self.choose(*key) is not None  # where its end is behind damage counts too
+                high = queue_end(self._options, self._store, queue, INT64_MAX) if is_chosen else queue.max_offset(INT64_MAX)
                 if (end := end_of_entry(queue, high)) >= 0:
                     yield key, QueueEnd(high, end)
 

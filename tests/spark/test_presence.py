@@ -307,6 +307,27 @@ LOSSES = [
 ]
 
 
+def test_a_lost_end_of_the_log_is_seen_behind_a_hole_in_the_queue_that_proves_it(builder):
+    """There is no watermark, and the checkpoint has no times."""
+    for _ in range(40):
+        builder.put("orders", bytes(300), queue_id=1)
+    sorted((builder.root / "commitlog").iterdir())[-1].unlink()
+    missed = []
+    for path in sorted((builder.root / "consumequeue" / "orders" / "1").iterdir())[-2:]:
+        whole = path.read_bytes()
+        last = len(whole.rstrip(b"\0")) // 20 - 1  # the last entry stays, else nothing tells of the end
+        for first, count in itertools.product(range(last), range(1, 5)):
+            if first + count <= last:
+                path.write_bytes(whole[: first * 20] + bytes(count * 20) + whole[(first + count) * 20:])
+                try:
+                    rows(builder.root, **COLUMNS, subscribe="orders")
+                    missed.append((path.name, first, count))
+                except DataLossError:
+                    pass
+        path.write_bytes(whole)
+    assert not missed
+
+
 @pytest.mark.parametrize("is_ours", [True, False], ids=["watermark", "rocketmq"])
 @pytest.mark.parametrize(("lose", "sentence", "left"), LOSSES, ids=[lose.__name__ for lose, *_ in LOSSES])
 def test_messages_that_the_log_has_and_a_queue_has_not_are_a_loss(builder, monkeypatch, lose, sentence, left, is_ours):
