@@ -34,7 +34,7 @@ Use = Literal["batch", "stream", "any"]   # what the options are for; any: only 
 
 # Schemes of `word:x` without a slash. A path of this host may have a colon, but not after these words.
 _SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "wasb", "wasbs", "dbfs", "http", "https")
-_FILE_URI = re.compile("file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)
+_FILE_URI = re.compile("file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNORECASE | re.DOTALL)
 
 
 def scheme_of(path: str) -> str:

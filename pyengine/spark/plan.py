@@ -93,10 +93,16 @@ def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents) -> tu
     limit = with_lost_end(options, store, limit, extents)
     if not starts:
         return None
-    gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
+    require_no_gap(options, store)
+    return *_physical_bounds(options, starts[0], limit), limit
+
+
+def require_no_gap(options: ReadOptions, store: OpenStore) -> None:
+    """Raise DataLossError if a segment is missing between others, unless losses are allowed."""
+    size_bytes = store.commit_log.size_bytes
+    gaps = [a + size_bytes for a, b in itertools.pairwise(store.commit_log.starts()) if b != a + size_bytes]
     if gaps and options.fail_on_data_loss:
         raise DataLossError(f"the log of {options.where} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
-    return *_physical_bounds(options, starts[0], limit), limit
 
 
 def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[int, int]:
