@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from functools import partial
@@ -120,5 +121,6 @@ def _due_ms(labels: Mapping[str, object]) -> int | None:
             when = int(text) if text.isdecimal() else datetime.fromisoformat(text)
         except ValueError:
             raise UsageError(f"the label deliver_at is {text!r}: give a datetime with a time zone, or ms since 1970") from None
-        times_ms.append(max(deliver_at_ms(when, "the label deliver_at"), 0))  # a store takes no time before 1970
+        at_ms = deliver_at_ms(when, "the label deliver_at")
+        times_ms.append(at_ms if at_ms > time.time() * 1000 else 0)  # a store takes no time before 1970, nor one that looks like seconds
     return max(times_ms, default=None)
