@@ -44,6 +44,7 @@ SMALL_FILES: EngineSettings = {
 """The sizes of an ephemeral store: 2 MB for a few messages, and files that end soon enough for a test to see the next."""
 
 MEMORY = Path("/dev/shm")
+EMPTY_S = 60.0  # after which the maker of an empty folder has locked it, or is dead
 ROOM_BYTES = 64 << 20  # a container often has this much there for everything
 _PREFIX = "pyengine-testing-"
 _numbers = itertools.count()
@@ -95,12 +96,14 @@ def _folder() -> Iterator[Path]:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove a folder of this user that no process has locked; not an empty one, which its maker is about to lock."""
+    """Remove a folder of this user that no process has locked; not a new one that is empty, which its maker is about to lock."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_uid == os.geteuid() and os.listdir(descriptor):
+            status = os.fstat(descriptor)
+            is_used = os.listdir(descriptor) or time.time() - status.st_ctime > EMPTY_S
+            if status.st_uid == os.geteuid() and is_used:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
