@@ -583,7 +583,7 @@ def test_a_signal_ends_the_call_also_if_no_thread_can_be_had(engine, names, monk
 
     monkeypatch.setattr("pyengine.client.handler._thread.start_new_thread", refused)
     pyengine.run_consumer(engine.path, *names, handle)
-    assert seen == [b"00000"] and lag(engine, *names) == 1
+    assert len(seen) == lag(engine, *names) == 1
 
 
 def test_a_second_ctrl_c_waits_for_no_handler_that_hangs_in_a_thread(engine, names, tmp_path):
