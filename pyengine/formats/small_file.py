@@ -103,7 +103,7 @@ def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BY
 
 def read_or_none(path: str | os.PathLike[str]) -> bytes | None:
     """Return the whole content, None without such a file. DiskError if it cannot be read now."""
-    with disk_errors("read", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
         return read_small_file(path)
     return None
 
