@@ -402,7 +402,7 @@ def test_the_blocks_of_the_tables_page_run(reader):
 def test_the_drill_of_the_backup_page_runs(reader):
     (drill,) = runnable("docs/backup.md")
     shown = reader.run(drill)
-    assert "backup 2 of my-store" in shown and "read back" in shown and "2001 messages" in shown and "order 2001" in shown
+    assert "backup 2 of my-store" in shown and "checked bytes" in shown and "2001 messages" in shown and "order 2001" in shown
 
 
 @pytest.mark.ci

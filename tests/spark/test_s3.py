@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow
@@ -139,9 +140,10 @@ def test_an_incremental_export_from_a_bucket_into_a_bucket_has_every_row_once(sp
 
 
 def test_an_export_to_an_absent_bucket_fails_before_a_task_runs(bucket, builder):
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     for incremental in (False, True):
         with pytest.raises(DiskError, match="cannot write s3://no-such-bucket/x/._SUCCESS: .*NO_SUCH_BUCKET") as told:
-            export_parquet(None, builder.root, bucket.uri("x").replace(bucket.name, "no-such-bucket"), incremental=incremental)
+            export_parquet(spark, builder.root, bucket.uri("x").replace(bucket.name, "no-such-bucket"), incremental=incremental)
         assert "of-this-project" not in str(told.value)
 
 
