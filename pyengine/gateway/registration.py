@@ -82,6 +82,7 @@ class _NameServer:
     problem: str = "it was not asked yet"
     since_ms: int = field(default_factory=now_ms)
     master: str = ""  # the HA address of a slave's master, as it tells it
+    is_to_tell: bool = False  # it is asked for that, by a registration without topics: there may be many
 
     def row(self) -> dict[str, Any]:
         return {"address": self.address, "registered": self.is_registered, "since_ms": self.since_ms, "problem": self.problem,
@@ -109,6 +110,7 @@ class Registration:
         self._connections = Connections(connections.limits, connections.report)
         self._connections.when_closed.append(self._ended)
         self._servers = [_NameServer(each) for each in config.name_servers]
+        self._question = _offer(self._identity, "", topics_document({}, {"counter": 0}))
         self._offer: Offer | None = None
         self._offered: tuple[_Standing, NamedRows[TopicConfig]] | None = None
         self._next_check_s = self._next_ask_s = 0.0
@@ -130,6 +132,7 @@ class Registration:
         if self._learns_master and now_s >= self._next_ask_s and not native.load(self._memory.control.replicator, "linked"):
             self._next_ask_s = now_s + ASK_INTERVAL_S
             for server in self._servers:
+                server.is_to_tell = True
                 server.changed.set()
         if now_s < self._next_check_s:
             return
@@ -196,14 +199,13 @@ class Registration:
         return _Standing(not is_fenced, not (is_frozen or refused & PUTS_REFUSED), noted.term if noted is not None else 0)
 
     def _make_offer(self, standing: _Standing, topics: NamedRows[TopicConfig]) -> Offer:
-        """Return the registration of this broker, in a thread. A slave's has no topics: name servers take none from it. A name server
-        takes topics only with another version than before, so one without rights to write has another."""
+        """Return the registration of this broker, in a thread. A name server takes topics only with another version than before, so one
+        without rights to write has another."""
         version, mask = {**topics.data_version, "stateVersion": standing.term}, -1
         if not standing.takes_puts:
             version["timestamp"] += 1
             mask = ~PERM_WRITE
-        told = {} if self._is_slave else self._names.with_system_topics(topics)
-        return _offer(self._identity, self._ha_address, topics_document(told, version, mask))
+        return _offer(self._identity, self._ha_address, topics_document(self._names.with_system_topics(topics), version, mask))
 
     # ---- one name server ----------------------------------------------------------
 
@@ -229,10 +231,12 @@ class Registration:
     async def _stay(self, server: _NameServer) -> None:
         """Register until there is nothing to offer or the gateway ends; OSError if the connection ends or the name server refuses."""
         connection = server.connection = await _connect(self._connections, self._executor, server.address, self._ca_file)
+        sent: Offer | None = None
         try:
             while (offer := self._offer) is not None and not self._is_leaving:
                 server.changed.clear()
-                answer = await _register(connection, offer)
+                answer = await _register(connection, self._question if server.is_to_tell and sent is offer else offer)
+                sent, server.is_to_tell = offer, False
                 self._master = answer.fields.get("masterAddr", self._master)
                 if (told := _told_master(answer)) not in ("", server.master):
                     server.master = told
