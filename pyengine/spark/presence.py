@@ -65,7 +65,7 @@ def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", 
     pattern = options.subscribe_pattern
     if not named and pattern is None:
         return
-    if not isinstance(store, RemoteStore) and store.is_live:
+    if store.is_live and (pattern is not None or not all(_has_queue(store, *name) for name in named)):
         _await_dispatch(store)
     configured, folders = TopicConfigs(store.root).read().rows, _queue_folders(store)
     known = folders | configured.keys()
@@ -83,7 +83,7 @@ def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", 
             raise UsageError(f"{options.where} has no topic {topic!r}{did_you_mean(topic, known)}: allowMissing=true reads what there is")
         config = configured.get(topic)
         is_configured = queue_id is None or config is not None and queue_id < max(config.read_queue_nums, config.write_queue_nums)
-        if not is_configured and not (topic in folders and str(queue_id) in _queue_folders(store, topic)):
+        if not is_configured and not _has_queue(store, topic, queue_id):
             raise UsageError(f"{options.where} has no queue {topic}/{queue_id}: allowMissing=true reads what there is")
     if pattern is not None and use != "stream" and known and not matched:
         raise UsageError(f"subscribePattern {pattern!r} matches none of the {len(known)} topics of {options.where}: "
@@ -113,6 +113,12 @@ def _queue_folders(store: OpenStore, topic: str = "") -> set[str]:
         return set(os.listdir(StorePaths(store.root).consume_queue / topic))
     except (FileNotFoundError, NotADirectoryError):
         return set()
+
+
+def _has_queue(store: OpenStore, topic: str, queue_id: int | None) -> bool:
+    """Return whether the topic has this queue, or any."""
+    folders = _queue_folders(store, topic)
+    return bool(folders) if queue_id is None else str(queue_id) in folders
 
 
 def has_no_queues(store: OpenStore) -> bool:
