@@ -903,21 +903,26 @@ def test_a_sync_that_failed_is_noted_and_the_next_recovery_writes_what_it_was_to
     assert read_sync_failure(store.root) is None and "a sync had failed" in report.notes[0]
 
 
+def written_by_recovery(store, options: EngineConfig, module) -> dict[str, set[int]]:
+    """Recover the store, and return which bytes of each of its files `module` writes meanwhile."""
+    written, real = {}, module.pwrite_all
+
+    def noted(descriptor, content, position, path):
+        written.setdefault(str(Path(path).relative_to(store.root)), set()).update(range(position, position + len(content)))
+        real(descriptor, content, position, path)
+
+    with patch.object(module, "pwrite_all", noted):
+        recovered(store, options=options)
+    return written
+
+
 def test_after_a_failed_sync_queue_entries_are_written_again_although_they_are_right_in_memory(build_store):
     """A reader's mapping keeps pages in memory that never reached the disk."""
     store, options = build_store(400, flushed=0), EngineConfig(enable_consume_queue_ext=True)
     recovered(store, options=options)
     write_checkpoint(store.root, Checkpoint())
     note_sync_failure(store.root, 0, "a queue", "Input/output error")
-    whole, written = store.tree(), {}
-
-    def noted(descriptor, content, position, path):
-        written.setdefault(str(Path(path).relative_to(store.root)), set()).update(range(position, position + len(content)))
-        real(descriptor, content, position, path)
-
-    real = durable_writes.pwrite_all
-    with patch.object(durable_writes, "pwrite_all", noted):
-        recovered(store, options=options)
+    whole, written = store.tree(), written_by_recovery(store, options, durable_writes)
     queues = {name: len(content.rstrip(b"\0")) for name, content in whole.items() if name.startswith("consumequeue")}
     assert len(queues) > 12 and any(name.startswith("consumequeue_ext/") for name in queues)
     assert [name for name, end in queues.items() if not set(range(end)) <= written.get(name, set())] == []
@@ -932,15 +937,7 @@ def test_after_a_failed_sync_the_zeros_after_each_queue_are_written_again(build_
     recovered(store, options=options)
     if has_failed:
         note_sync_failure(store.root, store.end, "a queue", "Input/output error")
-    whole, written = store.tree(), {}
-
-    def noted(descriptor, content, position, path):
-        written.setdefault(str(Path(path).relative_to(store.root)), set()).update(range(position, position + len(content)))
-        real(descriptor, content, position, path)
-
-    real = mapped_file.pwrite_all
-    with patch.object(mapped_file, "pwrite_all", noted):
-        recovered(store, options=options)
+    whole, written = store.tree(), written_by_recovery(store, options, mapped_file)
     ends = {name: len(content.rstrip(b"\0")) for name, content in whole.items() if name.startswith("consumequeue")}
     ends = {name: end for name, end in ends.items() if 0 < end < len(whole[name]) - 32}  # an entry may end in zeros
     again = [name for name, end in ends.items()
