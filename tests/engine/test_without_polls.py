@@ -133,7 +133,8 @@ def test_a_put_while_the_writer_goes_to_sleep_is_seen(make_parts, broken_build, 
     with subprocess.Popen(words, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             for number in range(2):
-                if number == 1:
+                if number == 1:  # it stops after this put, since it sleeps already after the one before
+                    wait_asleep(parts.workers[native.WRITER].pid, "the writer waits for the next put")
                     board.arm(point, 1, "stop", "writer")
                 child.stdin.write("go\n")
                 child.stdin.flush()
