@@ -473,7 +473,9 @@ class Relays:
         connection = self._members.consumer(group, client_id)
         if connection is None:
             return Answer(codes.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
-        fields = {**request.frame.fields, "brokerName": self._address.broker_name}
+        signed = {"AccessKey", "Signature", "SecurityToken"}  # with these the member could sign in as the tool
+        fields = {name: text for name, text in request.frame.fields.items() if name not in signed} | {
+            "brokerName": self._address.broker_name}
         try:
             answer = await connection.invoke(request.frame.code, fields, body)
         except TimeoutError as error:

@@ -463,6 +463,7 @@ def guarded(tmp_path_factory):
     root = tmp_path_factory.mktemp("guarded")
     write_list(root / "plain_acl.yml", LIST + "- {accessKey: all-topics, secretKey: all-topics-secret, defaultTopicPerm: PUB|SUB,"
                                               " defaultGroupPerm: SUB}\n"
+               "- {accessKey: most-topics, secretKey: most-topics-secret, defaultTopicPerm: PUB, topicPerms: [reads=DENY]}\n"
                "- {accessKey: secure-key, secretKey: secure-secret, admin: true, tlsOnly: true}\n")
     authority = trustme.CA()
     store = start_served(root / "store", acl_enable=True, gateway_acl_file=str(root / "plain_acl.yml"), gateway_tls_mode="permissive",
@@ -549,6 +550,15 @@ def test_a_message_is_read_by_its_offset_only_with_the_right_of_its_topic(guarde
             is_refused = (answer.remark or "").startswith(REFUSED)
             assert is_refused == (topic == "none") and b"a secret" not in (answer.body if is_refused else b""), (code, topic)
             assert not is_refused or answer.remark == REFUSED + "No default permission for topic:none"
+
+
+def test_a_member_gets_no_key_or_signature_of_the_tool_that_asks_it(guarded):
+    """It could cut the signed texts into other fields, and send the request as the tool's."""
+    member, tool, own = guarded.broker(), guarded.broker(), {"consumerGroup": "own", "clientId": "me"}
+    beat = {"clientID": "me", "consumerDataSet": [{"groupName": "own", "subscriptionDataSet": [subscription("reads")]}]}
+    assert ask(member, codes.HEART_BEAT, body=json.dumps(beat).encode(), account=USER).code == codes.SUCCESS
+    tool.send(codes.GET_CONSUMER_RUNNING_INFO, signed(own | {"SecurityToken": "token"}, b"", ADMIN))
+    assert member.wait_told(codes.GET_CONSUMER_RUNNING_INFO).fields == own | {"brokerName": "broker-a"}
 
 
 def test_a_transaction_is_ended_only_with_the_right_of_its_topic(guarded):
