@@ -30,7 +30,6 @@ from pyengine.formats.constants import (
     PROPERTY_DELAY,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_PUSH_REPLY_TIME,
-    PROPERTY_REAL_TOPIC,
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRANSACTION_CHECK_TIMES,
@@ -584,7 +583,7 @@ class Ends:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
         if half is None:
             return Answer(codes.SYSTEM_ERROR, "Find prepared transaction message failed")
-        request.require(half.properties.get(PROPERTY_REAL_TOPIC, ""), PUB)
+        request.require(real_queue(half)[0], PUB)
         return await self._executor.run(self._end, _OUTCOMES[kind], group, queue_offset, half)
 
     def _end(self, outcome: Outcome, group: str, queue_offset: int, half: Message) -> Answer:

@@ -10,6 +10,7 @@ import re
 import ssl
 import stat
 import struct
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -569,6 +570,21 @@ def test_a_transaction_is_ended_only_with_the_right_of_its_topic(guarded):
         fields = {"producerGroup": "p", "tranStateTableOffset": half["queueOffset"], "commitLogOffset": int(half["msgId"][16:], 16)}
         ended = ask(client, codes.END_TRANSACTION, fields | {"commitOrRollback": 12}, account=account)
         assert (ended.code, ended.remark) == (codes.SYSTEM_ERROR if outcome else codes.SUCCESS, outcome)
+
+
+def test_a_timed_transaction_is_ended_only_with_the_right_of_the_topic_it_is_for(guarded):
+    client, half = guarded.broker(), "RMQ_SYS_TRANS_HALF_TOPIC"
+    with pyengine.connect(guarded.root) as producer, pytest.raises(KeyError), producer.transaction(group="timed") as transaction:
+        transaction.put("reads", b"later", deliver_at=int(time.time() * 1000) + 3_600_000)
+        with pyengine.open_store(guarded.root) as store:
+            (message,) = eventually(lambda: [each for offset in range(*store.queue_range(half, 0, level="committed"))
+                                             for each in store.get_message(half, 0, offset, 1, level="committed").messages
+                                             if each.properties["PGROUP"] == "timed"], "the half message is dispatched")
+        fields = {"producerGroup": "timed", "tranStateTableOffset": message.queue_offset, "commitLogOffset": message.physical_offset,
+                  "commitOrRollback": 8}
+        ended = ask(client, codes.END_TRANSACTION, fields, account=("most-topics", "most-topics-secret"))
+        assert (ended.code, ended.remark) == (codes.SYSTEM_ERROR, REFUSED + "No default permission for topic:reads")
+        raise KeyError
 
 
 def test_a_message_is_recalled_only_with_the_right_of_its_topic(guarded):
