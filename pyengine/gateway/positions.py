@@ -203,6 +203,7 @@ class Positions:
         self._reader = reader
         self._names = names
         self._offsets = offsets
+        self._executor = executor
         self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.handlers: Handlers = {
             codes.QUERY_CONSUMER_OFFSET: self.query_offset,
@@ -212,7 +213,7 @@ class Positions:
             codes.SEARCH_OFFSET_BY_TIMESTAMP: executor.serving(self.search_offset),
             codes.GET_EARLIEST_MSG_STORETIME: executor.serving(self.earliest_time),
             codes.QUERY_MESSAGE: executor.serving(self.query_message),
-            codes.VIEW_MESSAGE_BY_ID: executor.serving(self.view_message),
+            codes.VIEW_MESSAGE_BY_ID: self.view_message,
         }
 
     # ---- groups -------------------------------------------------------------------
@@ -300,10 +301,10 @@ class Positions:
             return Answer(codes.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", _INDEX_UNKNOWN)
         return Answer(fields=_INDEX_UNKNOWN, body=body)
 
-    def view_message(self, request: Request) -> Answer:
+    async def view_message(self, request: Request) -> Answer:
         """Return the message at a physical offset, which its id contains."""
         offset = request.integer("offset", bits=64)
-        message = self._reader.message_at(offset, LEVEL)
+        message = await self._executor.run(self._reader.message_at, offset, LEVEL)
         if message is not None:
             request.require(message.topic, SUB)
         body = b"" if message is None else self.record(message)

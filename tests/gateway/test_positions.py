@@ -224,6 +224,23 @@ def test_clients_make_no_more_offsets_than_the_file_may_have(kept, in_file, monk
     assert kept.commit("T", "H", 2, 1)
 
 
+def test_the_right_to_a_message_is_checked_in_the_loops_thread():
+    """What a refusal counts for the log belongs to that thread."""
+    required = []
+    current = threading.current_thread
+    request = SimpleNamespace(integer=lambda name, bits: 7, require=lambda topic, right: required.append((topic, current())))
+    reader = SimpleNamespace(message_at=lambda offset, level: SimpleNamespace(topic=current().name))
+
+    async def whole(executor):
+        positions = Positions(reader, None, None, executor)
+        positions.record = lambda message: b"bytes"
+        assert (await positions.handlers[codes.VIEW_MESSAGE_BY_ID](request)).body == b"bytes"
+
+    with TurnExecutor(1, "reading") as executor:
+        asyncio.run(whole(executor))
+    assert required == [("reading_0", current())]
+
+
 def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monkeypatch):
     client = served.broker()
     for body in (b"one", b"two"):
