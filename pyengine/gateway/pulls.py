@@ -281,6 +281,8 @@ class Pulls:
         return False
 
     def _note_pull(self, request: Request, group: str, seconds: float) -> None:
+        if self._names.is_of_slave:  # which enters no group, so that clients invent names without end
+            return
         clients = self._pulled.get(group)
         if clients is None:
             clients = self._pulled[group] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ from fix_gateway import heartbeat, pull_fields, send_fields, subscription
 from pyengine.errors import StoreBusyError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Connection, Connections, Limits, Request, TurnExecutor
+from pyengine.gateway.connections import Connection, Connections, Limits, Request, RequestRefusedError, TurnExecutor
 from pyengine.gateway.members import subscription_of
 from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
@@ -304,6 +304,22 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
         asyncio.run(whole(executor))
     assert [answer.code for answer in answers] == [codes.SUCCESS] and not statuses
     assert threading.current_thread() not in threads
+
+
+def test_a_slave_keeps_nothing_of_the_groups_that_pull():
+    """Their names are its clients' alone: it enters no group, and serves no pops that ask who pulls."""
+    def refuse(name, advice):
+        raise RequestRefusedError(codes.TOPIC_NOT_EXIST, name)
+
+    def pull(is_of_slave):
+        names = SimpleNamespace(is_of_slave=is_of_slave, group=SubscriptionGroup, existing=refuse)
+        pulls, asked = Pulls(FailingReader(), names, None, None, None), Asked([])
+        asked.frame.fields.update({name: str(text) for name, text in pull_fields("T", group="invented").items()})
+        with pytest.raises(RequestRefusedError):
+            pulls.pull(asked)
+        return pulls.is_pulling("invented"), len(pulls._pulled)
+
+    assert pull(False) == (True, 1) and pull(True) == (False, 0)
 
 
 def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
