@@ -331,7 +331,9 @@ class Members:
         got = []
         for queue in queues:
             key = (group, queue["topic"], queue["queueId"])
-            holder = self._locks.get(key)
+            holder, topic = self._locks.get(key), self._names.recent_topic(queue["topic"])
+            if topic is None or not 0 <= queue["queueId"] < topic.read_queue_nums:
+                continue
             if holder is not None and holder[0] != client_id and holder[1] >= now_s:
                 continue
             if holder is None and len(self._locks) >= LOCKS_MAX:

@@ -15,6 +15,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Members, queue_table
 from pyengine.gateway.wire import ANSWER, JSON_FORM, Frame, WireError, encode_frame, write_json
 from pyengine.storage import durable_file
+from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets
 
 
@@ -89,6 +90,7 @@ def locked(client, who, *queues, group="orderly"):
 
 def test_a_queue_is_locked_by_one_client_of_a_group(served):
     client = served.broker()
+    client.ask(codes.SEND_MESSAGE_V2, send_fields("ordered"), b"its first message makes it")
     assert locked(client, "a", mark(0), mark(1)) == [0, 1]
     assert locked(client, "b", mark(1), mark(2)) == [2]
     assert locked(client, "a", mark(0)) == [0], "a renewal"
@@ -99,6 +101,11 @@ def test_a_queue_is_locked_by_one_client_of_a_group(served):
     assert locked(client, "b", mark(0)) == [0]
 
 
+def test_a_queue_that_does_not_exist_is_not_locked(served, topic):
+    """A client could invent as many as there may be locks, and nobody else would get one."""
+    assert locked(served.broker(), "a", *(mark(queue_id, name) for name in ("gone", topic) for queue_id in (-1, 0, 3, 4))) == [0, 3]
+
+
 class Asked:
     def __init__(self, body: object) -> None:
         self.frame = Frame(codes.LOCK_BATCH_MQ, {}, write_json(body))
@@ -106,7 +113,8 @@ class Asked:
 
 def test_a_lock_that_is_not_renewed_ends():
     clock = [0.0]
-    members = Members(None, clock_s=lambda: clock[0])
+    names = SimpleNamespace(recent_topic=TopicConfig)
+    members = Members(names, clock_s=lambda: clock[0])
 
     def take(who):
         answer = members.lock(Asked({"clientId": who, "consumerGroup": "g", "mqSet": [mark(0)]}))
