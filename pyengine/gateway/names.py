@@ -51,7 +51,7 @@ from pyengine.storage.replication_state import ReplicationState, ReplicationStat
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic must be a valid topic
 TOPICS_MAX = 10_000             # that clients may create by sending to them; tools may create more
-TOPICS_OF_TOOLS_MAX = 50_000    # up to which tools may create topics
+TOPICS_OF_TOOLS_MAX = 50_000    # up to which tools may create topics, and groups that exist get theirs
 RECENT_S = 0.05                 # after which sends see a change of topics
 GROUPS_MAX = 10_000             # that clients may create by their heartbeats, and tools
 KEY_VALUES_CHARS_MAX = 1 << 20  # of all keys and values of tools
@@ -316,8 +316,10 @@ class Names:
         """Add a topic, durably before this returns; return it, or that of a faster process. UsageError if there are too many."""
         if self.is_of_slave:
             raise EngineError(f"the topic {topic.topic} is not created on a slave: its master has the topics")
-        if len(self._topics.table().rows) >= TOPICS_MAX:
-            raise UsageError(f"there are {TOPICS_MAX} topics already: create {topic.topic} by hand")
+        group = topic.topic.removeprefix(RETRY_PREFIX).removeprefix(DEAD_PREFIX)
+        most = TOPICS_OF_TOOLS_MAX if group != topic.topic and self.group(group) else TOPICS_MAX
+        if len(self._topics.table().rows) >= most:
+            raise UsageError(f"there are {most} topics already: create {topic.topic} by hand")
 
         def enter() -> TopicConfig:
             with self.changing_topics() as files:

@@ -11,7 +11,7 @@ import pytest
 
 import pyengine
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served
-from pyengine.errors import DiskError
+from pyengine.errors import DiskError, UsageError
 from pyengine.gateway import codes
 from pyengine.gateway.connections import TurnExecutor
 from pyengine.gateway.names import GROUP_CHARS_MAX, Names, group_fault, topic_fault
@@ -223,6 +223,31 @@ def test_a_tool_has_routes_tell_the_order_of_their_topic(served):
     path.write_text('{"productEnvName":"center","orderMessageEnable":"true"}')
     assert update(b"orderMessageEnable=false\n") == (codes.SUCCESS, "") and "orderTopicConf" not in route()
     assert json.loads(path.read_text()) == {"productEnvName": "center", "orderMessageEnable": "false"}, "the other fields of the file stay"
+
+
+def test_groups_get_their_topics_beside_as_many_as_tools_may_make(tmp_path, monkeypatch):
+    """Otherwise no push consumer of a new group starts, and no message becomes a dead letter."""
+    monkeypatch.setattr("pyengine.gateway.names.TOPICS_MAX", 1)
+    monkeypatch.setattr("pyengine.gateway.names.TOPICS_OF_TOOLS_MAX", 4)
+    (tmp_path / "config").mkdir()
+    TopicConfigs(tmp_path).create(TopicConfig("of a tool"))
+
+    async def whole(executor):
+        names = Names(tmp_path, load_config(tmp_path), executor)
+        for name in ("T", "%RETRY%invented"):
+            with pytest.raises(UsageError, match="there are 1 topics already"):
+                await names.create_for_send(name, "TBW102", 4)
+        await names.group_or_new("g")
+        for name in ("%RETRY%g", "%DLQ%g"):
+            assert (await names.create(TopicConfig(name))).topic == name
+        await names.create_for_send("%RETRY%g", None, 4)
+        TopicConfigs(tmp_path).create(TopicConfig("of a tool too"))
+        await names.group_or_new("h")
+        with pytest.raises(UsageError, match="there are 4 topics already"):
+            await names.create(TopicConfig("%RETRY%h"))
+
+    with TurnExecutor(2, "test") as executor:
+        asyncio.run(whole(executor))
 
 
 def test_a_table_that_cannot_be_read_now_is_read_at_the_next_look(tmp_path, monkeypatch):
