@@ -39,7 +39,7 @@ _END = ("end", "the end")
 # Numbers keep Java's classes: `5` is an Integer, `5000000000` and `-3000000000` are Longs, `5.0` is a Double.
 _JAVA_INT = re.compile(r"[+-]?\d+")
 _JAVA_DOUBLE = re.compile(
-    r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?"
+    r"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?"
     r"|0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?)"
 )
 

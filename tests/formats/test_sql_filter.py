@@ -82,6 +82,12 @@ def test_a_number_of_thousands_of_digits_does_not_match():
     assert SqlFilter("n > 5").matches({"n": "0" * 5000 + "6"})
 
 
+@pytest.mark.timeout(20)  # milliseconds, or half an hour if the time grew with the square
+@pytest.mark.parametrize("text", ["1" * 200_000, "." + "1" * 200_000, "1." + "1" * 200_000, "1e" + "1" * 200_000, "0x" + "1" * 200_000])
+def test_a_long_text_that_is_almost_a_number_is_read_once(text):
+    assert not SqlFilter("n > 5.5").matches({"n": text + "x"})
+
+
 def test_the_rest_of_a_text_is_ignored_only_where_that_is_asked_for():
     lenient = SqlFilter("price > 5 garbage here", ignores_rest=True)
     assert lenient.matches({"price": "6"}) and not lenient.matches({"price": "4"})
