@@ -180,7 +180,7 @@ def salvage(store: Path, settings: dict[str, str], dest: Path, with_quarantine: 
     from pyengine.storage.recovery.quarantine import is_quarantine
     from pyengine.storage.salvage import salvage as salvage_store
 
-    if is_quarantine(store):
+    if not log_exists(store) and is_quarantine(store):
         is_inside = log_exists(store.parent)
         config = load_config(store.parent if is_inside else None, settings)
     else:

@@ -27,6 +27,14 @@ def test_a_whole_store_comes_over_whole(golden, tmp_path):
     assert bodies(tmp_path / "new") == bodies(store.root)
 
 
+def test_a_store_with_a_file_named_like_a_piece_of_a_log_is_a_store(golden, tmp_path):
+    store = golden("roll")
+    (store.root / "commitlog-2024.tar").write_text("mine")
+    ran = run("salvage", store.root, tmp_path / "new", "--json")
+    assert ran.code == 0, ran.stderr
+    assert bodies(tmp_path / "new") == bodies(store.root)
+
+
 def test_salvage_leaves_out_a_damaged_record_and_reports_it(golden, tmp_path):
     store = golden("roll")
     record = store.verify["records"][3]
