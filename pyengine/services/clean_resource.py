@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi
-from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
+from pyengine.errors import DegradedError, DiskError, EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.events import Event
 from pyengine.ipc.cleaning import CLEAN_BYTE, Cleaning
 from pyengine.ipc.control_block import EngineMemory
@@ -268,8 +268,8 @@ def request_cleaning(memory: EngineMemory, request: CleanRequest, timeout_s: flo
                  progress: Callable[[int, int | None], None] = lambda done, total: None) -> Cleaned:
     """Send a request to the cleaner and return what it has deleted.
 
-    StoreBusyError: another request is being executed; EngineUnavailableError: the engine has stopped; DiskError: a deletion
-    failed; EngineError: not complete within `timeout_s`, and the cleaner continues.
+    StoreBusyError: another request is being executed; EngineUnavailableError: the engine has stopped; DegradedError; DiskError: a
+    deletion failed; EngineError: not complete within `timeout_s`, and the cleaner continues.
     """
     with Cleaning(memory.folder) as cleaning:
         if not cleaning.lock(CLEAN_BYTE):
@@ -299,6 +299,8 @@ def _wait(memory: EngineMemory, block: ms_cleaning, number: int, deadline_s: flo
             raise EngineUnavailableError("the engine stopped before it had cleaned; ask again after the next start")
         if native.load(memory.control.state, "frozen"):
             raise EngineError("the store is frozen after a failed sync: nothing is deleted until it has been recovered")
+        if memory.state == native.STATE_DEGRADED:
+            raise DegradedError(f"the engine is degraded and has no cleaner: {native.reason(memory.control)}")
         if time.monotonic() >= deadline_s:
             raise EngineError("the cleaner has not finished within the timeout and continues; `pyengine status` shows the minimum")
         time.sleep(POLL_INTERVAL_S)

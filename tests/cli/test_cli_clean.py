@@ -9,8 +9,10 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
+from damage import flip
 from fix_cli import run
 from fix_failpoints import Interrupted, at_failpoints
+from pyengine.errors import ExitCode
 from pyengine.ipc import live_reader
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
@@ -128,6 +130,14 @@ def test_a_frozen_store_is_not_waited_for(engine):
         native.freeze(memory.control, native.FLUSHER, 5, "gone")
     ran = run("clean", engine.root, "--older-than", 0)
     assert ran.code == 1 and "frozen" in ran.stderr and first_segment(engine) == 0
+
+
+def test_a_degraded_engine_which_has_no_cleaner_is_not_waited_for(engine):
+    engine.stop()
+    flip(engine.root / "commitlog" / f"{3 * SEGMENT:020d}", 4)
+    assert engine.start()["state"] == "degraded"
+    ran = run("clean", engine.root, "--older-than", 0, "--timeout", 0.2)
+    assert ran.code == ExitCode.DEGRADED and "damaged at offset" in ran.stderr and first_segment(engine) == 0
 
 
 def test_a_check_beside_the_engine_holds_the_log(engine, monkeypatch):
