@@ -65,7 +65,7 @@ from pyengine.storage.backup_files import (
     store_identity,
 )
 from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, read_watermark
-from pyengine.storage.config import LOG_PATHS, check_keywords, existing_store, load_config, record_sizes
+from pyengine.storage.config import LOG_PATHS, check_keywords, existing_store, is_inert, load_config, record_sizes, setting_name
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
 from pyengine.storage.file_system import (
@@ -500,6 +500,8 @@ def restore_store(dest: str | os.PathLike[str] | Destination, store: str | os.Pa
     """
     started_s = time.monotonic()
     check_keywords(restore_store, settings)
+    if named := set(LOG_PATHS).intersection(setting_name(key, "restore") for key in settings if not is_inert(key)):
+        raise UsageError(f"{min(named)} cannot be set here: the log is restored into {StorePaths(store).commit_log}. Move it afterwards")
     dest, root = _opened(dest), arguments.local_path(store)
     manifest = _require_manifest(dest)
     refuse_shared(root)

@@ -571,6 +571,15 @@ def test_a_store_is_restored_into_an_empty_directory_only(stopped, tmp_path):
     assert restore_store(dest, tmp_path / "disk").exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["store_path_commit_log", "readOnlyCommitLogStorePaths"])
+def test_a_restore_that_is_told_where_the_log_shall_be_is_refused_before_it_begins(stopped, tmp_path, name):
+    dest = Folder(tmp_path / "dest")
+    backup_store(stopped, dest)
+    with pytest.raises(UsageError, match="the log is restored into"):
+        restore_store(dest, tmp_path / "new", **{name: "log-a"})
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_engine_refuses_to_start_in_a_directory_with_an_unfinished_restore(tmp_path):
     (tmp_path / "new/.restoring/commitlog").mkdir(parents=True)
     with pytest.raises(StoreRefusedError, match="a restore into .* has not finished"):
