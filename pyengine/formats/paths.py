@@ -84,9 +84,12 @@ def use_log_folders(root: Root, folders: LogFolders | None) -> None:
 
 def log_folders(root: Root) -> LogFolders:
     """Return the log folders of the store at `root`."""
+    return _given.get(os.path.abspath(root)) or recorded_log_folders(root)
+
+
+def recorded_log_folders(root: Root) -> LogFolders:
+    """Return the log folders that the store's engine.toml names, whatever this process was given."""
     key = os.path.abspath(root)
-    if key in _given:
-        return _given[key]
     path = os.path.join(root, "config", "engine.toml")
     stamp, known = path_stamp(path), _read.get(key)
     if not stamp:

@@ -27,7 +27,7 @@ from typing import NamedTuple, NoReturn, Unpack, cast
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
-from pyengine.formats.paths import Root, log_folders, segment_name
+from pyengine.formats.paths import Root, log_folders, recorded_log_folders, segment_name
 from pyengine.formats.record import BEGIN, MAGIC_AT, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
 from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.scan import Checks, ColumnScanner, RawBatch, classify, sync, walk
@@ -68,18 +68,23 @@ def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[MappedFile]:
 def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_loss: bool = False) -> list[MappedFile]:
     """Return the log's segments for a process that will change the store, and check that none is missing.
 
-    StoreRefusedError as list_log. CorruptionError when one of several folders, or a segment in it, does not exist (a
-    disk that is not mounted); and, in a store without pyengine's watermark, when a segment between others is missing, since
-    that loss could not be noticed later. With `accept_loss` missing segments are accepted.
+    StoreRefusedError as list_log. CorruptionError when a read-only folder, a segment between others, or a folder that may have had
+    older ones does not exist (a disk that is not mounted); and, in a store without pyengine's watermark, when a segment between
+    others is missing, since that loss could not be noticed later. With `accept_loss` missing segments are accepted.
     """
     segments = list_log(root, size_bytes)
     if accept_loss:
         return segments
     folders = log_folders(root)
-    gone = [str(folder) for folder in folders.read_only if not folder.is_dir()]
+    needed = folders.read_only
+    if segments and segments[0].start_offset > 0:  # older ones may be deleted, or be in a folder of an earlier start
+        needed += recorded_log_folders(root).writable
+    gone = [folder for folder in folders.all if folder in needed and not folder.is_dir()]
     if gone:
-        raise CorruptionError(f"the log's folder {gone[0]} is missing: mount its disk, or leave it out of "
-                              "read_only_commit_log_store_paths if its messages are to be given up")
+        name, new = ("read_only_commit_log_store_paths", "") if gone[0] in folders.read_only else (
+            "store_path_commit_log", ", make it if it is new")
+        raise CorruptionError(f"the log's folder {gone[0]} is missing: mount its disk{new}, or leave it out of {name} if its messages "
+                              "are to be given up")
     for before, after in itertools.pairwise(segments):
         end = before.start_offset + size_bytes
         if after.start_offset == end:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fix_cli import changes, picture, run
 from fix_golden import compare_inspect
 from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.paths import LogFolders, StorePaths, log_folders, set_log_folders, without_log_folders
@@ -154,7 +155,24 @@ def test_a_folder_on_a_disk_that_is_not_mounted_stops_recovery(golden, tmp_path)
     recover(MessageStore(store.root, geometry), accept_loss=True)
 
 
+def test_the_oldest_segments_on_a_disk_that_is_not_mounted_stop_recovery_and_start(golden, tmp_path):
+    store, disk = golden("roll"), tmp_path / "disk"
+    (disk / "log").mkdir(parents=True)
+    for path in sorted((store.root / "commitlog").iterdir())[:2]:
+        shutil.move(path, disk / "log")
+    record_sizes(store.root, load_config(store.root, {"store_path_commit_log": f"commitlog,{disk / 'log'}"} | store.sizes, {}))
+    disk.rename(tmp_path / "not-mounted")
+    before = picture(tmp_path)
+    for command in ("recover", "rebuild", "start"):
+        ran = run(command, store.root)
+        assert ran.code == 3 and f"the log's folder {disk / 'log'} is missing: mount its disk" in ran.stderr, ran
+    assert changes(before, picture(tmp_path)) == []
+    (tmp_path / "not-mounted").rename(disk)
+    assert run("recover", store.root).code == 0
+
+
 def test_folders_that_are_new_to_a_store_need_not_be_there(golden):
     store = golden("roll")
     set_log_folders(store.root, "commitlog,not-made-yet", "")
+    sorted((store.root / "commitlog").iterdir())[0].unlink()  # by the cleaner
     assert not recover(MessageStore(store.root, discover(store.root, store.sizes))).changed
