@@ -10,8 +10,8 @@ import re
 import ssl
 import stat
 import struct
-import time
 from pathlib import Path
+from time import time_ns
 from types import SimpleNamespace
 
 import pytest
@@ -575,7 +575,7 @@ def test_a_transaction_is_ended_only_with_the_right_of_its_topic(guarded):
 def test_a_timed_transaction_is_ended_only_with_the_right_of_the_topic_it_is_for(guarded):
     client, half = guarded.broker(), "RMQ_SYS_TRANS_HALF_TOPIC"
     with pyengine.connect(guarded.root) as producer, pytest.raises(KeyError), producer.transaction(group="timed") as transaction:
-        transaction.put("reads", b"later", deliver_at=int(time.time() * 1000) + 3_600_000)
+        transaction.put("reads", b"later", deliver_at=time_ns() // 1_000_000 + 3_600_000)
         with pyengine.open_store(guarded.root) as store:
             (message,) = eventually(lambda: [each for offset in range(*store.queue_range(half, 0, level="committed"))
                                              for each in store.get_message(half, 0, offset, 1, level="committed").messages
