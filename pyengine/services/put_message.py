@@ -398,7 +398,8 @@ class PutMessageService(Service):
             self._wait_for_room()
             return
         note_sync_failure(self._store.root, native.load_position(self._control.flushed), "the log", native.reason(self._control))
-        pass_.roll_back(self._control, self._table)
+        with contextlib.suppress(DiskError):  # what the disk does not let clear, recovery may keep
+            self._roll_back_dead_pass()
         pass_.rolled_back(self._control)
         self._writer.open()
         for kind in (native.SUPERVISOR, *WAKES, native.CHECKPOINTER):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 
 import pytest
@@ -386,4 +387,26 @@ def test_a_pass_without_room_is_taken_back_once_its_bytes_can_be_cleared_and_the
         eventually(lambda: (service.work(), native.load_position(parts.control.wrote) > wrote)[-1], "it is written")
         assert future.result(10).physical_offset == wrote
         os.close(full)
+        service.close()
+
+
+def test_refused_records_of_a_pass_that_a_failing_disk_ends_are_cleared(make_parts):
+    """The next start would keep them otherwise."""
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        assert producer.put("T", b"before").ok
+        wrote = native.load_position(parts.control.wrote)
+        parts.kill(native.WRITER)
+        refused = producer.put_async("T", b"x" * 8000)
+        service = service_of(parts)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (wrote + 9000, limits[1]))  # the record is written, the zeros after it are not
+        try:
+            service.work()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert os.strerror(errno.EFBIG) in native.reason(parts.control)
+        eventually(lambda: service.work() or refused.done(), "it is answered")
+        assert refused.result().status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert not any(parts.log()[wrote:])
         service.close()
