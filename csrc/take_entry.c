@@ -61,6 +61,7 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     ms_store_release(&own->session->closed, refusal);
     MS_FAILPOINT("session_closed");
     ms_compare_exchange(&slot->state, &open, MS_SESSION_DEAD);
+    writer->session_seq_seen--; /* so that Python frees the session after the pass: MS_RUN_SESSIONS */
     return 0;
 }
 

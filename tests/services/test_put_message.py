@@ -12,12 +12,13 @@ import pytest
 
 from fix_owner import woken_asleep
 from fix_parts import MODES
-from pyengine._native import lib
+from pyengine._native import ffi, lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
+from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
-from pyengine.native import flush
+from pyengine.native import flush, session
 from pyengine.native.writer import GATHER_BYTES_MIN, Segment, view_queue_table
 from pyengine.results import PutStatus
 from pyengine.services import flush_commit_log, put_message
@@ -168,6 +169,19 @@ def test_a_pass_that_a_dead_writer_committed_is_announced(make_parts):
         memory.latch(kind).arm()
     service_of(parts).close()
     assert {kind: memory.latch(kind).wait(0) for kind in WAKES} == dict.fromkeys(WAKES, True)
+
+
+def test_the_session_of_a_producer_that_breaks_the_protocol_is_freed(make_parts):
+    parts = make_parts()
+    opened = open_session(parts.owner.root)
+    row = parts.control.sessions[opened.slot]
+    ring = ffi.cast("uint8_t *", opened.session) + session.session_bytes(4096) - 4096
+    ffi.cast("uint32_t *", ring)[0] = 12  # no entry has such a length
+    lib.ms_store_i64(ffi.cast("int64_t *", ffi.addressof(opened.session, "tail")), 64)
+    parts.owner.memory.wake(native.WRITER)
+    eventually(lambda: native.load(row, "state") == native.SESSION_FREE, "its place is free for another producer")
+    assert native.load(row, "bad_entry")
+    opened.close()
 
 
 def test_a_side_object_that_was_cut_short_is_refused_whole(make_parts):
