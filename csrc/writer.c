@@ -92,6 +92,7 @@ void ms_writer_rolled_back(struct ms_control *control)
     MS_FAILPOINT("rollback_undo_closed");
     ms_store_release(&control->writer.intended_pass, (uint64_t)0);
     MS_FAILPOINT("rollback_done");
+    ms_store_release(&control->writer.intent_end, control->slots[ms_load_acquire(&control->slot_pass.value) & 1].wrote);
 }
 
 /* After a fence: the answer is stored first, then `waiting` is loaded. */

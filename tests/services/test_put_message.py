@@ -98,7 +98,7 @@ class DeadPass:
         undo = self.control.undo
         return (self.content() == bytes(self.end - self.wrote) and self.slot.next_offset == next_offset
                 and (getattr(self.slot, "pass"), getattr(undo, "pass"), undo.count) == (0, 0, 0)
-                and native.load_position(self.control.wrote) == self.wrote)
+                and native.load_position(self.control.wrote) == native.load(self.control.writer, "intent_end") == self.wrote)
 
     def close(self) -> None:
         del self.slot, self.table
