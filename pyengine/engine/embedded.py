@@ -110,7 +110,6 @@ class Engine:
         self._shared = _SharedEngine(self.path, self._settings) if shared else None
         self._process: subprocess.Popen[bytes] | None = None
         self._store: HeldStore | None = None
-        self._state, self._reason = "stopped", ""
 
     def start(self, progress: Progress | None = None) -> Engine:
         """Create or recover the store; returns when it takes puts."""
@@ -127,25 +126,33 @@ class Engine:
         self._process = process
         _engines.add(self)
         try:
-            ready = _wait_until_ready(self.path, process, reading, START_TIMEOUT_S, progress)
+            _wait_until_ready(self.path, process, reading, START_TIMEOUT_S, progress)
         except BaseException:
             self._process = None
             _request_stop(process)
             process.wait()
             raise
         self._store = _watched_store(self.path)
-        self._state, self._reason = str(ready["state"]), str(ready["reason"])
         return self
 
     @property
     def state(self) -> str:
         """"stopped", "running" or "degraded" (read-only)."""
-        return self._shared.look()[0] if self._shared else self._state
+        return self._look()[0]
 
     @property
     def reason(self) -> str:
         """Why it is degraded or cannot be started again."""
-        return self._shared.look()[1] if self._shared else self._reason
+        return self._look()[1]
+
+    def _look(self) -> tuple[str, str]:
+        if self._shared:
+            return self._shared.look()
+        return self._is_up and _find_state(self.path) or ("stopped", "")
+
+    @property
+    def _is_up(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop in order; a shared engine only if no other process uses it.
@@ -162,7 +169,7 @@ class Engine:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise _still_stopping(self.path, process.pid, timeout_s) from None
-        self._process, self._state = None, "stopped"
+        self._process = None
         store, self._store = self._store, None
         try:
             if code not in (ExitCode.OK, ExitCode.DEGRADED):
@@ -177,7 +184,7 @@ class Engine:
         """Return as pyengine.connect, at once: EngineUnavailableError while this Engine is stopped, unless another one runs."""
         if self._shared and self._shared.is_joined:
             self._shared.keep()
-        elif (self._process is None or self._process.poll() is not None) and not living_kinds(self.path):
+        elif not self._is_up and not living_kinds(self.path):
             how = "start() it, or connect inside its `with` block" if self._process is None else "it has ended: stop() it, then start()"
             raise EngineUnavailableError(f"the engine on {self.path} is stopped: {how}")
         return connect(self.path, **options)
@@ -198,14 +205,14 @@ class Engine:
         if self._process is not None:
             _close_stdin(self._process)
             self._process.returncode = 0  # the supervisor is not a child of this process, which cannot wait for it
-            self._process, self._store, self._state = None, None, "stopped"
+            self._process, self._store = None, None
 
     @property
     def pid(self) -> int | None:
         """Of the supervisor, None while stopped."""
         if self._shared:
             return supervisor_pid(self.path) if self._shared.is_joined else None
-        return self._process.pid if self._process else None
+        return self._process.pid if self._process and self._is_up else None
 
     def __repr__(self) -> str:
         return f"Engine({str(self.path)!r}, {self.state}{f', pid {self.pid}' if self.pid else ''})"
@@ -265,6 +272,21 @@ class _StartEndedError(EngineError):
     """A supervisor has ended without a word while it started."""
 
 
+def _find_state(root: Path) -> tuple[str, str] | None:
+    """Return state and reason of the engine that runs; None while none does, or while one starts or stops."""
+    if native.SUPERVISOR not in living_kinds(root, 1) or read_holder(root).kind != "engine":
+        return None
+    try:
+        with EngineMemory.of(root) as memory:
+            if memory.retired or memory.identity.epoch != read_epoch(root):
+                return None
+            states = {native.STATE_RUNNING: "running", native.STATE_READ_ONLY: "degraded", native.STATE_DEGRADED: "degraded"}
+            state = states.get(memory.state)
+            return (state, native.reason(memory.control)) if state else None
+    except EngineUnavailableError:
+        return None
+
+
 class _SharedEngine:
     """An engine that several processes share, as one of them uses it: it starts one if none runs, also after a crash."""
 
@@ -310,7 +332,7 @@ class _SharedEngine:
         is_user = False
         while True:
             is_user = is_user or self._lock.enter()  # not while the last engine stops
-            if is_user and self._find_state() is not None:
+            if is_user and _find_state(self._root) is not None:
                 self._ends_with_users = self._lock.is_watched
                 return
             if is_user:
@@ -352,23 +374,9 @@ class _SharedEngine:
             finally:
                 process.wait()  # the process that forked the supervisor
 
-    def _find_state(self) -> tuple[str, str] | None:
-        """Return state and reason of the engine that runs; None while none does, or while one starts or stops."""
-        if native.SUPERVISOR not in living_kinds(self._root, 1) or read_holder(self._root).kind != "engine":
-            return None
-        try:
-            with EngineMemory.of(self._root) as memory:
-                if memory.retired or memory.identity.epoch != read_epoch(self._root):
-                    return None
-                states = {native.STATE_RUNNING: "running", native.STATE_DEGRADED: "degraded"}
-                state = states.get(memory.state)
-                return (state, native.reason(memory.control)) if state else None
-        except EngineUnavailableError:
-            return None
-
     def look(self) -> tuple[str, str]:
         """Return state and reason of the engine as it is now, ("stopped", ...) before join() and after leave()."""
-        found = self._find_state() if self.is_joined else None
+        found = _find_state(self._root) if self.is_joined else None
         return found or ("stopped", self._reason)
 
     def keep(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -200,11 +201,27 @@ def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_is_recovered
     with engine.connect() as producer:
         assert producer.put("T", b"one").ok
     os.kill(engine.pid, signal.SIGKILL)
+    eventually(lambda: (engine.state, engine.pid) == ("stopped", None), "it knows")
     with pytest.raises(EngineError, match="exit code -9"):
         engine.stop()
     with pyengine.Engine(root) as again, again.connect() as producer:  # adopts the living workers
         assert producer.put("T", b"two").ok
     assert living_kinds(root) == [] and bodies(root) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_engine_whose_disk_failed_while_it_ran_is_degraded_and_can_be_joined(make_engine, shared):
+    made = make_engine()
+    engine = pyengine.Engine(made.root, shared=shared, **SMALL).start()
+    with made.memory(writable=True) as memory:
+        native.freeze(memory.control, native.FLUSHER, errno.EIO, "a segment cannot be made durable")
+    assert (engine.state, engine.reason) == ("degraded", "a segment cannot be made durable")
+    if shared:
+        other = pyengine.Engine(made.root, shared=True, **SMALL).start()
+        assert other.state == "degraded"
+        other.stop()
+    with pytest.raises(EngineError, match="a segment cannot be made durable"):
+        engine.stop()
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -347,8 +347,9 @@ def test_an_embedded_engine_says_where_its_store_is(tmp_path):
     engine = pyengine.Engine(root, **SMALL).start()
     with engine.connect() as producer:
         assert producer.put("T", b"x").ok
+    supervisor = engine.pid
     root.rename(tmp_path / "moved")
-    wait_ended(engine.pid)
+    wait_ended(supervisor)
     with pytest.raises(EngineError, match=f"has ended: {root} does not lead .* which are in {tmp_path / 'moved'}"):
         engine.stop()
     engine.stop()  # nothing is left to stop
