@@ -456,7 +456,7 @@ class StoreReader:
                              decompress=chosen.decompress)
         segments = [start for start in self._segments_between(since_ms, until_ms, limit) if start + self.commit_log.size_bytes > begin]
         named = None
-        if chosen.topics is not None and choose is not None:
+        if chosen.topics and choose is not None:
             named = self._find_named(chosen, choose, segments, begin, limit, self._queue_limit(level))
         return self._scan(scanner, begin, limit, segments, named)
 

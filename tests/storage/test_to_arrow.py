@@ -231,6 +231,11 @@ def test_a_few_messages_of_a_large_log_are_read_through_their_queues(tmp_path, b
         assert len(by_queues) == used
 
 
+def test_no_topics_give_no_rows_however_large_the_log_is(builder, by_queues):
+    with pyengine.open_store(builder.root) as store:
+        assert store.to_arrow([], ["physicalOffset"]).read_all().num_rows == 0
+
+
 def test_segments_of_other_times_are_not_read_in_a_log_of_pyengine(builder):
     """Damage in them is not met. RocketMQ's clock may have been set back, so all of its log is read."""
     for _ in range(100):
