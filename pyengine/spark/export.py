@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pyarrow
 from pyarrow import parquet
@@ -125,6 +125,8 @@ def export_parquet(
             given["startingPhysicalOffset"] = str(state.end)
         read = read_options(given)
     parts = planned_parts(spark, read, given, 2)
+    if incremental and parts and read.ends_between_records:  # where the last run ended, or the log begins
+        parts[0] = replace(cast("LogRange", parts[0]), begins_record=True)
     begin = 0 if state is None else state.end or 0
     if state is not None:
         _require_log(target, state, read)

@@ -290,6 +290,11 @@ class ReadOptions:
         return self.file_system != AUTO or scheme_of(self.path) != ""
 
     @property
+    def ends_between_records(self) -> bool:
+        """Whether its level ends between two records; slaves of RocketMQ may have confirmed a part of one."""
+        return self.read_level is not ReadLevel.REPLICATED
+
+    @property
     def has_topics(self) -> bool:
         """Whether topics are chosen."""
         return bool(self.subscribe or self.subscribe_pattern or self.assign)

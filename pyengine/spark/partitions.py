@@ -32,13 +32,17 @@ class DataLossError(CorruptionError):
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """The records that begin in [start, end), physical offsets; no task of this read continues at `stop`."""
+    """The records that begin in [start, end), physical offsets; no task of this read continues at `stop`.
+
+    `begins_record`: one is known to begin at `start`, or will.
+    """
 
     start: int
     end: int
     stop: int
     limit: int
     segment_bytes: int
+    begins_record: bool = False
 
     @property
     def log_bytes(self) -> int:
@@ -84,10 +88,10 @@ class QueuePart(InputPartition):
 Part = LogRange | QueuePart
 
 
-def cut(start: int, stop: int, limit: int, segment_bytes: int, wanted: int) -> list[LogRange]:
+def cut(start: int, stop: int, limit: int, segment_bytes: int, wanted: int, *, begins_record: bool = False) -> list[LogRange]:
     """Divide [start, stop) into ranges of at most `wanted` bytes; an empty read has no range.
 
-    A range has whole segments, or is inside one, so that most ranges begin at a known record.
+    A range has whole segments, or is inside one, so that most ranges begin at a known record. `begins_record`: one begins at `start`.
     """
     if start >= stop:
         return []
@@ -103,7 +107,7 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, wanted: int) -> l
             step = -(-segment_bytes // pieces)
             at = min(segment_end, at - at % segment_bytes + ((at % segment_bytes) // step + 1) * step)
     bounds.append(stop)
-    return [LogRange(a, min(b, stop), stop, limit, segment_bytes) for a, b in itertools.pairwise(bounds)]
+    return [LogRange(a, min(b, stop), stop, limit, segment_bytes, begins_record and a == start) for a, b in itertools.pairwise(bounds)]
 
 
 def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: int) -> int:

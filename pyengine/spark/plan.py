@@ -196,7 +196,8 @@ def plan_queues(
     parts: list[LogRange | QueuePart] = [
         QueuePart(tuple(group), limit, segment_bytes, file_bytes) for group in grouped(slices, most)
     ]
-    return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes)
+    return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes,
+                       begins_record=reader.is_live and options.ends_between_records)
 
 
 def why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple[str, int]:

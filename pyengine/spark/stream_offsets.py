@@ -195,7 +195,7 @@ class LogStream(StreamOffsets):
         options = self._options
         first, stop = self._skip_deleted(start[NAME]), end[NAME]
         wanted = partition_bytes(stop - first, options.max_partition_bytes, options.min_partitions)
-        return cut(first, stop, stop, self._log.size_bytes, wanted)
+        return cut(first, stop, stop, self._log.size_bytes, wanted, begins_record=options.ends_between_records)
 
     def _end(self) -> int:
         end = self._reader.max_physical_offset(self._options.read_level)

@@ -240,7 +240,8 @@ class RangeReader(TaskReader):
         segment_end = start + part.segment_bytes
         limit = min(part.limit, segment_end)
         on_damage = next_record if self.options.on_corrupt == "skip" else None
-        position = first if first == start and first < limit else segment.find_record(first, end, limit)
+        is_known = first == start or first == part.start and part.begins_record
+        position = first if is_known and first < limit else segment.find_record(first, end, limit)
         sure = -1
         for piece in runs_of(segment, end if position is None else position, end, limit, on_damage):
             if isinstance(piece, LogRun):

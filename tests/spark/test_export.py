@@ -21,7 +21,7 @@ from pyarrow import parquet
 from damage import flip
 from fix_cli import run
 from fix_store_builder import StoreBuilder
-from pyengine.errors import DiskFullError, EngineError, UsageError
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import export, spark_session
 from pyengine.spark.export import RUN, STATE, SUCCESS, PartFiles, Target, escaped, export_parquet, write_groups
@@ -299,6 +299,17 @@ def test_an_incremental_export_refuses_another_selection_than_it_began_with(tmp_
     same = {**BEGUN, "tags": "b||a", "maxPartitionBytes": 5, "failOnDataLoss": False, "allowMissing": True}
     with pytest.raises(AttributeError, match="getLocalProperty"):  # it goes on, to Spark
         export_parquet(ONE_CORE, builder.root, out, incremental=True, **same)
+
+
+def test_an_incremental_export_looks_at_the_record_where_the_last_one_ended(tmp_path, builder, monkeypatch):
+    Local(monkeypatch)
+    out, given = tmp_path / "out", {"incremental": True, "columns": "physicalOffset"}
+    assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 60
+    end = builder.end
+    put(builder, 9)
+    builder.write_log(b"\xff" * 8, at=end + 28)
+    with pytest.raises(CorruptionError, match=f"damaged at {end}"):
+        export_parquet(ONE_CORE, builder.root, out, **given)
 
 
 @pytest.mark.parametrize("system", ["auto", "arrow"])

@@ -13,7 +13,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from fix_store_builder import START_MS, StoreBuilder
-from pyengine.errors import EngineUnavailableError, UsageError
+from pyengine.errors import CorruptionError, EngineUnavailableError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
@@ -99,6 +99,20 @@ def test_the_same_offsets_give_the_same_rows_after_more_was_put(builder):
         assert stream.rows(start, end) == before != []
         assert Stream(builder, **given).rows(start, end) == before
         assert len(stream.run(start)) > 0 and len(stream.read) == len(everything(builder, **given))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_damage_at_the_begin_of_a_batch_fails_or_is_skipped_alone(builder, victim, caplog):
+    """It is known that a record begins there, so it is not searched for."""
+    strict, skipping = (Stream(builder, columns="physicalOffset", onCorrupt=what) for what in ("fail", "skip"))
+    start = strict.stream.initial()
+    put = [builder.put("A", b"x" * 50).physical_offset for _ in range(9)]
+    end = strict.stream.available()
+    builder.write_log(b"\xff" * 8, at=put[victim] + 28)
+    with pytest.raises(CorruptionError, match=f"damaged at {put[victim]}"):
+        strict.rows(start, end)
+    assert [row[0] for row in skipping.rows(start, end)] == [at for at in put if at != put[victim]]
+    assert f"bytes at {put[victim]}" in caplog.text
 
 
 def test_queues_share_a_bound_in_proportion_to_their_waiting_messages(tmp_path):
