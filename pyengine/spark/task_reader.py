@@ -242,6 +242,9 @@ class RangeReader(TaskReader):
         on_damage = next_record if self.options.on_corrupt == "skip" else None
         is_known = first == start or first == part.start and part.begins_record
         position = first if is_known and first < limit else segment.find_record(first, end, limit)
+        if on_damage is not None and position is not None and end == part.end < min(part.stop, segment_end):
+            found = segment.find_record(end, limit, limit)  # by the tasks that follow: what is before is read here
+            end = min(part.stop, limit if found is None else found)
         sure = -1
         for piece in runs_of(segment, end if position is None else position, end, limit, on_damage):
             if isinstance(piece, LogRun):
