@@ -23,7 +23,7 @@ from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, withou
 from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
 from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
-from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets, is_of_log, without_mark
+from pyengine.spark.stream_offsets import MARK, NAME, LogStream, Offset, QueueStream, StreamOffsets, is_of_log, without_mark
 from pyengine.spark.task_reader import read_partition
 from pyengine.spark.versions import (
     ReadAllAvailable,
@@ -54,18 +54,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store: OpenStore | None = None
         self._stream: StreamOffsets | None = None
         self._target: Offset | None = None
+        self._initial: Offset | None = None
         self._waiting_since_s: float | None = None
         self._last_batch_s: float | None = None
         self._is_log_known = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_waiting_since_s": None,
+        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_initial": None, "_waiting_since_s": None,
                 "_last_batch_s": None, "_is_log_known": False}
 
     def initialOffset(self) -> Offset:
         """Return where a new query begins; a restarted one continues from its checkpoint."""
         stream = self._opened()
-        return stream.marked(stream.initial())
+        self._initial = stream.marked(stream.initial())
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a batch from the options."""
@@ -108,7 +110,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == begin:
             return start
         self._last_batch_s = monotonic()
-        return stream.marked(end, start)
+        found = stream.marked(end, start)
+        if start == self._initial and MARK in found:
+            found[MARK]["begin"] = begin
+        return found
 
     def reportLatestOffset(self) -> Offset | None:
         """Return the current end for the query's progress; None while it is unknown, since an error would end the query."""
@@ -124,6 +129,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the parts of one batch; DataLossError for deleted messages, unless that is allowed."""
         stream = self._opened(start)
         self._require_log(stream, start, end)
+        if start != end:  # of the first batch Spark asks for the initial offset again
+            start = end.get(MARK, {}).get("begin", start)
         return stream.parts(without_mark(start), without_mark(end))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:

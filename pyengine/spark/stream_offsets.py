@@ -8,7 +8,8 @@ in the consume queues. It reads a queue that appears while it runs from its firs
 lost to the stream.
 
 Beside these, Spark's checkpoint has a mark of the log below them, {"": {"end": N, "sample": "..."}}: other messages under the same
-offsets must not be taken for those that were read. No topic has an empty name. A checkpoint of version 0.2.0 has no mark.
+offsets must not be taken for those that were read. No topic has an empty name. A checkpoint of version 0.2.0 has no mark. That of the
+first batch's end also has its `begin`, since Spark stores no initial offset.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.stream_offsets import LogStream, QueueStream, without_mark
+from spark import logs
 from spark.logs import rows
 
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]
@@ -323,6 +324,39 @@ def test_a_queue_that_is_gone_for_good_is_waited_for_once(builder, monkeypatch):
     for _ in range(2):
         assert without_mark(reader.latestOffset(start, None)) == {"A": {"0": 30, "1": 30, "9": 5}}
     reader.stop()
+
+
+def offsets_between(reader, start, end) -> list[int]:
+    return [offset for part in reader.partitions(start, end) for batch in reader.read(part) for offset in batch.column(0).to_pylist()]
+
+
+@pytest.mark.parametrize(("starting", "given"), [("-5", {"assign": '{"A": [0]}'}), ("latest", {"assign": '{"A": [0]}'}), ("latest", {})])
+def test_the_first_batch_gives_the_same_rows_when_spark_asks_again_where_it_begins(builder, starting, given):
+    """Spark asks when it runs the batch, and again when it repeats it; it stores only where the batch ends."""
+    def put(count: int) -> list[int]:
+        return [builder.put("A", b"x").queue_offset for _ in range(count)]
+
+    first, again = (logs.stream_reader(builder.root, columns="offset", startingOffsets=starting, **given) for _ in range(2))
+    start = first.initialOffset()
+    wanted = put(4)
+    end = json.loads(json.dumps(first.latestOffset(start, None)))
+    put(20)
+    for reader in (first, again):
+        assert reader.partitions(end, end) == []  # where a query is started again
+        assert offsets_between(reader, reader.initialOffset(), end)[-4:] == wanted
+        following = reader.latestOffset(end, None)
+        assert offsets_between(reader, end, following)[0] == wanted[-1] + 1
+        reader.stop()
+
+
+def test_a_first_batch_that_is_repeated_tells_what_was_deleted_meanwhile(builder):
+    first, again = (logs.stream_reader(builder.root, columns="offset") for _ in range(2))
+    end = first.latestOffset(first.initialOffset(), None)
+    builder.segment(0).unlink()
+    with pytest.raises(DataLossError, match="the stream had read up to 0"):
+        again.partitions(again.initialOffset(), end)
+    for reader in (first, again):
+        reader.stop()
 
 
 # -- the log of a checkpoint
