@@ -55,13 +55,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream: StreamOffsets | None = None
         self._target: Offset | None = None
         self._initial: Offset | None = None
+        self._seen: Offset | None = None  # the last end
         self._waiting_since_s: float | None = None
         self._last_batch_s: float | None = None
         self._is_log_known = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_initial": None, "_waiting_since_s": None,
-                "_last_batch_s": None, "_is_log_known": False}
+        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_initial": None, "_seen": None,
+                "_waiting_since_s": None, "_last_batch_s": None, "_is_log_known": False}
 
     def initialOffset(self) -> Offset:
         """Return where a new query begins; a restarted one continues from its checkpoint."""
@@ -79,12 +80,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
-        """Return the end of the next batch, or `start` if there are no messages. Spark 4.0 and 4.1 pass neither argument.
+        """Return the end of the next batch, or `start` if there are no messages. Spark 4.0 and 4.1 pass neither argument: then the
+        batch starts at the last end.
 
         If an engine restarts, the files show less than before, or a segment is just being copied, the end is unknown: for TIMEOUT_S
         return `start`, then raise an error.
         """
         stream = self._opened(start)
+        start = self._seen if start is None else start
         try:
             target = stream.available() if self._target is None else self._target
         except _TRANSIENT:
@@ -92,7 +95,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             return start
         if start is None:
-            return stream.marked(target)
+            self._seen = stream.marked(target)
+            return self._seen
         self._require_log(stream, start)
         begin = without_mark(start)
         if not stream.is_beyond(begin, target):
@@ -110,10 +114,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == begin:
             return start
         self._last_batch_s = monotonic()
-        found = stream.marked(end, start)
-        if start == self._initial and MARK in found:
-            found[MARK]["begin"] = begin
-        return found
+        self._seen = stream.marked(end, start)
+        if start == self._initial and MARK in self._seen:
+            self._seen[MARK]["begin"] = begin
+        return self._seen
 
     def reportLatestOffset(self) -> Offset | None:
         """Return the current end for the query's progress; None while it is unknown, since an error would end the query."""
@@ -127,7 +131,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
         """Return the parts of one batch; DataLossError for deleted messages, unless that is allowed."""
-        stream = self._opened(start)
+        stream, self._seen = self._opened(start), end
         self._require_log(stream, start, end)
         if start != end:  # of the first batch Spark asks for the initial offset again
             start = end.get(MARK, {}).get("begin", start)
@@ -156,9 +160,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _awaited(stream: StreamOffsets, begin: Offset) -> Offset:
         """Return the stream's end once the store shows what the stream has read; whatever it is after TIMEOUT_S."""
         deadline_s = monotonic() + TIMEOUT_S
-        while stream.is_beyond(begin, target := stream.available()) and monotonic() < deadline_s:
+        while True:
+            is_over = monotonic() >= deadline_s
+            with contextlib.suppress(*(() if is_over else _TRANSIENT)):
+                target = stream.available()
+                if is_over or not stream.is_beyond(begin, target):
+                    return target
             sleep(POLL_INTERVAL_S)
-        return target
 
     def _holds_back(self, stream: StreamOffsets, start: Offset, target: Offset) -> bool:
         """Return whether the batch must wait for more messages (minOffsetsPerTrigger); the first one and availableNow do not."""

@@ -283,6 +283,8 @@ class QueueStream(StreamOffsets):
         assert choose is not None, "topics are chosen"
         self._choose = without_light_queues(choose)
         self._has_begun = False
+        self._gone: set[Queue] = set()
+        self._last_limit = 0
 
     def initial(self) -> Offset:
         limit = self._limit()
@@ -304,17 +306,17 @@ class QueueStream(StreamOffsets):
         return found
 
     def _end_of_read(self, start: Offset, end: Offset, before: int | None) -> int:
-        begins, found, limit = {} if before is None else _from_json(start), before or 0, self._limit()
+        begins, found = {} if before is None else _from_json(start), before or 0
         for key, last in _from_json(end).items():
             queue = self._reader._queue(*key) if last != begins.get(key, 0) else None
             end_of_last = -1 if queue is None else end_of_entry(queue, last)
-            if end_of_last <= limit:  # else it is damaged
+            if end_of_last <= self._last_limit:  # else it is damaged
                 found = max(found, end_of_last)
         return found
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:
         ends = _from_json(target)
-        return any(begin > ends.get(key, 0) for key, begin in _from_json(start).items())
+        return any(begin > ends.get(key, 0) for key, begin in self._awaited(start).items())
 
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
         """Do as the base. A limit is divided among the queues by their waiting messages, and each queue with messages gives at least
@@ -322,6 +324,10 @@ class QueueStream(StreamOffsets):
         """
         begins, ends = _from_json(start), _from_json(target)
         spans: dict[Queue, tuple[ConsumeQueue, int, int]] = {}
+        for key, begin in self._awaited(start).items():
+            if begin and key not in ends:
+                self._lost(f"queue {key[0]}/{key[1]} is gone, the stream had read up to {begin}")
+                self._gone.add(key)
         for key, end in ends.items():
             queue = self._reader._queue(*key)
             if queue is None:
@@ -370,8 +376,13 @@ class QueueStream(StreamOffsets):
         file_bytes = reader.geometry.mapped_file_size_consume_queue_bytes
         return [QueuePart(tuple(group), limit, reader.commit_log.size_bytes, file_bytes) for group in grouped(slices, most)]
 
+    def _awaited(self, start: Offset) -> QueueNumbers:
+        """Return the chosen queues of an offset, without those for which it was waited in vain."""
+        return {key: begin for key, begin in _from_json(start).items() if key not in self._gone and self._choose(*key) is not None}
+
     def _limit(self) -> int:
-        return max(0, self._reader.dispatched_offset(self._options.read_level))
+        self._last_limit = max(0, self._reader.dispatched_offset(self._options.read_level))
+        return self._last_limit
 
     def _prefetched_queues(self, limit: int) -> list[tuple[Queue, ConsumeQueue]]:
         found = [((topic, queue_id), queue) for topic, queue_ids in self._reader.topics().items() for queue_id in queue_ids

@@ -317,13 +317,58 @@ def test_a_queue_that_is_gone_for_good_is_waited_for_once(builder, monkeypatch):
 
     now_s = [1000.0]
     monkeypatch.setattr(module, "monotonic", lambda: now_s[0])
-    reader = module.LogStreamReader(StructType(), {"path": str(builder.root), "subscribe": "A", "failOnDataLoss": "false"})
-    start = {"A": {"0": 0, "1": 30, "9": 5}}
-    assert reader.latestOffset(start, None) == start
+    strict, lenient = (module.LogStreamReader(StructType(), {"path": str(builder.root), "subscribe": "A", "failOnDataLoss": flag})
+                       for flag in ("true", "false"))
+    start = {"A": {"0": 0, "1": 30, "9": 5}, "B": {"0": 7}}  # B is chosen no more
+    for reader in (strict, lenient):
+        assert reader.latestOffset(start, None) == start
     now_s[0] += module.TIMEOUT_S
+    with pytest.raises(DataLossError, match="queue A/9 is gone, the stream had read up to 5"):
+        strict.latestOffset(start, None)
     for _ in range(2):
-        assert without_mark(reader.latestOffset(start, None)) == {"A": {"0": 30, "1": 30, "9": 5}}
-    reader.stop()
+        end = lenient.latestOffset(start, None)
+        assert without_mark(end) == {"A": {"0": 30, "1": 30, "9": 5}, "B": {"0": 7}}
+    now_s[0] += module.TIMEOUT_S
+    assert lenient.latestOffset(end, None) == end
+    with held_by_a_broker(builder.root):
+        assert lenient.latestOffset(end, None) == end, "that wait is a new one"
+    slept: list[float] = []
+    monkeypatch.setattr(module, "sleep", lambda pause_s: (slept.append(pause_s), now_s.__setitem__(0, now_s[0] + module.TIMEOUT_S)))
+    reader = module.LogStreamReader(StructType(), {"path": str(builder.root), "subscribe": "A", "failOnDataLoss": "false"})
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, None)
+    assert reader.latestOffset(end, None) == end and len(slept) == 1
+    for reader in (strict, lenient, reader):
+        reader.stop()
+
+
+def test_a_choice_that_is_narrowed_does_not_wait_for_the_other_queues(builder):
+    reached = Stream(builder, subscribe="A,B").run()
+    narrower = Stream(builder, subscribe="A")
+    assert not narrower.stream.is_beyond(reached, narrower.stream.available())
+    assert narrower.run(reached) == reached
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": "A"}])
+def test_a_stream_whose_start_spark_does_not_tell_never_goes_back(builder, given, monkeypatch):
+    """As with Spark 4.0 and 4.1; when a query is started again these ask first for the parts of an empty batch."""
+    from pyengine.spark import stream as module
+
+    now_s = [1000.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now_s[0])
+    first, again = (logs.stream_reader(builder.root, **given) for _ in range(2))
+    end = first.latestOffset()
+    assert again.partitions(end, end) == []
+    ahead = {"A": {"0": 31, "1": 30}} if given else {"physicalOffset": builder.end + 1}
+    for reader in (first, again):
+        with held_by_a_broker(builder.root):
+            assert reader.latestOffset() == end
+        assert reader.latestOffset() == end
+        assert reader.partitions(ahead, ahead) == [] and reader.latestOffset() == ahead
+        now_s[0] += module.TIMEOUT_S
+        with pytest.raises(DataLossError, match="what it had read is gone"):
+            reader.latestOffset()
+        reader.stop()
 
 
 def offsets_between(reader, start, end) -> list[int]:
