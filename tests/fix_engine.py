@@ -182,14 +182,16 @@ def wait_noted(root: Path) -> None:
                                native.load(control.workers[native.CHECKPOINTER], "position")) >= end, "all is noted")
 
 
-# What starts engines to test something else than how they start.
-FORKED_IN = ("cli", "client", "gateway", "interop", "spark")
+# Folders and files that start engines to test something else than how they start.
+FORKED_IN = ("cli/", "client/", "gateway/", "interop/", "spark/", "test_replication.py", *(f"engine/test_{name}.py" for name in (
+    "cleaner", "hostile_producer", "log_paths", "lost_names", "recovery_of_engines", "replaced_engine", "scheduler", "scribbled_memory",
+    "slave", "statistics", "storm")))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def forked_supervisors(request):
     """Supervisors are forked too (forked.py): to start an interpreter and load all workers is most of a start's CPU."""
-    if request.path.relative_to(Path(__file__).parent).parts[0] not in FORKED_IN:
+    if not str(request.path.relative_to(Path(__file__).parent)).startswith(FORKED_IN):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

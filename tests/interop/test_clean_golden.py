@@ -68,6 +68,7 @@ def test_readers_and_check_agree(cleaned):
     assert (checked.code, checked.document["findings"]) == (0, [])
 
 
+@pytest.mark.ci
 @pytest.mark.java
 @pytest.mark.maven
 def test_the_real_store_opens_it_and_reads_what_it_reads_from_its_own(cleaned, judge):
