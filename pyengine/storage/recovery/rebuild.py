@@ -104,10 +104,7 @@ def rebuild(
     """
     started_s = time.monotonic()
     selection = selection or Selection()
-    # Records with light queue offsets got them from a store with multi-dispatch, even if the settings differ now.
-    options = replace(options or EngineConfig(), enable_multi_dispatch=True)
-    if store.consume_queue_ext.is_dir():
-        options = replace(options, enable_consume_queue_ext=True)
+    options = options or EngineConfig()
     segments = store.list_complete_log()
     if not segments:
         raise NotAStoreError(f"{store} has no commit log: queues and index are rebuilt from it")

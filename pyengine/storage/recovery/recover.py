@@ -63,6 +63,9 @@ def recover(
     options = options or EngineConfig()
     store.require_exists()
     notes = read_notes(store, shared, rebuilding)
+    if notes.rebuilding is not None:  # records with light queue offsets got them from a store with multi-dispatch, whatever is set now
+        options = replace(options, enable_multi_dispatch=True, enable_consume_queue_ext=(
+            options.enable_consume_queue_ext or store.consume_queue_ext.is_dir()))
     if shared is not None and shared.sync_failed:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from damage import flip
 from dying import run_and_die_at
+from fix_failpoints import Interrupted, at_failpoints
 from fix_golden import CLEAN, compare_inspect
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ExitCode, NotAStoreError, StoreRefusedError, UsageError
@@ -256,3 +257,23 @@ def test_a_rebuild_of_the_whole_store_continues_a_killed_rebuild_of_one_queue(st
     assert queue_bytes(stopped.root) == before
     assert Path(report.quarantine).name == "rebuild-1"
     assert queue_bytes(Path(report.quarantine)) == before
+
+
+def test_a_start_that_ends_a_killed_rebuild_makes_light_queues_again_too(builder):
+    for number in range(3):
+        properties = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)}
+        builder.put("T", b"%d" % number, dispatch=False, properties=properties)
+    store = MessageStore(builder.root, builder.geometry)
+    recover(store, options=EngineConfig(enable_multi_dispatch=True))
+    before = queue_bytes(builder.root)
+    assert len(before) == 2
+
+    def cut(step: str) -> None:
+        if step == "recovery_log_done":
+            raise Interrupted
+
+    with pytest.raises(Interrupted), at_failpoints(cut):
+        rebuild(store)
+    assert not queue_bytes(builder.root)
+    recover(store)
+    assert queue_bytes(builder.root) == before
