@@ -2,7 +2,7 @@
 
 The number of slots and entries of an index file is derived from its own bytes. Its length gives one
 equation for two numbers; its content decides: the used slots come before entry 1, their count is
-in the header, and every entry belongs to the slot from which its chain starts (hash mod slots). In each
+in the header, and the slot of every entry (hash mod slots) names one that belongs to it. In each
 golden store with an index exactly one pair fits.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyengine._native import ms_index_progress
 
 _FILES_CHECKED = 3
-_CHAINS_CHECKED = 256
+_ENTRIES_CHECKED = 256
 _PAGE = bytes(4096)
 
 
@@ -59,35 +59,26 @@ def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | Non
 
 
 def fits(view: mmap.mmap, layout: IndexLayout) -> bool:
-    """Whether the file has this layout's length and a sample of its chains matches the layout."""
+    """Whether the file has this layout's length and a sample of its entries matches the layout."""
     if len(view) != layout.size_bytes:
         return False
     header = unpack_header(view)
     if not 1 < header.index_count <= layout.max_index_num or header.hash_slot_count > layout.max_hash_slot_num:
         return False
-    numbers = range(1, header.index_count, max(1, (header.index_count - 1) // _CHAINS_CHECKED))  # the oldest have the longest chains
+    numbers = range(1, header.index_count, max(1, (header.index_count - 1) // _ENTRIES_CHECKED))
     try:
         return (unpack_entry(view, layout.entry_at(1)).physical_offset == header.begin_physical_offset
                 and unpack_entry(view, layout.entry_at(header.index_count - 1)).physical_offset == header.end_physical_offset
-                and all(_chain_fits(view, layout, header, number) for number in numbers))
+                and all(_slot_fits(view, layout, header, number) for number in numbers))
     except FormatError:
         return False
 
 
-def _chain_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, number: int) -> bool:
-    """Whether entry `number` is reached from its own slot, through entries of that slot only."""
+def _slot_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, number: int) -> bool:
+    """Whether the slot of entry `number` names it or a newer entry, and that belongs to the slot."""
     slot = layout.slot_of(unpack_entry(view, layout.entry_at(number)).key_hash)
-    (current,) = SLOT.unpack_from(view, layout.slot_at(slot))
-    for _ in range(header.index_count):
-        if not number <= current < header.index_count:
-            return False
-        if current == number:
-            return True
-        entry = unpack_entry(view, layout.entry_at(current))
-        if entry.key_hash < 0 or layout.slot_of(entry.key_hash) != slot or entry.previous >= current:
-            return False
-        current = entry.previous
-    return False
+    (newest,) = SLOT.unpack_from(view, layout.slot_at(slot))
+    return number <= newest < header.index_count and layout.slot_of(unpack_entry(view, layout.entry_at(newest)).key_hash) == slot
 
 
 def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:

@@ -12,6 +12,7 @@ from fix_golden import RECIPES
 from pyengine.engine_config import Geometry
 from pyengine.formats import index_file
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
+from pyengine.storage import index_file as index_module
 from pyengine.storage.index_file import find_layout
 from pyengine.storage.message_store import DEFAULTS, discover
 
@@ -149,6 +150,15 @@ def test_any_index_with_a_few_keys_tells_its_layout(tmp_path, rng: random.Random
         path = tmp_path / f"{trial:017d}"
         write_index(path, layout, [rng.randrange(1 << 31) for _ in range(keys)], first_offset=first_offset)
         assert find_layout([path], DEFAULTS.index_layout) == layout
+
+
+def test_an_index_of_one_key_tells_its_layout_without_a_walk_of_its_chain(tmp_path, monkeypatch):
+    layout, read = IndexLayout(50, 4001), []
+    write_index(tmp_path / ("0" * 17), layout, [12345] * 4000)
+    real = index_module.unpack_entry
+    monkeypatch.setattr(index_module, "unpack_entry", lambda view, at: read.append(at) or real(view, at))
+    assert find_layout([tmp_path / ("0" * 17)], DEFAULTS.index_layout) == layout
+    assert len(read) < 4000
 
 
 def test_an_entry_of_zeros_only_does_not_mislead(tmp_path):
