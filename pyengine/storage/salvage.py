@@ -74,20 +74,23 @@ _WRONG_BLANK = "blank of another length"
 _ZEROS_LEFT_OUT_MAX = 8  # a record without properties ends in two zeros
 
 
-def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path]], set[int]]:
+def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path]], set[int], list[str]]:
     """Return (start offset, path) of every 20-digit file in these folders, ascending, whatever its length; other names are ignored.
 
-    The set has the start offsets of those that are no file: a folder, or a link to a disk that is not mounted.
+    The set has the start offsets of those that are no file: a folder, or a link to a disk that is not mounted. The sentences name
+    files that have the start offset of an earlier one: each segment is read once.
     """
-    found, no_files = [], set()
+    found, no_files, notes = dict[int, Path](), set[int](), list[str]()
     for folder in folders:
-        for name in os.listdir(folder):
-            start = parse_segment_name(name)
-            if start is not None and (folder / name).is_file():
-                found.append((start, folder / name))
-            elif start is not None:
+        for name in sorted(os.listdir(folder)):
+            start, path = parse_segment_name(name), folder / name
+            if start is None:
+                continue
+            if not path.is_file():
                 no_files.add(start)
-    return sorted(found), no_files - {start for start, _ in found}
+            elif found.setdefault(start, path) is not path:
+                notes.append(f"{path} was left out: it is the segment of {found[start]}, which was read")
+    return sorted(found.items()), no_files - found.keys(), notes
 
 
 def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[LogRun | LogDamage, memoryview]]:
@@ -433,10 +436,10 @@ def _salvage(
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     has_log = log_exists(root)
     folders = StorePaths(root).commit_log_folders.all if has_log else ()
-    segments, no_files = list_damaged_segments(folder for folder in folders if folder.is_dir())
-    missing, notes = _missing(segments, size_bytes)
+    segments, no_files, notes = list_damaged_segments(folder for folder in folders if folder.is_dir())
+    missing, far = _missing(segments, size_bytes)
     missing = tuple(sorted({*missing, *no_files}))
-    notes += [f"the log's folder {folder} does not exist: if its disk is not mounted, mount it and salvage again"
+    notes += far + [f"the log's folder {folder} does not exist: if its disk is not mounted, mount it and salvage again"
               for folder in folders if not folder.is_dir()]
     skipped: list[LogDamage] = []
     unsure: list[LogDamage] = []  # zeros that are the end of the log, unless records follow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from contextlib import closing
 from dataclasses import asdict
 
@@ -131,6 +132,17 @@ def test_a_missing_log_folder_is_noted(stopped, tmp_path):
         settings.write(f'read_only_commit_log_store_paths = "{elsewhere}"\n')
     report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert f"the log's folder {elsewhere} does not exist: if its disk is not mounted, mount it and salvage again" in report.notes
+
+
+def test_a_segment_in_two_folders_comes_over_once(stopped, tmp_path):
+    first = min((stopped.root / "commitlog").iterdir())
+    (tmp_path / "archive").mkdir()
+    twin = shutil.copy2(first, tmp_path / "archive")
+    with open(stopped.root / "config" / "engine.toml", "a") as settings:
+        settings.write(f'read_only_commit_log_store_paths = "{tmp_path / "archive"}"\n')
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert f"{twin} was left out: it is the segment of {first}, which was read" in report.notes
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
 
 
 def test_a_quarantine_on_a_disk_that_is_not_mounted_is_not_empty(stopped, tmp_path):
