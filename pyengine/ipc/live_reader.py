@@ -557,7 +557,7 @@ def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progr
     from pyengine.storage.check.check import check  # imported here, since readers do not need it
     from pyengine.storage.check.parts import run_here
 
-    store = MessageStore(root, config.geometry)
+    store = MessageStore(root.absolute(), config.geometry)  # findings name files by what follows the root
 
     def checked_below(limit: int | None, beside: str = "") -> CheckReport:
         return check(store, acked=acked, limit=limit, options=config, progress=progress, run=run or run_here, beside=beside)

@@ -40,9 +40,13 @@ def test_a_damaged_body_is_an_error_and_the_exit_code_3(golden):
     assert changes(before, picture(store.root)) == []
 
 
-def test_a_segment_of_wrong_length_is_a_finding(golden):
-    ran = run("check", golden("abnormal-shortfile").root, "--json")
+def test_a_segment_of_wrong_length_is_a_finding_wherever_the_store_is_named_from(golden, monkeypatch):
+    store = golden("abnormal-shortfile")
+    ran = run("check", store.root, "--json")
     assert ran.code == 3 and "refuse the store as it is" in ran.document["findings"][0]["text"]
+    assert ran.document["findings"][0]["file"].startswith("commitlog/")
+    monkeypatch.chdir(store.root)
+    assert run("check", ".", "--json").document["findings"] == ran.document["findings"]
 
 
 def acks(store) -> list[dict]:
