@@ -67,6 +67,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import QuarantineEntry, is_quarantine, list_pieces, list_quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Findings, Progress, RecoveryReport, with_queue_names
+from pyengine.storage.replication_state import NAME as REPLICATION
 
 # ---- the logs: runs of complete records of the old one, and the new one, in which every offset of a record is changed -------------
 
@@ -522,7 +523,7 @@ def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
 
 # Files of the engine that wrote the old store, or of an unfinished change to it, which are not copied.
 _NOT_COPIED = LEFT_BY_SALVAGE | NOT_KEPT | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
-                                               "sync-failure"})
+                                               "sync-failure", REPLICATION})
 _NOT_COPIED_SUFFIXES = (".tmp", ".bak", ".damaged")
 
 Queues = Mapping[tuple[str, int], Moves]

@@ -28,6 +28,7 @@ from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.quarantine import copy_of_bytes, list_quarantine
 from pyengine.storage.recovery.recover import recover
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
 
 
@@ -181,6 +182,7 @@ def test_the_old_engines_identity_is_not_copied_and_unreadable_config_is_named(s
     config = stopped.root / "config"
     (config / "engine-id").write_text("x")
     RECOVERED.write(stopped.root, 4096)  # an offset of the old log
+    ReplicationStateFile(stopped.root).write(ReplicationState("SLAVE", 4096))
     (config / "topics.json").write_text('{"topicConfigTable": {}}')
     (config / "topics.json.bak").write_text("{}")
     (config / "consumerOffset.json").write_text("not JSON")
