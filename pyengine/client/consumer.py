@@ -18,11 +18,11 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer_groups import (
@@ -85,6 +85,7 @@ NOTES_MAX = 100
 MAX_SPAN = 2_000               # DefaultMQPushConsumer.consumeConcurrentlyMaxSpan
 MAX_DELIVERIES = 16            # a message that was delivered so often, and that no member has finished, is a dead letter
 _LOG = logging.getLogger("pyengine.client.consumer")
+_Made = TypeVar("_Made")
 _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE)
 
 _NO_PROGRAMS_TOPICS = ("%", "RMQ_SYS_", SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC)  # how the names of groups' and the system's begin
@@ -233,15 +234,20 @@ def consume(
     if queues is not None and not choice.is_one:
         raise UsageError("queues belong to one topic: leave out `queues`, or consume that topic alone")
 
-    def attempt(left_s: float) -> Consumer:
+    return _after_recovery(path, lambda: Consumer(path, choice, group, options, settings), timeout_s)
+
+
+def _after_recovery(path: str | os.PathLike[str], attempt: Callable[[], _Made], timeout_s: float) -> _Made:
+    """Return what `attempt` makes; it is tried again for up to `timeout_s` while an engine starts or recovers the store."""
+    def try_now(left_s: float) -> _Made:
         try:
-            return Consumer(path, choice, group, options, settings)
+            return attempt()
         except StoreBusyError as error:
-            if read_holder(path).kind == "owner":  # which starts or recovers it
+            if read_holder(path).kind != "foreign":
                 passing(error)
             raise
 
-    return until_ready(attempt, timeout_s)
+    return until_ready(try_now, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -844,7 +850,8 @@ class Consumer:
                     if self._options.auto_commit and _has_all(closer, self._asker):
                         with self._state:
                             self._finish(None)
-                    self._give_back(list(self._held.values()))
+                    _after_recovery(self._reader.root, lambda: self._give_back(list(self._held.values())),
+                                    CONNECT_TIMEOUT_S if self._is_outer else 0)
 
     def _end(self) -> None:
         with self._state:
@@ -1429,30 +1436,17 @@ class Consumer:
                     self._held[queue_id] = AssignedQueue(queue_id, None, position, InFlight(position))
                 self._stir()
 
-    def _give_back(self, queues: Iterable[AssignedQueue]) -> None:
+    def _give_back(self, queues: Collection[AssignedQueue]) -> None:
         """Store the offsets and acknowledgements of these queues and release them."""
-        if isinstance(self._session, SharedSession):
-            with self._state:
-                for held in queues:
-                    if isinstance(held, SharedAssignment):
-                        held.shared.give_all_back()
-            self._commit_done()
-            with self._state:
-                for held in queues:
-                    self._held.pop(held.queue_id, None)
-            return
         with self._state:
-            offsets = {held.grant: held.done for held in queues}
-            states = unsaved(queues)
-        try:
-            offsets = self._require_in_log(offsets)
-            self._group_session.give_back(offsets, states)
-        except HistoryChangedError:  # the messages may be lost: the next holder starts from the stored offset
-            pass
-        for claim in offsets:
-            self._group_session.drop(claim)
-            with self._state:
-                self._held.pop(claim.queue_id, None)
+            for held in queues:
+                if isinstance(held, SharedAssignment):
+                    held.shared.give_all_back()
+        self._commit_done()
+        self._group_session.release([held.grant for held in queues])
+        with self._state:
+            for held in queues:
+                self._held.pop(held.queue_id, None)
 
     def _commit_done(self) -> None:
         """Store what is done; once more if a recovery of the store has come between."""
@@ -1476,21 +1470,20 @@ class Consumer:
             states = unsaved(self._held.values())
         if not offsets and not states:
             return
-        self._require_in_log(dict.fromkeys({*offsets, *states}, 0))
+        self._require_in_log({*offsets, *states})
         kept = self._group_session.commit(offsets, states)
         with self._state:
             for held in note_stored(self._held, offsets, states, kept):
                 self._revoke(held)
 
-    def _require_in_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
-        """Return `offsets`; HistoryChangedError if one is beyond the end of its queue, since then the log was truncated."""
-        for claim in offsets:
+    def _require_in_log(self, claims: Iterable[Claim]) -> None:
+        """HistoryChangedError if one of these queues ends before what was read of it, since then the log was truncated."""
+        for claim in claims:
             held = self._held.get(claim.queue_id)
             if held is not None and held.last is not None:
                 end = self._reader.queue_end(self.topic, claim.queue_id)
                 if 0 < end <= held.last.queue_offset:
                     raise HistoryChangedError
-        return offsets
 
     def _revoke(self, held: AssignedQueue) -> None:
         """Drop a queue whose hold was ended by another member or by a reset."""

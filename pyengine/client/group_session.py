@@ -4,7 +4,7 @@
     session.share(queue_ids)            # the queues that are this member's now
     session.take(queues without claim)  # claims the free ones, and returns the offsets to start from
     session.commit(...)                 # stores the offsets and acknowledgements of the queues that it still holds
-    session.give_back(...)              # the same, then releases the queues
+    session.release(claims)             # gives the queues to other members
 
 Claims ensure that two members never hold a queue at once, even while they disagree about the shares (docs/consumers.md).
 If the members share messages, each takes the next message of any queue:
@@ -239,17 +239,14 @@ class GroupSession:
             table[self._key] = row | moved
         return {claim.queue_id for claim in held}
 
-    def give_back(self, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue] | None = None) -> set[int]:
-        """Store these and release the queues of `offsets`; the errors are those of commit(), and then no queue is released."""
-        kept = self.commit(offsets, states)
-
-        def release(table: Table) -> None:
-            for claim in offsets:
+    def release(self, claims: Collection[Claim]) -> None:
+        """Release these queues: other members continue where the last commit has ended."""
+        def change(table: Table) -> None:
+            for claim in claims:
                 self._members.release(claim)
 
-        if offsets:
-            self._offsets.update(release)
-        return kept
+        if claims:
+            self._offsets.update(change)
 
     def stored(self) -> dict[int, int]:
         """Return the group's offsets of the topic from the file."""
@@ -728,7 +725,7 @@ class SharedSession(GroupSession):
         """Whether this member reads the queue."""
         return True
 
-    def drop(self, claim: Claim) -> None:
+    def release(self, claims: Collection[Claim]) -> None:
         """There is no claim to release."""
 
     @contextlib.contextmanager

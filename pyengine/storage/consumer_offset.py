@@ -133,7 +133,7 @@ class ConsumerOffsets:
         with exclusive(self.path):
             use = None if is_owner else store_use(self._root)
             if use is StoreUse.OTHER:
-                raise StoreBusyError(f"{self._root} is open in another program, which keeps the groups' offsets itself")
+                raise StoreBusyError(f"{self._root} is being recovered, or open in a broker, which keeps the groups' offsets itself")
             if use is StoreUse.CLOSED:
                 require_known_format(self._root)
             return self._change(change)

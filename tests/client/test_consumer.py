@@ -10,6 +10,7 @@ import signal
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
@@ -22,6 +23,7 @@ from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.client.retries import RetriedMessage
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.ipc.store_lock import owning, read_holder
 from pyengine.native.waiting import Beat
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -540,6 +542,35 @@ def test_a_block_that_ends_by_an_exception_leaves_the_last_messages_open(builder
     with consume() as consumer:
         assert consumer.pull(2)[0].queue_offset == 3
     assert stored(builder) == {0: 5}
+
+
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_a_block_that_ends_after_a_recovery_that_it_has_not_seen_leaves_no_message_open(builder, consume, sharing):
+    fill(builder, 3)
+    consumer = consume(sharing=sharing, commit_interval_s=60)
+    consumer.pull(3)
+    raise_epoch(builder.root)
+    consumer.close()
+    assert stored(builder) == {0: 3}
+
+
+def test_a_block_that_ends_while_the_store_is_recovered_waits_for_that(builder, consume, monkeypatch):
+    fill(builder, 3)
+    consumer = consume(commit_interval_s=60)
+    consumer.pull(3)
+    with ExitStack() as recovery:
+        recovery.enter_context(owning(builder.root))
+        with pytest.raises(StoreBusyError, match="is being recovered"):
+            consumer.commit()
+
+        def find_and_end(root):
+            found = read_holder(root)
+            recovery.close()
+            return found
+
+        monkeypatch.setattr("pyengine.client.consumer.read_holder", find_and_end)
+        consumer.close()
+    assert stored(builder) == {0: 3}
 
 
 def test_without_auto_commit_only_commit_remembers(builder, consume):

@@ -129,7 +129,8 @@ def test_a_member_that_beats_is_never_passed_over(session):
 def test_a_queue_given_back_continues_at_its_stored_offset(session):
     first, second = session(), session()
     claims = {claim: 7 for claim, *_ in first.take([0, 1]).values()}
-    assert first.give_back(claims) == {0, 1}
+    assert first.commit(claims) == {0, 1}
+    first.release(claims)
     assert {queue_id: offset for queue_id, (_, offset, _) in second.take([0, 1]).items()} == {0: 7, 1: 7}
 
 
