@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -143,6 +143,13 @@ def event_loop() -> AbstractEventLoop:
         raise UsageError("await works in an event loop of asyncio only: elsewhere call the blocking method in a thread, with trio by "
                          "trio.to_thread.run_sync")
     return loop
+
+
+async def end_block(end: Callable[..., object], *given: object) -> None:
+    """Call in a thread what ends an `async with` block; a cancelled block ends too, if no thread is free yet."""
+    import asyncio  # as of running_loop()
+
+    await asyncio.shield(event_loop().run_in_executor(None, end, *given))
 
 
 def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:

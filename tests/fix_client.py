@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyengine
 
@@ -63,6 +66,29 @@ def on_next_untake(monkeypatch, call) -> None:
         take_back(*arguments)
 
     monkeypatch.setattr(pyengine.Consumer, "_take_back", call_first)
+
+
+def leave_cancelled(manager, use=lambda it: None) -> None:
+    """Use a manager's `async with` block, whose end is cancelled before a thread is free for it."""
+    is_free, left = threading.Event(), asyncio.Event()
+
+    async def block() -> None:
+        async with manager as it:
+            use(it)
+            left.set()
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            asyncio.get_running_loop().set_default_executor(executor)
+            executor.submit(is_free.wait)
+            using = asyncio.create_task(block())
+            await left.wait()
+            using.cancel()
+            await asyncio.wait({using})
+            is_free.set()
+            assert using.cancelled()
+
+    asyncio.run(main())
 
 
 def leave_unfinished(consumer) -> None:

@@ -819,8 +819,7 @@ class Consumer:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        closing = arguments.event_loop().run_in_executor(None, self._close, _asker_now() if kind is None else None)
-        await asyncio.shield(closing)  # a cancelled block closes it too, if no thread is free yet
+        await arguments.end_block(self._close, _asker_now() if kind is None else None)
 
     def _close(self, closer: _Asker | None) -> None:
         """With auto_commit, messages count as done only if they were delivered to `closer`."""

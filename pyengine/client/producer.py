@@ -214,7 +214,7 @@ class Producer(ProducerFront):
         return self.__enter__()
 
     async def __aexit__(self, *exception: object) -> None:
-        await arguments.event_loop().run_in_executor(None, self.close)
+        await arguments.end_block(self.close)
 
     def __repr__(self) -> str:
         return f"Producer({str(self._puts.root)!r}, {'closed' if self._puts.why_unusable else 'open'})"

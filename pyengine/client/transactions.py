@@ -73,7 +73,7 @@ class Transaction:
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        await arguments.event_loop().run_in_executor(None, self.__exit__, kind, error, trace)
+        await arguments.end_block(self.__exit__, kind, error, trace)
 
     def put(self, topic: str, body: Body, *, unique_key: str | None = None, **options: Unpack[MessageOptions]) -> PutResult:
         """Store one message that consumers do not see before the commit; the result is the half message's.

@@ -242,7 +242,7 @@ class Engine:
         return self
 
     async def __aexit__(self, *exception: Any) -> None:
-        await arguments.event_loop().run_in_executor(None, self.__exit__, *exception)
+        await arguments.end_block(self.__exit__, *exception)
 
 
 class _AbandonableStart:

@@ -430,7 +430,7 @@ class StoreReader:
         return self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:
-        await arguments.event_loop().run_in_executor(None, self.close)
+        await arguments.end_block(self.close)
 
     def _rows(self, call: str, topics: tuple[str, ...] | None, columns: tuple[str, ...] | None, level: Level | None,
               choice: ScanChoice, narrowing: Narrowing | None = None) -> Iterator[pyarrow.RecordBatch]:

@@ -17,7 +17,7 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
-from fix_client import age_leaving, housekeep, housekeep_once, leave_unfinished, reader_of, session_of
+from fix_client import age_leaving, housekeep, housekeep_once, leave_cancelled, leave_unfinished, reader_of, session_of
 from fix_engine import EACH_MODE
 from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
@@ -209,26 +209,9 @@ def test_cancelling_an_asking_task_loses_nothing(builder, consume):
     assert got == expected
 
 
-def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_closes_the_consumer(builder, consume):
-    is_free, left = threading.Event(), asyncio.Event()
-
-    async def use(consumer) -> None:
-        async with consumer:
-            left.set()
-
-    async def main(consumer) -> None:
-        with ThreadPoolExecutor(1) as executor:
-            asyncio.get_running_loop().set_default_executor(executor)
-            executor.submit(is_free.wait)
-            using = asyncio.create_task(use(consumer))
-            await left.wait()
-            using.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await using
-            is_free.set()
-
+def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_closes_the_consumer(consume):
     consumer = consume()
-    asyncio.run(main(consumer))
+    leave_cancelled(consumer)
     assert "closed" in repr(consumer)
 
 

@@ -16,6 +16,7 @@ import pytest
 import pyengine
 from crash.replicas import free_port
 from fix_cli import environment
+from fix_client import leave_cancelled
 from fix_engine import SMALL
 from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
@@ -212,6 +213,15 @@ def test_an_async_block_commits_or_takes_back_as_well(engine, producer):
         with pytest.raises(type(error)):
             asyncio.run(main(b"two", error))
     assert bodies(engine) == [b"one"] and bodies(engine, OP) == [b"0", b"1", b"2"]
+
+
+def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_is_committed_in_a_thread(engine, producer):
+    leave_cancelled(producer.transaction(), lambda transaction: transaction.put("orders", b"one"))
+    assert bodies(engine) == [b"one"]
+    for end in (engine.connect(), engine.open_store()):
+        leave_cancelled(end)
+        with pytest.raises(UsageError, match="closed"):
+            end.__enter__()
 
 
 def test_a_block_that_ends_by_an_exception_takes_its_messages_back(engine, producer):
