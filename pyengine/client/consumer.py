@@ -508,7 +508,8 @@ class Consumer:
         stirs = self._sleeper.stirs
         messages, has_moved = self._next(max_messages, is_committed=is_committed)
         left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
-        if messages or not has_moved and left_s <= 0:
+        # Past entries that do not match it goes on for a moment, so that a pull without a timeout finds what comes after a few of them.
+        if messages or left_s <= (-POLL_INTERVAL_S if has_moved else 0):
             if not messages:
                 self._arm(stirs)
             return messages, 0.0, stirs
@@ -524,6 +525,8 @@ class Consumer:
             self._note(str(error))
             return deadline_s is None or time.monotonic() < deadline_s
         return True
+                if has_moved:
+                    self._stir()
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
+import select
 import signal
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -280,6 +284,17 @@ def test_an_sql_condition_chooses_messages_and_the_offset_moves_over_the_others(
     assert consumer.notes == [] and consumer.missed == 0
     with pytest.raises(UsageError, match="SQL condition 'price >', character 8"):
         consume(sql="price >")
+
+
+def test_a_pull_whose_time_is_long_over_leaves_the_rest_of_many_others_to_the_next_one(builder, consume, monkeypatch):
+    fill(builder, 2000, tags="other")
+    consumer = consume(tags="wanted", queues=[0])
+    clock = itertools.count(time.monotonic())
+    monkeypatch.setattr("pyengine.client.consumer.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    assert consumer.pull(timeout_s=0) == [] and 0 < consumer.positions[0] < 2000
+    while select.select([consumer.fileno()], [], [], 0)[0]:
+        assert consumer.pull(timeout_s=0) == []
+    assert consumer.positions == {0: 2000}
 
 
 def test_without_a_group_everything_is_read_and_nothing_written(builder, consume):
