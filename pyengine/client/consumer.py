@@ -733,7 +733,8 @@ class Consumer:
             raise UsageError("a queue belongs to one topic: part(topic).seek()")
         chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
         if is_offset(to):
-            offsets = {each: check_offset(to.__index__(), each, self._reader.queue_end(self.topic, each)) for each in chosen}
+            offsets = {each: self._within(each, check_offset(to.__index__(), each, self._reader.queue_end(self.topic, each)))
+                       for each in chosen}
         else:
             start = check_start(to, "to", PLACE)
             offsets = {each: start_offset(self._reader, self.topic, each, start) for each in chosen}
@@ -1129,7 +1130,9 @@ class Consumer:
         following = found.next_begin_offset
         if found.status in _NOTHING_YET:
             if found.status is GetStatus.OFFSET_OVERFLOW_BADLY:
-                self._return_to_end(held)
+                within = self._within(held.queue_id, held.position)
+                if within < held.position:  # and not only beyond what this level reaches now
+                    held.seek(within)
             if look is not None:
                 self._empty[held.queue_id] = held.position, look
             return False
@@ -1151,12 +1154,12 @@ class Consumer:
         held.settle()
         return bool(messages)
 
-    def _return_to_end(self, held: AssignedQueue) -> None:
-        """Continue at the end from a position after it, unless only this level does not reach it yet."""
-        end = self._reader.queue_end(self.topic, held.queue_id)
-        if held.position > end:
-            self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}; the consumer continues at the end")
-            held.seek(end)
+    def _within(self, queue_id: int, offset: int) -> int:
+        """Return the offset, or the queue's end if it is after that, which a note says."""
+        end = self._reader.queue_end(self.topic, queue_id)
+        if offset > end:
+            self._note(f"queue {queue_id}: offset {offset} is after the end {end}; the consumer continues at the end")
+        return min(offset, end)
 
     def _finish(self, messages: Iterable[Message] | None) -> None:
         """Note that these messages, and all before them, are done; None: all that were delivered."""
