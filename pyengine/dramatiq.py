@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -205,6 +205,12 @@ class _QueueConsumer(Consumer):
         if task is not None:
             with _errors_of_a_connection():
                 give_back(self._member, task.stored, -1)
+            self._end(task)
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        """Leave to others what no actor has begun with: it does not count as delivered."""
+        for task in filter(None, map(self._own, messages)):
+            self._member._take_back([task.stored])
             self._end(task)
 
     def _end(self, task: _Task) -> None:

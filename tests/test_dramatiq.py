@@ -214,6 +214,18 @@ def test_workers_that_share_messages_take_the_next_of_one_queue(own):
     broker.close()
 
 
+def test_a_message_that_no_actor_began_with_does_not_count_as_delivered(own):
+    broker = broker_of(own)
+    broker.enqueue(message("work", "prefetched"))
+    for _ in range(2):
+        consumer = broker.consume("default", timeout=int(scaled_timeout_s(30) * 1000))
+        prefetched = next(consumer)
+        consumer.requeue([prefetched])
+        consumer.close()
+        assert prefetched.stored.delivery_count == 1
+    broker.close()
+
+
 def test_a_joining_worker_gets_no_queue_of_a_message_that_runs(own, monkeypatch):
     broker = PyengineBroker(own.store, namespace=own.topic.removesuffix("-default"), queues=2)
     broker.declare_queue("default")
