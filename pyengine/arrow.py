@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
@@ -45,7 +45,6 @@ SPLIT_BYTES = 256 << 20
 _TIME_MS_END = 1 << 48  # beyond the year 10000
 _OFFSET_END = 1 << 62
 _QUEUES_MAX = 100       # that are asked for the start of a record
-_FIELD = re.compile(r"[\w.]+")
 # The only conditions on tags from which the wanted tags are known.
 _TAGS = re.compile(r'\(tags == "([^"\\]*)"\)|is_in\(tags, \{value_set=(?:large_)?string:\[\s*((?:"[^"\\]*"|null|,|\s)*)\], [^}]*\}\)|'
                    r"is_valid\(tags\)")
@@ -154,11 +153,11 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         names = self._read.schema.names
         if columns is None:
             return [*names]
-        for name in columns if not isinstance(columns, dict) else ():
+        listed, made = ((), columns.values()) if isinstance(columns, dict) else (columns, ())
+        for name in listed:
             if name not in names:
                 raise UsageError(f"the dataset has no column {name!r}{did_you_mean(name, names)}")
-        texts = map(str, [*(columns.values() if isinstance(columns, dict) else columns), wanted])
-        named = {name for text in texts for name in _FIELD.findall(text)}
+        named = {*listed, *_named(" ".join(map(str, [*made, wanted])), names)}
         return [name for name in names if name in named] or [min(names, key=lambda name: (name == "body", name != "queueId"))]
 
     def _batches(self, names: Sequence[str], wanted: ds.Expression | None) -> Iterator[pa.RecordBatch]:
@@ -172,6 +171,11 @@ def _absent(of: pa.Schema, known: ds.Expression | None = None) -> ds.FileSystemD
     """Return a dataset of one file that does not exist, of whose rows `known` holds."""
     kind = ds.ParquetFileFormat()
     return ds.FileSystemDataset([kind.make_fragment(_ELSEWHERE, filesystem=fs.LocalFileSystem(), partition_expression=known)], of, kind)
+
+
+def _named(text: str, names: Iterable[str]) -> set[str]:
+    """Return those columns that the text of an expression names."""
+    return {name for name in names if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)}
 
 
 def _both(one: ds.Expression | None, other: ds.Expression | None) -> ds.Expression | None:
@@ -207,7 +211,7 @@ def _places(reader: LiveStoreReader, read: _Read, step_bytes: int, end: int) -> 
 def _narrowed(read: _Read, wanted: ds.Expression) -> Narrowing:
     """Return which rows can meet the filter, as far as the scanner can choose them."""
     text = str(wanted)
-    named = set(_FIELD.findall(text)) & set(read.schema.names)
+    named = _named(text, read.schema.names)
     can_be = partial(_can_be, wanted, read.schema)
     since_ms, until_ms = _bounds(can_be, "storeTimestamp", _TIME_MS_END, 1000) if "storeTimestamp" in named else (None, None)
     offsets = _bounds(can_be, "queueOffset", _OFFSET_END, 1) if "queueOffset" in named else (None, None)

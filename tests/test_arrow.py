@@ -74,6 +74,18 @@ def test_a_filter_gives_the_rows_that_it_gives_of_a_table(builder, rng, topics):
         assert log.count_rows(filter=wanted) == table.filter(wanted).num_rows
 
 
+def test_properties_of_any_name_are_columns_and_filters(tmp_path):
+    builder = StoreBuilder(tmp_path / "store")
+    for number in "01":
+        builder.put("orders", b"x", properties=dict.fromkeys(["order-id", "a b:/$", "a"], number))
+    columns = [f"property.{name}" for name in ("order-id", "a b:/$", "a")]
+    log = pyengine.arrow.dataset(builder.root, columns=[*columns, "queueId", "queueOffset"])
+    for column in columns:
+        assert log.to_table([column]).to_pydict() == {column: ["0", "1"]}
+        assert log.to_table(["queueOffset"], filter=ds.field(column) == "1").to_pydict() == {"queueOffset": [1]}
+        assert log.to_table({"as": ds.field(column)}).to_pydict() == {"as": ["0", "1"]}
+
+
 def test_only_what_a_query_wants_is_read(builder, monkeypatch):
     asked = []
     narrowed = StoreReader._scan_narrowed
