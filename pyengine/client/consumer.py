@@ -63,6 +63,7 @@ from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Be
 from pyengine.results import GetStatus, Level, PutError, PutResult, ReadLevel
 from pyengine.storage.acknowledgements import Identity, InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
+from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
 from pyengine.storage.read_level import StoreUse, store_use
@@ -444,10 +445,25 @@ class Consumer:
         return [self, *self._parts.values(), *(() if self._retried is None else (self._retried,))]
 
     def _first_topic(self) -> str:
-        topics = self._choice.found(self._reader)
+        topics = self._found()
         if not topics and self._choice.pattern is not None:
             raise passing(EngineError(f"no topic of {self._reader.name} matches {self._choice.pattern.pattern!r} yet: put a message"))
         return topics[0]
+
+    def _found(self) -> list[str]:
+        """Return the topics to read now, without those that match the pattern but that no group can read, which is noted once."""
+        topics = self._choice.found(self._reader)
+        if self.group is None or self._choice.pattern is None:
+            return topics
+        for topic in topics[:]:
+            try:
+                group_key(topic, self.group)
+            except UsageError as error:
+                topics.remove(topic)
+                if topic not in self._warned:
+                    self._warned.add(topic)
+                    self._note(f"not read: {error}")
+        return topics
 
     def _find_parts(self) -> None:
         """Read the further topics, and those that have come to match the pattern."""
@@ -456,7 +472,7 @@ class Consumer:
         self._are_parts_due = False  # before the look
         options = self._options if self._is_first_find else replace(self._options, start="first")  # all of one that comes later is new
         try:
-            for topic in self._choice.found(self._reader):
+            for topic in self._found():
                 if topic not in self.topics:
                     choice = _Choice({topic: self._choice.weights.get(topic, 1)})
                     self._parts = {**self._parts, topic: Consumer(self._reader.root, choice, self.group, options, {}, outer=self)}
@@ -511,6 +527,8 @@ class Consumer:
         # Past entries that do not match it goes on for a moment, so that a pull without a timeout finds what comes after a few of them.
         if messages or left_s <= (-POLL_INTERVAL_S if has_moved else 0):
             if not messages:
+                if has_moved:
+                    self._stir()
                 self._arm(stirs)
             return messages, 0.0, stirs
         if not has_moved:
@@ -525,8 +543,6 @@ class Consumer:
             self._note(str(error))
             return deadline_s is None or time.monotonic() < deadline_s
         return True
-                if has_moved:
-                    self._stir()
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""

@@ -155,6 +155,16 @@ def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
     assert names_of(pull(consumer, 2)) == names_of(found) and consumer.topics == topics[:2], "the retry topic is none of them"
 
 
+def test_a_group_leaves_out_of_a_pattern_what_no_group_can_read_and_notes_it_once(engine, topics, consume):
+    for topic in (topics[0], topics[0] + "@", topics[1]):
+        with engine.connect() as producer:
+            producer.put_raw(pyengine.RawMessage(topic, b"1"))
+        if topic == topics[0]:
+            consumer = consume(re.compile(re.escape(topics[0][:-1]) + ".*"))
+    assert names_of(pull(consumer, 2)) == [(topic, b"1") for topic in topics[:2]]
+    assert [topics[0] + "@" in note for note in consumer.notes] == [True]
+
+
 def test_a_pattern_waits_for_its_first_topic(engine, names, topics, consume):
     pattern = re.compile(re.escape(topics[0]))
     with pytest.raises(EngineError, match="no topic of .* matches"):
