@@ -348,7 +348,7 @@ class Consumer:
         self._settles_each: threading.Event = threading.Event() if outer is None else outer._settles_each  # beside commit()
         self._has_suspects = False  # messages that were delivered twice, and never finished, may come
         self._paused: set[int] = set()
-        self._is_retried_paused = False
+        self._all_paused: set[int] | None = None  # the queues that it knows since pause() of all, which holds for later ones too
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
         self._retry_topic = None if group is None or outer is not None else retry_topic(group)
         self._are_parts_due = self._is_first_find = True
@@ -475,7 +475,11 @@ class Consumer:
             for topic in self._found():
                 if topic not in self.topics:
                     choice = _Choice({topic: self._choice.weights.get(topic, 1)})
-                    self._parts = {**self._parts, topic: Consumer(self._reader.root, choice, self.group, options, {}, outer=self)}
+                    part = Consumer(self._reader.root, choice, self.group, options, {}, outer=self)
+                    with self._state:
+                        if self._all_paused is not None:
+                            part.pause()
+                        self._parts = {**self._parts, topic: part}
                     self._stir()
         except BaseException:
             self._are_parts_due = True
@@ -771,8 +775,10 @@ class Consumer:
         chosen = self._reader.queue_ids(self.topic) if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
+            if queues is None:
+                self._all_paused = {*chosen, *self._held}
+                self._paused |= self._all_paused
             self._paused.update(chosen)
-            self._is_retried_paused = self._is_retried_paused or queues is None
             for queue_id in self._paused & self._held.keys():
                 self._held[queue_id].put_back()
         for part in self._parts.values() if queues is None else ():
@@ -784,7 +790,8 @@ class Consumer:
         with self._state:
             self._require_open()
             self._paused.difference_update(self._paused.copy() if chosen is None else chosen)
-            self._is_retried_paused = self._is_retried_paused and chosen is not None
+            if chosen is None:
+                self._all_paused = None
             self._has_suspects = self._has_suspects or self._reads_suspects()
         for part in self._parts.values() if queues is None else ():
             part.resume()
@@ -898,7 +905,7 @@ class Consumer:
         has_moved, weights = False, sum(one._weight for one in self._consumers)
         taken: TurnTakenError | None = None
         for consumer in self._begin_turn():
-            if consumer is self._retried and self._is_retried_paused:
+            if consumer is self._retried and self._all_paused is not None:
                 continue
             try:
                 messages, moved = consumer._next_own(max_messages)
@@ -963,7 +970,7 @@ class Consumer:
     @property
     def _expects_suspects(self) -> bool:
         """Whether a message may come that was delivered twice and never finished: it comes by itself."""
-        return any(one._has_suspects and not (one is self._retried and self._is_retried_paused) for one in self._consumers)
+        return any(one._has_suspects and not (one is self._retried and self._all_paused is not None) for one in self._consumers)
 
     def _is_suspect(self, message: Message) -> bool:
         """Whether a message was delivered so often, without an end, that it may be what killed its readers."""
@@ -1214,7 +1221,7 @@ class Consumer:
     def _all_looks(self) -> list[Look | None]:
         """Return the last look at each queue that is read, which found nothing; None for a queue that was not looked at."""
         looks: list[Look | None] = []
-        for one in self._consumers if not self._is_retried_paused else [self, *self._parts.values()]:
+        for one in self._consumers if self._all_paused is None else [self, *self._parts.values()]:
             with one._state:
                 for held in one._held.values():
                     is_read = held.releasing_since_s is None and held.queue_id not in one._paused
@@ -1442,10 +1449,7 @@ class Consumer:
     def _take(self, queue_ids: Iterable[int]) -> None:
         for queue_id, (claim, stored, flight) in self._group_session.take(queue_ids).items():
             make = SharedAssignment if isinstance(flight, SharedFlight) else AssignedQueue
-            with self._state:
-                self._held[queue_id] = make(queue_id, claim, flight.done, flight, -1 if stored is None else stored)
-                self._has_suspects = self._has_suspects or self._reads_suspects()
-            self._stir()
+            self._hold(make(queue_id, claim, flight.done, flight, -1 if stored is None else stored))
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
         is_first, self._is_first_take = self._is_first_take, False
@@ -1453,9 +1457,17 @@ class Consumer:
             if queue_id not in self._held:
                 # All messages of a queue that was created later are new: deleted ones count as missed.
                 position = start_offset(self._reader, self.topic, queue_id, self._options.start) if is_first else 0
-                with self._state:
-                    self._held[queue_id] = AssignedQueue(queue_id, None, position, InFlight(position))
-                self._stir()
+                self._hold(AssignedQueue(queue_id, None, position, InFlight(position)))
+
+    def _hold(self, held: AssignedQueue) -> None:
+        """Read a queue from here on."""
+        with self._state:
+            if self._all_paused is not None and held.queue_id not in self._all_paused:
+                self._all_paused.add(held.queue_id)
+                self._paused.add(held.queue_id)
+            self._held[held.queue_id] = held
+            self._has_suspects = self._has_suspects or self._reads_suspects()
+        self._stir()
 
     def _give_back(self, queues: Collection[AssignedQueue]) -> None:
         """Store the offsets and acknowledgements of these queues and release them."""

@@ -856,6 +856,18 @@ def test_pause_and_resume_of_all(builder, consume):
         consumer.pause([-1])
 
 
+@pytest.mark.parametrize("group", ["billing", None])
+def test_pause_of_all_holds_for_a_queue_that_comes_later(builder, consume, group):
+    fill(builder, 1, 0)
+    consumer = consume(group=group)
+    consumer.pause()
+    expected = fill(builder, 1, 1)
+    housekeep(consumer)
+    assert consumer.assignment == [0, 1] and consumer.pull(timeout_s=0) == [] and consumer.paused == [0, 1]
+    consumer.resume([1])
+    assert bodies(consumer.pull()) == expected and consumer.paused == [0]
+
+
 def test_total_lag_is_that_of_all_queues(builder, consume):
     fill(builder, 10, 0), fill(builder, 4, 1)
     consumer = consume(auto_commit=False)

@@ -155,6 +155,18 @@ def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
     assert names_of(pull(consumer, 2)) == names_of(found) and consumer.topics == topics[:2], "the retry topic is none of them"
 
 
+def test_pause_of_all_holds_for_a_topic_that_comes_to_match(engine, topics, consume):
+    put(engine, topics[0], b"1")
+    consumer = consume(re.compile(re.escape(topics[0][:-1]) + "."))
+    pull(consumer)
+    consumer.pause()
+    put(engine, topics[1], b"2")
+    eventually(lambda: topics[1] in consumer.topics, "it is found")
+    assert consumer.pull(timeout_s=0) == [] and consumer.part(topics[1]).assignment == [0]
+    consumer.resume()
+    assert names_of(pull(consumer)) == [(topics[1], b"2")]
+
+
 def test_a_group_leaves_out_of_a_pattern_what_no_group_can_read_and_notes_it_once(engine, topics, consume):
     for topic in (topics[0], topics[0] + "@", topics[1]):
         with engine.connect() as producer:
