@@ -114,6 +114,11 @@ class SegmentHolds:
                 if self._cleaning is not None:
                     unlock(self._cleaning.shared.descriptor, HOLDS_BYTE + segment, 1)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a segment is held."""
+        return bool(self._counts)
+
     def close(self) -> None:
         """Release all holds."""
         with self._lock:

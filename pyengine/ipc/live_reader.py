@@ -15,6 +15,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -84,7 +85,7 @@ class LiveWatermark:
         self._root = root
         self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None
-        self._opened: list[EngineMemory] = []  # of replaced engines too: another thread may still wait in one, or release a hold
+        self._opened: weakref.WeakSet[EngineMemory] = weakref.WeakSet()  # of replaced engines too: another thread may still wait in one
         self._lock = threading.RLock()  # a signal handler in a thread that has it may read
 
     def limit(self, level: ReadLevel) -> int:
@@ -121,9 +122,10 @@ class LiveWatermark:
     def close(self) -> None:
         """Unmap the control block; the next call maps it again."""
         with self._lock:
-            for memory in self._opened:
+            for memory in [*self._opened]:
                 memory.close()
-            self._opened, self._memory = [], None
+            self._memory = None
+            self._opened.clear()
 
     def _position(self, control: ms_control, level: ReadLevel) -> int:
         if level is ReadLevel.REPLICATED and not control.identity.replicates:
@@ -131,7 +133,7 @@ class LiveWatermark:
         return native.load_position(_position_of(control, level))
 
     def memory(self) -> EngineMemory | None:
-        """Return the memory of the running engine, None if none runs; it stays mapped until close().
+        """Return the memory of the running engine, None if none runs; it stays mapped until close(), that of another one while it is used.
 
         The store's lock says whether an engine runs, for one system call; the counters do not, since the
         memory stays as it was after a kill -9 of all processes.
@@ -147,7 +149,8 @@ class LiveWatermark:
                     if memory.boot_id != read_boot_id():
                         memory.close()
                         return None
-                    self._opened.append(memory)
+                    self._opened.add(memory)
+                    weakref.finalize(memory, memory.control_object.close_descriptor).atexit = False
                     self._memory = memory
             return self._memory
 
@@ -461,6 +464,8 @@ class LiveStoreReader(StoreReader):
             return None
         with self._memory_lock:
             if memory not in self._holds:
+                for replaced in [each for each, holds in self._holds.items() if not holds.has_any]:
+                    self._holds.pop(replaced).close()
                 self._holds[memory] = SegmentHolds(memory.folder)
             return self._holds[memory]
 

@@ -17,6 +17,8 @@ from in_child import InChild
 from pyengine.errors import EngineError, StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import live_reader
+from pyengine.ipc.cleaning import create_cleaning
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.live_reader import LiveWatermark, flushed_end
 from pyengine.native import control as native
@@ -262,8 +264,6 @@ def test_a_new_engines_memory_is_found_though_the_old_was_not_retired(store):
     owner.publish()
     live = watermark_of(owner)
     assert live.is_live
-    from pyengine.ipc.control_block import EngineMemory
-
     owner.folder.sweep()
     fields = {name: getattr(owner.memory.identity, name) for name in ("epoch", "segment_bytes", "mode")}
     with EngineMemory.create(owner.folder, identity_of(owner.engine_id, **fields)) as successor:
@@ -271,6 +271,28 @@ def test_a_new_engines_memory_is_found_though_the_old_was_not_retired(store):
         native.store(successor.control.state, "state", native.STATE_RUNNING)
         successor.publish()
         assert live.limit(ReadLevel.FLUSHED) == 42
+
+
+def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live):
+    def of_swept() -> int:
+        places = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return sum(str(owner.folder.path) in os.readlink(one) and not os.stat(one).st_nlink for one in places if os.path.exists(one))
+
+    owner, _ = live()
+    create_cleaning(owner.folder, 1)
+    with pyengine.open_store(owner.root) as reader:
+        with reader.hold(0) as is_held:
+            assert is_held
+        owner.folder.sweep()
+        owner.memory.retire()
+        before = of_swept()
+        fields = {name: getattr(owner.memory.identity, name) for name in ("epoch", "segment_bytes", "mode")}
+        with EngineMemory.create(owner.folder, identity_of(owner.engine_id, **fields)) as successor:
+            create_cleaning(owner.folder, 1)
+            native.store(successor.control.state, "state", native.STATE_RUNNING)
+            successor.publish()
+            with reader.hold(0) as is_held:
+                assert is_held and of_swept() == before - 4, "the control block and the holds, each with its mapping's"
 
 
 def test_a_recovering_store_is_busy(store):
