@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy
 
@@ -75,6 +75,8 @@ class FileTree:
         from pyarrow.fs import FileSelector, FileType
 
         root = self._path(folder)
+        if (fsspec := _fsspec_of(self.system)) is not None:
+            fsspec.invalidate_cache()  # some answer with what they have listed before
         found = self.system.get_file_info(FileSelector(root, allow_not_found=True, recursive=recursive))
         return {info.path[len(root):].lstrip("/") if recursive else info.base_name:
                 FileMark(info.size, info.mtime_ns) if info.type == FileType.File else None for info in found}
@@ -102,12 +104,12 @@ class FileTree:
 
 def open_tree(path: str, file_system: str) -> FileTree:
     """Open the store's folder; UsageError if the file system is not available."""
-    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
+    from pyarrow.fs import FileSystem, LocalFileSystem
 
     if file_system not in (AUTO, ARROW):
         named = _load_file_system(file_system)
-        if isinstance(named, PyFileSystem) and isinstance(named.handler, FSSpecHandler):
-            path = named.handler.fs._strip_protocol(path)  # as its find() spells the answers
+        if (fsspec := _fsspec_of(named)) is not None:
+            path = fsspec._strip_protocol(path)  # as its find() spells the answers
         return FileTree(named, path.rstrip("/"))
     if not scheme_of(path):
         return FileTree(LocalFileSystem(), path)
@@ -183,6 +185,13 @@ def _as_file_system(found: object, what: str) -> FileSystem:
     if not hasattr(found, "cat_file"):
         raise UsageError(f"{what}: {type(found).__name__} is not a file system of pyarrow or fsspec")
     return PyFileSystem(FSSpecHandler(found))
+
+
+def _fsspec_of(system: FileSystem) -> Any:
+    """Return the file system of fsspec behind it, or None."""
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    return system.handler.fs if isinstance(system, PyFileSystem) and isinstance(system.handler, FSSpecHandler) else None
 
 
 # -- segments ----------------------------------------------------------------------

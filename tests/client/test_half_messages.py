@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,6 +22,7 @@ from fix_engine import SMALL
 from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
 from pyengine.client.outgoing import RawMessage
+from pyengine.client.transactions import GroupTransactions
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
 from pyengine.formats.record import decode_properties
@@ -655,6 +657,19 @@ def test_the_producers_own_thread_asks_and_ends_with_it(tmp_path):
                 pass
             eventually(lambda: bodies(engine) == [b"left"], "it is committed")
         assert threading.active_count() == before and os.path.exists(engine.path)
+
+
+def test_threads_that_begin_the_first_transaction_together_have_one_thread_that_asks(producer, monkeypatch):
+    both, begin = threading.Barrier(2), GroupTransactions.__init__
+
+    def begin_together(*given):
+        begin(*given)
+        both.wait(scaled_timeout_s(30))
+
+    monkeypatch.setattr(GroupTransactions, "__init__", begin_together)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: producer.transaction(checker=lambda half: None), range(2)))
+    assert [thread.name for thread in threading.enumerate()].count("pyengine-transactions") == 1
 
 
 def test_a_forked_child_closes_its_parents_producer_at_once(engine, producer):
