@@ -98,3 +98,22 @@ def subtree() -> SubTreeFileSystem:
 def make() -> PyFileSystem:
     """For the option fileSystem: `spark.ranged:make`."""
     return PyFileSystem(RangedHandler())
+
+
+def make_listing() -> object:
+    """A file system of fsspec that lists a folder once, as s3fs, gcsfs and adlfs do."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Listing(LocalFileSystem):
+        protocol = "listing"
+
+        def ls(self, path: str, detail: bool = False, **kwargs: Any) -> list:
+            path = self._strip_protocol(path)
+            if path not in self.dircache:
+                self.dircache[path] = super().ls(path, detail=True, **kwargs)
+            return self.dircache[path] if detail else [one["name"] for one in self.dircache[path]]
+
+        def invalidate_cache(self, path: str | None = None) -> None:
+            self.dircache.clear()
+
+    return Listing()

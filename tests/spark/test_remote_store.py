@@ -258,6 +258,17 @@ def test_a_named_fsspec_file_system_takes_a_path_in_any_form(path):
     assert list(tree.files("consumequeue", recursive=True)) == ["T/0/00000000000000000000"]
 
 
+def test_a_growing_copy_is_followed_where_fsspec_keeps_its_listings(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
+    builder = StoreBuilder(tmp_path / "store")
+    put(builder, 20)
+    reader = stream_reader(builder.root, fileSystem="spark.ranged:make_listing")
+    found, at = to_the_end(reader, reader.initialOffset())
+    put(builder, 60)
+    assert len(found) == 20 and len(to_the_end(reader, at)[0]) == 60
+    reader.stop()
+
+
 def test_a_log_in_several_folders_is_refused(tmp_path):
     write_log(tmp_path, [{"topic": "T", "body": b"x"}])
     (tmp_path / "config").mkdir()
