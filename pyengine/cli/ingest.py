@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
+from pyengine.arguments import mapping
 from pyengine.cli import output
 from pyengine.cli.output import Reply, byte_bar, store_command, topic_option
 from pyengine.engine_config import keywords
@@ -507,10 +508,10 @@ class _Work:
             for line in split_lines(block):
                 read_bytes = min(unread, len(line) + 1)  # the last line of a file may lack its newline
                 unread -= read_bytes
-                arguments = _object_arguments(line, _location(name, number))
-                arguments.setdefault("queue_id", count % self.job.queues)
-                body = arguments.pop("body")
                 try:
+                    arguments = _object_arguments(line, _location(name, number))
+                    arguments.setdefault("queue_id", count % self.job.queues)
+                    body = arguments.pop("body")
                     future = self.producer.put_async(self.job.topic, body, **arguments)
                 except TypeError as error:  # for example tags that are a number
                     raise UsageError(f"{_location(name, number)}: {error}") from error
@@ -543,10 +544,12 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(document, dict) or ("body" in document) == ("body_base64" in document):
         raise UsageError(f"{where}: give an object with body (text) or body_base64")
     if "physical_offset" in document:  # a message of a store: the new one gets places, times and the broker's properties of its own
-        properties = {name: text for name, text in (document.get("properties") or {}).items()
+        if "compression" in document and document.get("body_bytes") == document.get("stored_body_bytes"):  # --raw, or a body_error
+            why = document.get("body_error", "print it without --raw")
+            raise UsageError(f"{where}: its body is still compressed by {document['compression']}: {why}")
+        properties = {name: text for name, text in mapping(document.get("properties") or {}, "properties").items()
                       if name not in RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES}
-        document = {name: value for name, value in document.items() if name in JSONL_FIELDS and value} | {
-            "properties": properties, **{name: document[name] for name in ("body", "body_base64") if name in document}}
+        document = {name: value for name, value in document.items() if name in JSONL_FIELDS} | {"properties": properties}
     unknown = sorted(document.keys() - set(JSONL_FIELDS))
     if unknown:
         raise UsageError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(JSONL_FIELDS)}")

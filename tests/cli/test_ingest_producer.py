@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import zlib
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,7 +17,10 @@ import pyengine
 from fix_cli import HOSTILE_JSON
 from pyengine.cli import ingest
 from pyengine.cli.ingest import Job, Range, produce, share_out
+from pyengine.cli.output import message_document
 from pyengine.errors import EngineError, UsageError
+from pyengine.formats.constants import SYS_FLAG_COMPRESSED
+from pyengine.formats.record import Message, encode_properties
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
 
@@ -147,10 +151,31 @@ def test_jsonl_says_all_of_a_message(tmp_path, producer):
     assert (tally.messages, tally.body_bytes, tally.read_bytes) == (3, 6, path.stat().st_size)
 
 
+def test_a_line_of_tail_keeps_its_queue_and_its_own_properties(tmp_path, producer):
+    path = tmp_path / "in.jsonl"
+    rows = [message_document(Message("t", b"x", queue_id, 0, 0, 91, encode_properties({"a": "b", "TAGS": "A", "UNIQ_KEY": "1"})))
+            for queue_id in (0, 2, 0)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    produce(job([whole(path)], format="jsonl", queues=4, first_queue=1), lambda now: None)
+    assert [arguments.pop("queue_id") for _, _, arguments in producer.singles] == [0, 2, 0]
+    assert producer.singles[0] == ("t", b"x", {"tags": "A", "keys": None, "properties": {"a": "b"}, "flag": 0})
+
+
+@pytest.mark.parametrize(("stored", "raw"), [(zlib.compress(b"x" * 100), True), (b"no zlib", False)], ids=["raw", "damaged"])
+def test_a_line_of_tail_whose_body_is_still_compressed_is_refused(tmp_path, producer, stored, raw):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(message_document(Message("t", stored, 0, 0, 0, 91, sys_flag=SYS_FLAG_COMPRESSED), raw)))
+    with pytest.raises(UsageError, match="line 1: .* compressed"):
+        produce(job([whole(path)], format="jsonl"), lambda now: None)
+    assert producer.singles == []
+
+
 @pytest.mark.parametrize(("line", "sentence"), [
     ("{", "not a JSON object"), ("[]", "give an object"), ("{}", "give an object"), ('{"body": 3}', "not text"),
     ('{"body": "a", "body_base64": "YQ=="}', "give an object"), ('{"body_base64": "§"}', "not base64"),
     ('{"body": "a", "tag": "b"}', "unknown field 'tag'"),
+    ('{"physical_offset": 1, "body": null}', "not text"),
+    ('{"physical_offset": 1, "body": "a", "properties": [1]}', "properties must be a mapping, not list"),
     *[pytest.param(hostile, "not a JSON object", id=name) for name, hostile in HOSTILE_JSON.items()],
 ])
 def test_a_line_that_is_no_message_names_the_place(tmp_path, producer, line, sentence):
