@@ -5,14 +5,16 @@ byte: the producer of a range skips the line in which it starts and finishes the
 read exactly once.
 
 One producer runs in the command's own process, several in processes of their own, which send what they have put through a pipe.
-Such a process ends when its parent dies, since the pipe is then broken. SIGTERM ends it after the current batch.
+Such a process ends when its parent dies, since the pipe is then broken.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import hashlib
+import io
 import itertools
 import json
 import multiprocessing
@@ -27,7 +29,7 @@ from fnmatch import fnmatch
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
@@ -36,7 +38,7 @@ from pyengine.arguments import mapping
 from pyengine.cli import output
 from pyengine.cli.output import Reply, byte_bar, store_command, topic_option
 from pyengine.engine_config import keywords
-from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
+from pyengine.errors import DiskError, EngineError, ExitCode, UsageError, os_error_sentence
 from pyengine.formats.constants import INTERNAL_PROPERTY_NAMES, RESERVED_PROPERTY_NAMES
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import existing_store
@@ -90,18 +92,11 @@ def ingest(store: Path, settings: dict[str, str], files: tuple[Path, ...], produ
     jobs, total_bytes = _split_job(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
     started = time.monotonic()
     with byte_bar(f"ingest into {whole.topic}", total_bytes) as show:
-        tally = _produce_in_process(jobs[0], show) if len(jobs) == 1 else run_jobs(jobs, lambda now: show(now.read_bytes))
-    return _answer(tally, time.monotonic() - started, len(jobs), whole.topic)
-
-
-def _produce_in_process(job: Job, show: Callable[[int], None]) -> Tally:
-    """Run the only producer in this process."""
-    with StopAtBatchEnd() as stop:
         def report(now: Tally) -> None:
             show(now.read_bytes)
-            stop.check()
 
-        return produce(job, report)
+        tally = produce(jobs[0], report) if len(jobs) == 1 else run_jobs(jobs, report)
+    return _answer(tally, time.monotonic() - started, len(jobs), whole.topic)
 
 
 def _split_job(whole: Job, files: Sequence[Path], producers: int) -> tuple[list[Job], int | None]:
@@ -229,7 +224,7 @@ def _received(pipe: Connection, process: SpawnProcess, tally: Tally) -> Tally | 
     except (EOFError, OSError):
         process.join()
         raise EngineError(f"a producer (pid {process.pid}) ended without an answer, exit code {process.exitcode}; "
-                          f"{tally.messages:,} of its messages had been acknowledged") from None
+                          f"at least {tally.messages:,} of its messages had been acknowledged") from None
     if isinstance(found, EngineError):
         raise found
     return found
@@ -248,18 +243,20 @@ def _produce_alone(job: Job, pipe: Connection) -> None:
 
     def report(now: Tally) -> None:
         nonlocal sent_s
-        stop.check()
         if time.monotonic() - sent_s >= REPORT_INTERVAL_S:
             sent_s = time.monotonic()
             pipe.send(now)
 
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            with StopAtBatchEnd(signal.SIGTERM) as stop:
-                pipe.send(produce(job, report))
+            pipe.send(produce(job, report))
             pipe.send(None)
         except EngineError as error:
             pipe.send(error)
+        except OSError as error:
+            pipe.send(EngineError(os_error_sentence(error)))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(ExitCode.INTERRUPTED)
 
@@ -301,6 +298,19 @@ def read_blocks(file: BinaryIO, start: int, end: int, block_bytes: int = 1 << 20
             block += file.readline()
         position += len(block)
         yield block
+
+
+def read_stream(file: io.BufferedReader, block_bytes: int) -> Iterator[bytes]:
+    """Yield what comes from `file`, when it comes, in blocks of whole lines, with newlines. The last line may lack its newline."""
+    begun: list[bytes] = []
+    while piece := file.read1(block_bytes):
+        lines, newline, rest = piece.rpartition(b"\n")
+        if newline:
+            yield b"".join([*begun, lines, newline])
+            begun.clear()
+        begun.append(rest)
+    if last := b"".join(begun):
+        yield last
 
 
 def split_lines(block: bytes) -> list[bytes]:
@@ -359,36 +369,6 @@ class AckedList:
             self.write()
         finally:
             os.close(self._descriptor)
-
-
-class StopAtBatchEnd:
-    """Delays signals to the end of a batch, where check() raises KeyboardInterrupt; for the main thread.
-
-    A second signal does not wait for the batch.
-    """
-
-    def __init__(self, *numbers: int) -> None:
-        self._numbers = numbers or (signal.SIGINT,)
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
-        self._asked = False
-
-    def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal has come."""
-        if self._asked:
-            raise KeyboardInterrupt
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-
-    def __enter__(self) -> StopAtBatchEnd:
-        self._before = {number: signal.signal(number, self._on_signal) for number in self._numbers}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -460,7 +440,9 @@ def _enter_topic(job: Job) -> None:
 def _inputs(job: Job) -> Iterator[tuple[str, int | None, Iterator[bytes]]]:
     """Yield (name, number of the first line if known, blocks of whole lines) of each range."""
     if not job.ranges:
-        yield "standard input", 1, iter(lambda: b"".join(sys.stdin.buffer.readlines(BLOCK_BYTES)), b"")
+        with contextlib.suppress(OSError):  # no pipe: a larger one fills while a put waits
+            fcntl.fcntl(sys.stdin.buffer, fcntl.F_SETPIPE_SZ, BLOCK_BYTES)
+        yield "standard input", 1, read_stream(sys.stdin.buffer, BLOCK_BYTES)  # type: ignore[arg-type]  # it is buffered
     for path, start, end in job.ranges:
         with open(path, "rb") as file:
             yield path, 1 if start == 0 else None, read_blocks(file, start, end, BLOCK_BYTES)

@@ -451,6 +451,26 @@ def test_an_interrupted_ingest_leaves_no_producer(engine, tmp_path):
     assert spawn("stop", one.root).code == 0 and run("check", one.root).code == 0
 
 
+def test_an_interrupt_ends_an_ingest_of_a_stream_and_keeps_its_list(engine, tmp_path):
+    one, acked = engine(), tmp_path / "acked.jsonl"
+    process = subprocess.Popen(command_line("ingest", one.root, "--topic", "t", "--acked", acked, "-"), stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    try:
+        for piece in (b"one\ntwo\nthr", b"ee\nfo"):
+            before = one.positions()["wrote"]
+            process.stdin.write(piece)
+            process.stdin.flush()
+            eventually(lambda before=before: one.positions()["wrote"] > before, "whole lines are put")
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: process.poll() is not None, "it ends")
+        out, err = process.stdout.read(), process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130 and b"Traceback" not in err and out == b""
+    assert [json.loads(line)["queue_offset"] for line in acked.read_text().splitlines()][:2] == [0, 1], "the batch before the last"
+
+
 def has_pending(process: psutil.Process, number: int) -> bool:
     with open(f"/proc/{process.pid}/status") as lines:
         shared = next(line for line in lines if line.startswith("ShdPnd:"))

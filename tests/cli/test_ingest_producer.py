@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import multiprocessing
 import zlib
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -108,6 +109,36 @@ def test_shares_together_are_the_input(tmp_path, producer, producers):
 def test_standard_input_is_read_to_its_end(producer, monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\n")))
     assert produce(job(), lambda now: None).messages == 2
+
+
+class Pieces(io.RawIOBase):
+    """A stream that gives these pieces, one at each read; `seen`: how many batches `producer` had at each read."""
+
+    def __init__(self, producer: FakeProducer, *pieces: bytes) -> None:
+        self.seen, self._producer, self._pieces = [], producer, [*pieces, b""]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        self.seen.append(len(self._producer.batches))
+        piece = self._pieces.pop(0)
+        buffer[:len(piece)] = piece
+        return len(piece)
+
+
+def test_a_line_of_a_live_stream_is_put_as_soon_as_it_is_whole(producer, monkeypatch):
+    stream = Pieces(producer, b"a\nb", b"b\nc\n", b"d", b"d", b"d")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(stream)))
+    assert produce(job(), lambda now: None).read_bytes == 10
+    assert stream.seen == [0, 1, 2, 2, 2, 2] and [bodies for _, _, bodies, _ in producer.batches] == [[b"a"], [b"bb", b"c"], [b"ddd"]]
+
+
+def test_a_producer_process_says_which_file_cannot_be_read(tmp_path, producer):
+    pipe, theirs = multiprocessing.Pipe(duplex=False)
+    ingest._produce_alone(job([Range(str(tmp_path / "gone"), 0, 5)]), theirs)
+    error = pipe.recv()
+    assert isinstance(error, EngineError) and str(error) == f"{tmp_path / 'gone'}: No such file or directory"
 
 
 def test_a_refused_batch_names_file_and_line(tmp_path, producer, monkeypatch):
