@@ -357,7 +357,7 @@ def tail(store: Path, settings: dict[str, str], as_json: bool, raw: bool, topic:
         if group is None:
             found = follow_topic(reader, topic, queue_ids, start, follow,
                                  lambda queue_id, offset: reader.get_message(topic, queue_id, offset, **choice))
-            for message in islice(found, max_messages):
+            for message in islice(found, max_messages and min(max_messages, sys.maxsize)):
                 _print(message, as_json, raw)
             return
     with consume(store, topic, group=group, from_=start, queues=queue_ids or None, auto_commit=False, **choice | settings) as consumer:

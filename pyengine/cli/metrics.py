@@ -56,10 +56,16 @@ PORT = 9464
 Labels = tuple[str, ...]
 
 
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, port = split_address(text)
+    host.encode("idna")  # UnicodeError as of the look-up, a ValueError
+    return host, port
+
+
 def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return an option HOST:PORT, whose value is a pair, or None if it is not given and has no default."""
     return click.option(name, metavar="HOST:PORT", **options,
-                        callback=parsed(split_address, f"HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}"))
+                        callback=parsed(_host_and_port, f"HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}"))
 
 
 @click.command()

@@ -135,6 +135,7 @@ def test_a_read_only_directory_is_enough_to_read(golden):
     ["top", "STORE", "--interval", "1e7"],
     ["clean", "STORE", "--older-than", "nan"],
     ["why", "STORE", "--since", "9" * 400 + "d"],
+    ["metrics", "STORE", "--listen", "a..b:0"],
     ["plan", "--rate", "nan", "--size", "1"],
     ["plan", "--rate", "1", "--size", "1", "--lag", "9" * 400 + "d"],
     ["plan", "--rate", "1", "--size", "8GiB"],

@@ -194,6 +194,8 @@ def test_tail_starts_at_an_offset_and_stops_after_a_number(basic):
     ran = run("tail", basic.root, "--topic", queue["topic"], "--queue-id", queue["queueId"], "--from", 2,
               "--max-messages", 3, "--json")
     assert [json.loads(line)["queue_offset"] for line in ran.stdout.splitlines()] == [2, 3, 4]
+    ran = run("tail", basic.root, "--topic", queue["topic"], "--no-follow", "--max-messages", 10 ** 30)
+    assert (ran.code, ran.stdout) == (0, "")
     ran = run("tail", basic.root, "--topic", queue["topic"], "--no-follow")
     assert (ran.code, ran.stdout) == (0, "")
     assert run("tail", basic.root, "--topic", "Nobody", "--no-follow").code == 1
