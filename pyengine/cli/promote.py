@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -128,13 +129,15 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         if ROLE_NAMES[memory.identity.role] != SLAVE:
             raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
         start = launch_settings(root, memory)
-        if start.by != BACKGROUND:
-            raise StoreBusyError(manual_steps(root, start, role))
-        kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
-        kept["broker_role"] = role
         slave = load_config(root, start.settings)
         told = read_masters(memory.folder)[:1] if slave.learns_master else []
-        peers = _peers(slave, slave.ha_master_address or "".join(told))
+        master = slave.ha_master_address or "".join(told)
+        peers = _peers(slave, master)
+        if start.by != BACKGROUND:
+            more = ["--set", f"ha_secret_file={slave.ha_secret_file}", "--set", f"ha_master_address={master}"] if peers else []
+            raise StoreBusyError(manual_steps(root, start, role, more))
+        kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
+        kept["broker_role"] = role
         kept |= peers
         load_config(root, kept)  # settings that are wrong for a master are an error while it still runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
@@ -154,16 +157,18 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
             "master_end": standing.master_end or None, "was_linked": standing.linked, "missing_bytes": standing.missing_bytes}
 
 
-def manual_steps(root: Path, start: Start, role: str) -> str:
+def manual_steps(root: Path, start: Start, role: str, more: Sequence[str]) -> str:
+    """`more`: options that `promote` needs, since it does not have the settings of the stopped slave's start."""
+    promotion = command("promote", root, "--role", role, *more)
     if start.by == UNITS:
         name = root.absolute().name
         target, unit = quote(f"pyengine@{name}.target"), quote(f"pyengine-store@{name}.service")
         return (f"{root} runs under systemd. Take PYENGINE_BROKER_ROLE and PYENGINE_HA_MASTER_ADDRESS out of its settings "
-                f"(/etc/pyengine/{name}.env), then `systemctl stop {target} {unit}`, {command('promote', root, '--role', role)}, "
+                f"(/etc/pyengine/{name}.env), then `systemctl stop {target} {unit}`, {promotion}, "
                 f"`systemctl start {target}`")
     advice = "stop the program that embeds it" if start.by == EMBEDDED else f"stop it (kill -TERM {start.pid})"
     return (f"{root} was started by {start.by}, which this command cannot do for you: {advice}, then "
-            f"{command('promote', root, '--role', role)}, then start it as before, without broker_role and ha_master_address")
+            f"{promotion}, then start it as before, without broker_role and ha_master_address")
 
 
 def _progress(control: ms_control) -> SlaveProgress:
@@ -210,7 +215,8 @@ def promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool
     Its role comes from engine.toml, or from its last start.
     """
     with owning(root):
-        configured = load_config(root, settings).broker_role
+        slave = load_config(root, settings)
+        configured = slave.broker_role
         noted, problem = ReplicationStateFile(root).read()
         last = noted.role if noted else configured
         is_fenced = noted is not None and noted.is_fenced
@@ -222,9 +228,13 @@ def promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool
             judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)
         else:
             notes.append("it does not run, so the end of its master's log is unknown")
-        slave = load_config(root, settings)
-        _write_role(root, role, notes, _peers(slave, slave.ha_master_address))
-        return SLAVE if SLAVE in (last, configured) else None
+        peers = _peers(slave, slave.ha_master_address)
+        was = SLAVE if SLAVE in (last, configured) else None
+        if was and not peers and not slave.ha_peers:
+            notes.append("the old master is not told: ha_peers is not set, since ha_secret_file or ha_master_address is not given here. "
+                         "Set it, or make sure that the old master takes no puts (docs/replication.md)")
+        _write_role(root, role, notes, peers)
+        return was
 
 
 def _peers(slave: EngineConfig, master_address: str) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -14,6 +16,7 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
+from fix_slave import secret_file
 from pyengine.cli.promote import (
     BACKGROUND,
     EMBEDDED,
@@ -72,7 +75,7 @@ def test_a_slave_that_knows_it_from_one_side_only_is_one(stopped, role, monkeypa
     root = stopped("" if role else 'broker_role = "SLAVE"\n', role)
     monkeypatch.setenv("PYENGINE_BROKER_ROLE", "SLAVE")
     done = run("promote", root)
-    assert done.code == 0 and "the environment, which win" in done.stdout
+    assert done.code == 0 and "the environment, which win" in done.stdout and "note: the old master is not told" in done.stdout
     assert read_file(config_path(root))["broker_role"] == "ASYNC_MASTER"
 
 
@@ -149,12 +152,14 @@ def test_the_supervisors_command_line_tells_how_its_engine_was_started(words, by
     root = Path("/srv/store")
     assert started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) == by
     if told:
-        sentence = manual_steps(root, Start(42, by, {}), "SYNC_MASTER")
+        sentence = manual_steps(root, Start(42, by, {}), "SYNC_MASTER", [])
         assert told in sentence and f"pyengine promote {root} --role SYNC_MASTER" in sentence
 
 
-def test_an_engine_that_another_program_keeps_is_left_to_it(make_engine):
-    one = make_engine(**SLAVE)
+def test_an_engine_that_another_program_keeps_is_left_to_it(make_engine, tmp_path):
+    one = make_engine(ha_secret_file=secret_file(tmp_path), ha_master_address="127.0.0.1:1", **SLAVE)
+    with pyengine.Engine(one.root, **SMALL) as master, master.connect() as producer:
+        producer.put("T", b"a slave without a record does not start without its master")
     options = [word for name, value in one.settings.items() for word in ("--set", f"{name}={value}")]
     keeper = subprocess.Popen(command_line("start", one.root, "--foreground", *options), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, env=environment())
@@ -168,6 +173,9 @@ def test_an_engine_that_another_program_keeps_is_left_to_it(make_engine):
     finally:
         keeper.send_signal(signal.SIGTERM)
         keeper.wait(60)
+    (told,) = re.findall("`pyengine (promote .*?)`", refused.stderr)
+    assert run(*shlex.split(told)).code == 0, "the command that it names tells the old master, whose address was in no file"
+    assert read_file(config_path(one.root))["ha_peers"] == "127.0.0.1:1"
 
 
 def is_run_by(one, pid: int) -> bool:
