@@ -412,8 +412,11 @@ class Producer(ProducerFront):
             from pyengine.client.transactions import GroupTransactions
 
             made = GroupTransactions(weakref.proxy(self), self._config)  # so that a producer that is dropped ends
-            weakref.finalize(self, made.stop_asking)
-            self._group_transactions = made
+            if self._group_transactions is None:
+                self._group_transactions = made
+                weakref.finalize(self, made.stop_asking)
+            else:  # another thread was faster
+                made.close()
         return self._group_transactions
 
     def _transaction_raw(self, message: OutgoingMessage, more: dict[str, str]) -> RawMessage:

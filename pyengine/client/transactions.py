@@ -149,8 +149,10 @@ class GroupTransactions:
         if checker is not None:
             self._checkers[group] = checker
             if self._thread is None and not self._is_closing:
-                self._thread = threading.Thread(target=self._loop, name="pyengine-transactions", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._loop, name="pyengine-transactions", daemon=True)
+                if self._thread is None:  # no other thread was faster
+                    self._thread = thread
+                    thread.start()
         return Transaction(self, group, check_after_s)
 
     def check_now(self, again_after_ms: int = 0) -> int:
