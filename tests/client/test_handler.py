@@ -854,3 +854,9 @@ def test_a_coroutine_whose_message_can_never_be_given_back_is_not_called_for_eve
 
     asyncio.run(main())
     assert len(calls) == 4 and set(calls.values()) == {1} and lag(engine, *names) == 0
+
+
+def test_messages_of_a_declared_queue_that_never_had_one_are_skipped_too(engine, names):
+    for _ in range(2):  # of a new group and of a known one
+        handler_module.skip_undone(engine.path, names[0])
+    assert [state.queues for state in pyengine.ConsumerGroups(engine.path).groups(topic=names[0])] == [{}]
