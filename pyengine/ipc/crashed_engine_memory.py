@@ -207,13 +207,13 @@ def preview_offline(
     root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
 ) -> RecoveryReport:
     """Report what recover_offline would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open."""
-    from pyengine.storage.recovery.recover import preview
+    from pyengine.storage.recovery.recover import recover
 
     _require_unused(root)
     with open_crashed_memory(root) as crashed:
         crashed.require_dead(retire=False)
-        report = preview(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=crashed.shared,
-                         options=config)
+        report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=crashed.shared,
+                         options=config, dry_run=True)
     _require_unused(root)  # if an engine started meanwhile, the result is invalid
     return report
 

@@ -1,4 +1,4 @@
-"""Recover a stopped store: find the log, `decide` what to do, which reads only, and carry that out; `preview` tells the plan.
+"""Recover a stopped store: find the log, `decide` what to do, which reads only, and carry that out.
 
 The order of all steps is in docs/recovery.md (RocketMQ: DefaultMessageStore.recover); those of the log are in LogPlan.change, those of
 queues and index in RecoveryPlan.change. The caller owns the store (its lock), and no worker runs. A crash may interrupt every step; the
@@ -48,6 +48,7 @@ def recover(
     shared: SharedState | None = None,
     options: EngineConfig | None = None,
     rebuilding: RebuildMarker | None = None,
+    dry_run: bool = False,
 ) -> RecoveryReport:
     """Recover the store; everything up to the report's end offset is durable when this returns, unless its state is DEGRADED.
 
@@ -58,6 +59,9 @@ def recover(
     state DEGRADED, and nothing was changed; with `accept_loss` the log is truncated there and the rest goes to quarantine.
     A failed sync is noted in config/sync-failure, and until the next boot recovery does not rely on earlier syncs.
     `rebuilding`: queues and index that it moves away and makes again; by default those of a rebuild that was interrupted.
+    `dry_run` changes nothing, and returns the report of a run, or raises its errors. Two values may be higher in the real recovery, which
+    learns them only during dispatch: `dispatched_bytes`, and the queues that lack entries in their middle. Offsets of groups are not
+    read, and `queue_ends` is empty. EngineError if an interrupted cut or rebuild must be finished first.
     """
     started_s = time.monotonic()
     options = options or EngineConfig()
@@ -66,45 +70,28 @@ def recover(
     if notes.rebuilding is not None:  # records with light queue offsets got them from a store with multi-dispatch, whatever is set now
         options = replace(options, enable_multi_dispatch=True, enable_consume_queue_ext=(
             options.enable_consume_queue_ext or store.consume_queue_ext.is_dir()))
-    if shared is not None and shared.sync_failed:
+    if shared is not None and shared.sync_failed and not dry_run:
         note_sync_failure(store, notes.durable_end, "", "its engine has seen a sync fail")
     try:
         found = find_log(store, notes, options, accept_loss=accept_loss)
+        if dry_run and ((cut := notes.cut) is not None or notes.rebuilding is not None):
+            begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
+            raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
+                              "preview cannot; run `recover`, or restore the store")
         plan = decide(found, progress)
-        report = report_of(plan) if plan.log.is_degraded else _carry_out(plan, progress)
+        report = report_of(plan) if plan.log.is_degraded or dry_run else _carry_out(plan, progress)
     except FlushError as error:
         if note_sync_failure(store, notes.durable_end, str(error.path), os.strerror(error.errno)):
             raise
         raise FlushError(f"{error}. That cannot be noted in {SYNC_FAILURE.path(store)}: restart the machine before you "
                          "recover, since the page cache may differ from the disk", errno=error.errno, path=error.path) from error
-    return replace(report, is_dry_run=False, seconds=time.monotonic() - started_s)
-
-
-def preview(
-    store: MessageStore, *, progress: Progress | None = None, accept_loss: bool = False, shared: SharedState | None = None,
-    options: EngineConfig | None = None,
-) -> RecoveryReport:
-    """Return the report that `recover` with the same arguments would return now, or raise its errors. Changes nothing.
-
-    The caller ensures that no process changes the store meanwhile. Two values may be higher in the real recovery, which
-    learns them only during dispatch: `dispatched_bytes`, and the queues that lack entries in their middle. Offsets
-    of groups are not read, and `queue_ends` is empty. EngineError if an interrupted cut or rebuild must be finished first.
-    """
-    started_s, options = time.monotonic(), options or EngineConfig()
-    store.require_exists()
-    notes = read_notes(store, shared)
-    found = find_log(store, notes, options, accept_loss=accept_loss)
-    if (cut := notes.cut) is not None or notes.rebuilding is not None:
-        begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
-        raise EngineError(f"a run on {store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
-                          "preview cannot; run `recover`, or restore the store")
-    return replace(report_of(decide(found, progress)), seconds=time.monotonic() - started_s)
+    return replace(report, is_dry_run=dry_run, seconds=time.monotonic() - started_s)
 
 
 def would_refuse(store: MessageStore) -> bool:
     """Whether `recover` would now find a loss that it accepts only with `accept_loss`. Reads only."""
     try:
-        return preview(store).state is RecoveryState.DEGRADED
+        return recover(store, dry_run=True).state is RecoveryState.DEGRADED
     except EngineError as error:
         return type(error) is CorruptionError
 
@@ -114,7 +101,7 @@ def copied_note(store: MessageStore, reading: WatermarkReading, options: EngineC
     if not reading.is_copied:
         return "", False
     try:
-        found = preview(store, options=options)
+        found = recover(store, options=options, dry_run=True)
     except EngineError as error:
         return f"This is a copy, and its recovery would fail: {error}", True
     return found.copy_note, found.state is RecoveryState.DEGRADED
@@ -222,7 +209,6 @@ def report_of(plan: RecoveryPlan) -> RecoveryReport:
         quarantined=pieces,
         notes=tuple(said),
         changed=not is_degraded and _has_work(plan),
-        is_dry_run=True,
     )
 
 

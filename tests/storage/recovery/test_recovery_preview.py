@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from fix_golden import RECIPES as GOLDEN
 from pyengine.errors import EngineError, ExitCode
 from pyengine.storage.checkpoint import CUT, REBUILD, WATERMARK, Cut, DurableWatermark, RebuildMarker
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.recover import preview, recover
+from pyengine.storage.recovery.recover import recover
 
+preview = partial(recover, dry_run=True)
 # Known only when queues are made again, or a matter of the run itself.
 _OF_THE_RUN = ("queue_ends", "dispatched_bytes", "notes", "seconds", "gigabytes_per_second", "sentence", "is_dry_run", "exit_code")
 
