@@ -8,6 +8,7 @@ log's next complete record.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from pyengine.storage.commit_log import Log, LogDamage, LogRun, SegmentBytes, ne
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.recovery.report import Findings
 
+_COUNTED = ("store", "other", "differing", "only_in_store", "only_in_other")
 DIFFERENCES_MAX = 100   # most differences that are listed; all are counted
 SLICE_BYTES = 256 << 10
 _NAMES = tuple(each.name for each in fields(Message) if each.compare and each.name != "physical_offset")
@@ -46,30 +48,20 @@ class Difference:
 
 
 @dataclass(slots=True)
-class TopicCounts:
-    """A topic's messages with queue entries, in the part of the log that was compared, and its differing records."""
-
-    store: int = 0
-    other: int = 0
-    differing: int = 0
-    only_in_store: int = 0
-    only_in_other: int = 0
-
-
-@dataclass(slots=True)
 class LogDifferences:
-    """What a comparison has found; `damaged`: where each log has no complete record."""
+    """What a comparison has found; `damaged`: where each log has no complete record.
+
+    `topics`: for each of _COUNTED, a topic's messages with queue entries in the part of the log that was compared, and its differing
+    records.
+    """
 
     equal: int = 0
-    differing: int = 0
-    only_in_store: int = 0
-    only_in_other: int = 0
     differences: list[Difference] = field(default_factory=list)
-    topics: dict[str, TopicCounts] = field(default_factory=dict)
+    topics: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     damaged: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
-    def topic(self, name: str) -> TopicCounts:
-        return self.topics.setdefault(name, TopicCounts())
+    def total(self, name: str) -> int:
+        return sum(counts[name] for counts in self.topics.values())
 
 
 def compare_logs(logs: Logs, start: int, end: int, progress: Callable[[int, int], None]) -> LogDifferences:
@@ -130,9 +122,7 @@ def _equal_to(logs: Logs, at: int, stop: int, found: LogDifferences) -> int:
         return at
     found.equal += walked.messages
     for queue in touched_queues(view, base, at, reached).queues:
-        counts = found.topic(queue.topic)
-        counts.store += queue.count
-        counts.other += queue.count
+        found.topics[queue.topic].update(store=queue.count, other=queue.count)
     return reached
 
 
@@ -153,8 +143,7 @@ def _records(logs: Logs, side: int, at: int, boundary: int, found: LogDifference
                 continue
             walked = piece.walk(check_crc=False, check_offset=False)
             for queue in touched_queues(view, base, at, walked.end_offset).queues:
-                counts, name = found.topic(queue.topic), logs._fields[side]
-                setattr(counts, name, getattr(counts, name) + queue.count)
+                found.topics[queue.topic][logs._fields[side]] += queue.count
             while at < walked.end_offset:
                 records[at] = view[at - base : at - base + total_size(view, at - base)]
                 at += len(records[at])
@@ -172,8 +161,7 @@ def _compare_records(ours: dict[int, bytes], theirs: dict[int, bytes], found: Lo
         both = {name: decode_record(one) for name, one in data.items() if one}
         message, where = next(iter(both.values())), next(iter(both))
         kind, name = ("differs", "differing") if len(both) == 2 else (f"only_in_{where}",) * 2
-        for counts in (found, found.topic(message.topic)):
-            setattr(counts, name, getattr(counts, name) + 1)
+        found.topics[message.topic][name] += 1
         if len(found.differences) == DIFFERENCES_MAX:
             continue
         unlike = tuple(each.removeprefix("raw_") for each in _NAMES if len({getattr(one, each) for one in both.values()}) == 2)
@@ -251,8 +239,8 @@ class DiffReport(Findings):
         found, lag_bytes = self.found, self.lag_bytes
         unlike = []
         if found.differences:
-            unlike = [f"the first record that differs is at {self.first_difference} (differing: {found.differing}, only in STORE: "
-                      f"{found.only_in_store}, only in OTHER: {found.only_in_other})"]
+            unlike = [f"the first record that differs is at {self.first_difference} (differing: {found.total('differing')}, only in STORE: "
+                      f"{found.total('only_in_store')}, only in OTHER: {found.total('only_in_other')})"]
         if self.queues:
             unlike.append(f"{len(self.queues)} queues end elsewhere")
         if unlike:
@@ -268,16 +256,16 @@ class DiffReport(Findings):
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
         found = self.found
-        shown = len(found.differences)
+        unlike = {name: found.total(name) for name in _COUNTED[2:]}
         return {
             "is_equal": self.is_equal, "exit_code": int(self.exit_code), "sentence": self.sentence,
             "store": asdict(self.store), "other": asdict(self.other), "start": self.start, "end": self.end,
             "lag_bytes": self.lag_bytes, "first_difference": self.first_difference,
-            "records": {name: getattr(found, name) for name in ("equal", "differing", "only_in_store", "only_in_other")},
+            "records": {"equal": found.equal} | unlike,
             "differences": [asdict(one) for one in found.differences],
-            "left_out": found.differing + found.only_in_store + found.only_in_other - shown,
+            "left_out": sum(unlike.values()) - len(found.differences),
             "queues": [asdict(one) for one in self.queues],
-            "topics": [{"topic": topic, **asdict(counts)} for topic, counts in sorted(found.topics.items())],
+            "topics": [{"topic": topic} | {name: counts[name] for name in _COUNTED} for topic, counts in sorted(found.topics.items())],
             "damaged": dict(zip(("store", "other"), found.damaged)),
             "notes": list(self.notes), "seconds": self.seconds,
         }

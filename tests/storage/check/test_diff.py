@@ -65,8 +65,8 @@ def compare(store: Path, other: Path):
     assert (turned.is_equal, turned.exit_code, turned.start, turned.end, turned.first_difference, turned.lag_bytes) == (
         report.is_equal, report.exit_code, report.start, report.end, report.first_difference, -report.lag_bytes)
     found, mirrored = report.found, turned.found
-    assert (mirrored.equal, mirrored.differing, mirrored.only_in_other, mirrored.only_in_store) == (
-        found.equal, found.differing, found.only_in_store, found.only_in_other)
+    assert (mirrored.equal, *map(mirrored.total, ("differing", "only_in_other", "only_in_store"))) == (
+        found.equal, *map(found.total, ("differing", "only_in_store", "only_in_other")))
     return report
 
 
@@ -95,14 +95,14 @@ def test_differing_records_are_reported_with_their_differences(pair, monkeypatch
     path, at = log_file(other, changed.physical_offset)
     flip(path, at + 27, 1)
     report = compare(store, other)
-    counts = report.found.differing, report.found.only_in_store, report.found.only_in_other
+    counts = map(report.found.total, ("differing", "only_in_store", "only_in_other"))
     assert (report.exit_code, *counts) == (ExitCode.CORRUPTION, 2, 0, 0)
     first, second = report.found.differences
     assert (first.physical_offset, first.topic, first.queue_offset) == (longest.physical_offset, longest.topic, longest.queue_offset)
     assert (first.fields, first.bad_crc) == (("body",), ("other",))
     assert (second.physical_offset, second.fields, second.bad_crc) == (changed.physical_offset, ("queue_offset",), ())
     assert report.first_difference == longest.physical_offset and report.found.equal == len(messages) - 2
-    assert sum(counts.differing for counts in report.found.topics.values()) == 2
+    assert sum(counts["differing"] for counts in report.found.topics.values()) == 2
 
 
 @pytest.mark.parametrize("at", [1, 5, 30])
@@ -129,10 +129,11 @@ def test_logs_that_went_apart_have_records_that_the_other_has_not(tmp_path, rng,
     mine, its = ({one.physical_offset: one for one in log.messages if one.physical_offset < end} for log in (ours, theirs))
     first = min(offset for offset in mine.keys() | its.keys() if mine.get(offset) != its.get(offset))
     assert (report.start, report.end, report.first_difference) == (0, end, first)
-    assert report.found.only_in_store == len(mine.keys() - its.keys()) and report.found.only_in_other == len(its.keys() - mine.keys())
-    assert report.found.differing == sum(mine[offset] != its[offset] for offset in mine.keys() & its.keys())
-    assert report.found.topics["T"].store == len(mine) and report.found.topics["T"].other == len(its)
-    unlike = len(mine.keys() ^ its.keys()) + report.found.differing
+    assert report.found.total("only_in_store") == len(mine.keys() - its.keys())
+    assert report.found.total("only_in_other") == len(its.keys() - mine.keys())
+    assert report.found.total("differing") == sum(mine[offset] != its[offset] for offset in mine.keys() & its.keys())
+    assert report.found.topics["T"]["store"] == len(mine) and report.found.topics["T"]["other"] == len(its)
+    unlike = len(mine.keys() ^ its.keys()) + report.found.total("differing")
     assert report.to_dict()["left_out"] == max(0, unlike - diff_module.DIFFERENCES_MAX)
 
 
@@ -161,7 +162,7 @@ def test_damage_in_a_stopped_copy_is_a_difference_and_not_a_shorter_log(pair):
     path, at = log_file(other, lost.physical_offset)
     flip(path, at + 5)
     report = compare(store, other)
-    assert (report.exit_code, report.found.only_in_store, report.lag_bytes) == (ExitCode.CORRUPTION, 1, 0)
+    assert (report.exit_code, report.found.total("only_in_store"), report.lag_bytes) == (ExitCode.CORRUPTION, 1, 0)
     assert report.first_difference == lost.physical_offset and f"no whole record at {lost.physical_offset}" in report.notes[0]
 
 
@@ -184,7 +185,7 @@ def test_a_missing_segment_in_the_middle_is_a_difference(pair):
     os.unlink(log_file(other, SEGMENT_BYTES)[0])
     report = compare(store, other)
     assert report.first_difference == next(one.physical_offset for one in messages if one.physical_offset >= SEGMENT_BYTES)
-    assert report.found.only_in_store == sum(SEGMENT_BYTES <= one.physical_offset < 2 * SEGMENT_BYTES for one in messages)
+    assert report.found.total("only_in_store") == sum(SEGMENT_BYTES <= one.physical_offset < 2 * SEGMENT_BYTES for one in messages)
 
 
 def test_logs_without_a_common_offset_are_not_called_equal(tmp_path, rng):
