@@ -28,7 +28,7 @@ from pyengine.engine_config import keywords
 from pyengine.errors import ConfigError, EngineError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
 from pyengine.settings import UNITS
-from pyengine.storage.config import FIXED_NAMES, SET, checked_set, existing_store, load_config, setting_name
+from pyengine.storage.config import FIXED_NAMES, SET, STORE_SIGNS, checked_set, existing_store, load_config, setting_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -507,7 +507,7 @@ class GivenPath(click.Path):
 class StoreArgument(click.Argument):
     """STORE, after the action if the command has one; PYENGINE_STORE where the command line has none.
 
-    The number of words says whether STORE is among them. Where other words may be left out, a directory or a URI is STORE.
+    The number of words says whether STORE is among them. Where other words may be left out, what holds a store is STORE, or a URI.
     For one version an action after STORE is taken too; only a terminal gets a note, so that a program reads what it read before.
     """
 
@@ -542,7 +542,7 @@ class StoreArgument(click.Argument):
             if words and words[0] in choices:
                 chosen = words.pop(0)
             elif len(words) > 1:
-                chosen = words.pop(0 if STORE_VARIABLE in os.environ and not os.path.isdir(words[0]) else 1)
+                chosen = words.pop(1 if os.path.isdir(words[0]) else 0)
                 if chosen in choices and sys.stderr.isatty():
                     note(f"the action comes first, `pyengine {command} {chosen} STORE`: the next version takes no other order")
         at = [argument for argument in arguments if argument is not action].index(self)
@@ -550,7 +550,7 @@ class StoreArgument(click.Argument):
         if all(argument.nargs == 1 and argument.required for argument in others):
             is_given = len(words) > len(others)
         else:
-            is_given = any(os.path.isdir(word) or "://" in word for word in words[at:at + 1])
+            is_given = any("://" in word or os.path.lexists(os.path.join(word, sign)) for word in words[at:at + 1] for sign in STORE_SIGNS)
         if not is_given and STORE_VARIABLE in os.environ:
             words.insert(at, os.environ[STORE_VARIABLE])
         if action is not None:

@@ -85,8 +85,16 @@ def test_the_count_of_words_says_whether_the_store_is_among_them(store, tmp_path
 
 def test_a_wrong_action_is_named(store, monkeypatch):
     assert "'crate' is not one of" in run("topics", store, "crate", "new").stderr
+    assert "'crate' is not one of" in run("topics", "crate", store, "new").stderr
     monkeypatch.setenv("PYENGINE_STORE", str(store))
     assert "'crate' is not one of" in run("topics", "crate", "new").stderr
+
+
+def test_a_folder_with_the_name_of_a_topic_is_not_the_store(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYENGINE_STORE", str(store))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new").mkdir()
+    assert run("topics", "create", "new").code == 0 and names(run("topics", "--json")) == {"orders", "new"}
 
 
 def test_a_missing_store_is_said_with_the_name_of_the_variable(store):
