@@ -217,7 +217,8 @@ class EngineConfig:
     disk_space_clean_forcibly_ratio: int = of_rocketmq(
         85, "Above this disk use the oldest segments are deleted whatever their age.", live=AT_ONCE)
     disk_space_warning_level_ratio: int = of_rocketmq(90, "Above this disk use puts are refused.", live=AT_ONCE)
-    disk_space_enough_bytes: int = setting(16 << 30, "With this much room left no ratio counts.", low=0, high=1 << 62, live=AT_ONCE)
+    disk_space_enough_bytes: int = setting(
+        16 << 30, "With this much room left only disk_max_used_space_ratio counts.", low=0, high=1 << 62, live=AT_ONCE)
     clean_file_forcibly_enable: bool = of_rocketmq(True, "Let disk use delete segments before their age.", live=AT_ONCE)
 
     # -- processes and shared memory
