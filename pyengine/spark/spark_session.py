@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shlex
 import sys
 import tempfile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVERYTHING = "*"
+_IS_HERE = re.compile(r"local|spark://(127\.|localhost)")  # a master whose executors are all on this host
 # For these nodes the references of the nodes above name the used columns. All columns below any other node count as used.
 _PASSING_ON = frozenset(("Project", "Filter", "Aggregate", "Join", "Window", "WindowGroupLimit", "Sort", "LocalLimit", "GlobalLimit"))
 
@@ -51,9 +53,10 @@ def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[s
     if running is not None:
         return register(running)
     builder = SparkSession.builder.appName(app)
-    for name, value in {**default_settings(cores), **(settings or {})}.items():
+    wanted = {**default_settings(cores, (settings or {}).get("spark.master")), **(settings or {})}
+    for name, value in wanted.items():
         builder = builder.config(name, value)
-    with _environment_of_jvm():
+    with _environment_of_jvm(wanted["spark.master"]):
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel((settings or {}).get("spark.log.level", "ERROR"))
     return register(spark)
@@ -73,13 +76,14 @@ def borrowed_session(app: str, settings: Mapping[str, str] | None = None) -> Ite
             spark.stop()
 
 
-def default_settings(cores: int | None = None) -> dict[str, str]:
+def default_settings(cores: int | None = None, master: str | None = None) -> dict[str, str]:
     """Return the settings of `session`, measured on small hosts with short sessions and local data."""
     count = cores or len(os.sched_getaffinity(0))
+    master = master or os.environ.get("PYENGINE_SPARK_MASTER") or f"local[{count}]"
+    loopback = ("spark.driver.host", "spark.driver.bindAddress") if _IS_HERE.match(master) else ()
     return {
-        "spark.master": os.environ.get("PYENGINE_SPARK_MASTER") or f"local[{count}]",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.master": master,
+        **dict.fromkeys(loopback, "127.0.0.1"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
@@ -89,7 +93,7 @@ def default_settings(cores: int | None = None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _environment_of_jvm() -> Iterator[None]:
+def _environment_of_jvm(master: str) -> Iterator[None]:
     """Set the environment of the JVM and its workers: Java, Python, the loopback address, the path of this package, the user."""
     home = find_java_home()
     if home is None:
@@ -98,7 +102,7 @@ def _environment_of_jvm() -> Iterator[None]:
     paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     wanted = {
         "JAVA_HOME": str(home),
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+        **({"SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")} if _IS_HERE.match(master) else {}),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         **environment_of_user(),

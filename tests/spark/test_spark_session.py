@@ -103,3 +103,18 @@ def test_the_jvm_gets_a_name_and_a_home_only_for_a_user_without_an_entry(monkeyp
     for home, taken in ((str(tmp_path), str(tmp_path)), ("/nonexistent", tempfile.gettempdir()), ("relative", tempfile.gettempdir())):
         monkeypatch.setenv("HOME", home)
         assert spark_session.environment_of_user()["SPARK_SUBMIT_OPTS"] == f"-Duser.name={name} -Duser.home={taken}"
+
+
+@pytest.mark.parametrize(("master", "is_here"), [
+    ("local[2]", True), ("local-cluster[2,1,1024]", True), ("spark://127.0.0.1:7077", True), ("spark://localhost:7077", True),
+    ("spark://head.example:7077", False), ("yarn", False),
+])
+def test_only_executors_of_this_host_are_given_its_loopback_address(monkeypatch, tmp_path, master, is_here):
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    monkeypatch.setattr(spark_session, "find_java_home", lambda: tmp_path)
+    monkeypatch.setenv("PYENGINE_SPARK_MASTER", master)
+    for settings in (spark_session.default_settings(), spark_session.default_settings(master=master)):
+        assert settings["spark.master"] == master
+        assert [settings.get(f"spark.driver.{name}") for name in ("host", "bindAddress")] == ["127.0.0.1" if is_here else None] * 2
+    with spark_session._environment_of_jvm(master):
+        assert os.environ.get("SPARK_LOCAL_IP") == ("127.0.0.1" if is_here else None)
