@@ -88,7 +88,7 @@ _ALIASES = {"body": "value", "queueid": "partition"}
 SINK_OPTIONS = {
     "path": "The store's root directory on the engine's host, the argument of `save()` and `start()`.",
     "topic": "The topic of rows without one.",
-    "writeId": "Batch writes: a name (letters, digits, `._-`). A write of the same name puts only missing rows; without it each "
+    "writeId": "Batch writes: a name (letters, digits, `._-`). Writes of one name put missing rows until one ends; without it each "
                "`save()` is new.",
 }
 
