@@ -28,7 +28,7 @@ from pyengine.engine_config import keywords
 from pyengine.errors import ConfigError, EngineError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
 from pyengine.settings import UNITS
-from pyengine.storage.config import FIXED_NAMES, SET, STORE_SIGNS, checked_set, existing_store, load_config, setting_name
+from pyengine.storage.config import FIXED_NAMES, LOG_PATHS, SET, STORE_SIGNS, checked_set, existing_store, load_config, setting_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -604,16 +604,17 @@ def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]
 
 
 def spark_source(store: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """Return what a job reads, a path of a store or a URI, and the sizes of the store's files as options."""
+    """Return what a job reads, a path of a store or a URI, and as options the sizes of the store's files and the log's folders."""
     from pyengine.spark.options import read_options, scheme_of
 
     if scheme_of(store) in ("", "file"):
         root = existing_store(Path(read_options({"path": store}).path if scheme_of(store) else store))
         return str(root), size_options(root, settings)
-    return store, {name: value for key, value in settings.items() if (name := setting_name(key, SET)) in FIXED_NAMES}
+    return store, {name: value for key, value in settings.items() if (name := setting_name(key, SET)) in (*FIXED_NAMES, *LOG_PATHS)}
 
 
 def size_options(root: Path, settings: dict[str, str]) -> dict[str, str]:
-    """Return the sizes of the store's files as options of a job."""
+    """Return the sizes of the store's files, and folders of the log for this run, as options of a job."""
     config = load_config(root, settings)
-    return {name: str(getattr(config, name)) for name in FIXED_NAMES}
+    names = [*FIXED_NAMES, *(name for name in LOG_PATHS if config.origins.get(name) == SET)]
+    return {name: str(getattr(config, name)) for name in names}

@@ -20,7 +20,7 @@ from pyengine.errors import UsageError, did_you_mean
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import ReadLevel
 from pyengine.settings import UNITS, setting, settings_of
-from pyengine.storage.config import FIXED_NAMES, SETTINGS, fold
+from pyengine.storage.config import FIXED_NAMES, LOG_PATHS, SETTINGS, fold, from_environment
 
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
 MESSAGES = "messages"          # of the option view
@@ -202,7 +202,8 @@ def _option(key: str, default: Any, meaning: str, **row: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The parsed options of a read. None as an offset or time is not a bound; `sizes` are settings of the store's files."""
+    """The parsed options of a read. None as an offset or time is not a bound; `sizes` are settings of the store's files and
+    of the log's folders, which a task finds nowhere else if they are not those of its engine.toml."""
 
     path: str = _option("path", "", "The store's root directory; also the argument of `load()`.", parse=location)
     view: str = _option("view", MESSAGES, "What a row is: a message, or one of [Queues](#queues): queue, entries, groups.",
@@ -309,13 +310,13 @@ OPTIONS = settings_of(ReadOptions)
 BY_KEY = {option.key.lower(): option for option in OPTIONS.values()}
 _SPAN = OPTIONS["max_trigger_delay_ms"]
 _NEED_TOPICS = "needs a choice of topics (subscribe, subscribePattern or assign)"
-_FIXED = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}
+_FIXED = {fold(spelling): name for name in (*FIXED_NAMES, *LOG_PATHS) for spelling in (name, SETTINGS[name].key)}
 
 
 def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
     """Parse the options of one read; UsageError says which one is wrong and what is allowed."""
     values: dict[str, Any] = {}
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for name, text in given.items():
         option = BY_KEY.get(name.lower())
         if option is not None:
@@ -327,7 +328,7 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
                 raise UsageError(f"option {option.key}: {error}") from None
         elif fold(name) in _FIXED:
             size = SETTINGS[_FIXED[fold(name)]]
-            sizes[size.name] = int(size.read(text, "option"))
+            sizes[size.name] = size.read(text, "option")
         else:
             raise UsageError(_unknown(name))
     if "path" not in values:
@@ -337,6 +338,10 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
     if isinstance(values.get("starting_offsets"), StartingPoint):
         values["starting_point"] = values.pop("starting_offsets")
     options = ReadOptions(**values, sizes=sizes)
+    if not options.is_remote:
+        sizes |= {name: value for name, value in from_environment(os.environ).items() if name in LOG_PATHS and name not in sizes}
+    elif not sizes.keys().isdisjoint(LOG_PATHS):
+        raise UsageError(f"the log of {options.where} cannot be read in other folders than its own: mount them to read it")
     _check_together(options)
     if use != "any" and options.view != MESSAGES:
         raise UsageError(f"option view = {options.view}: only spark.read takes it; streams and jobs read messages")

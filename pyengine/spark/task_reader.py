@@ -22,7 +22,7 @@ from pyarrow import compute
 from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError, FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import folders_of, log_folders, segment_name
 from pyengine.formats.small_file import opened
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.scan import ChooseQueue, ColumnScanner, RawBatch, RowFilter, TallyScanner, choose_queues
@@ -39,6 +39,7 @@ from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, Part, Que
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import WRONG_BODY, Refiner, allocate, to_array
 from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, runs_of
+from pyengine.storage.config import LOG_PATHS, config_path, read_file
 from pyengine.storage.mapped_file import map_read_only
 from pyengine.storage.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 
@@ -78,7 +79,10 @@ class TaskReader(ABC):
 
     def __init__(self, options: ReadOptions, columns: list[Column], tally: RowCounts | None = None) -> None:
         self.options = options
-        self.paths = StorePaths(options.path)
+        asked = {name: options.sizes[name] for name in LOG_PATHS if name in options.sizes}
+        settings = read_file(config_path(options.path)) | asked if asked else {}
+        self._folders = (folders_of(options.path, *(str(settings.get(name, "")) for name in LOG_PATHS)) if asked
+                         else log_folders(options.path))
         self._tally = tally
         self._columns = columns
         chosen = {name.lower() for name in options.read_columns}
@@ -129,7 +133,7 @@ class TaskReader(ABC):
         found: SegmentBytes
         try:
             if self._tree is None:
-                view = map_read_only(self.paths.commit_log_segment(segment))
+                view = map_read_only(self._folders.segment(segment_name(segment)))
                 found, length = SegmentBytes(view, segment), len(view)
             else:
                 file = self._tree.open(f"{LOG}/{segment_name(segment)}")
@@ -147,7 +151,7 @@ class TaskReader(ABC):
         if self._tree is not None:  # fetched bytes stay
             return False
         try:
-            return os.stat(self.paths.commit_log_segment(segment)).st_nlink == 0
+            return os.stat(self._folders.segment(segment_name(segment))).st_nlink == 0
         except FileNotFoundError:
             return True
 
@@ -160,7 +164,7 @@ class TaskReader(ABC):
         """Return the segment's path, for messages."""
         if self._tree is not None:
             return f"{self.options.where}/{LOG}/{segment_name(segment)}"
-        return str(self.paths.commit_log_segment(segment))
+        return str(self._folders.segment(segment_name(segment)))
 
     def to_batches(self, raw: RawBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Convert scanned columns to the requested ones, of the rows that meet the condition: one batch, or several if decompressed

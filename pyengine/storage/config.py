@@ -249,7 +249,7 @@ def load_config(
         refuse_links(root, *SCANNED)
     from_file = {} if root is None else read_file(config_path(root))
     asked: dict[str, tuple[Value, str]] = {}
-    for name, value in _from_environment(os.environ if environ is None else environ).items():
+    for name, value in from_environment(os.environ if environ is None else environ).items():
         asked[name] = value, ENVIRONMENT
     for key, given in (overrides or {}).items():
         if is_inert(key):
@@ -435,7 +435,7 @@ def _toml_value(value: Value) -> str:
     return f'"{escaped}"'
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
+def from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
     """Return the PYENGINE_* settings; an empty value counts as unset.
 
     A name that is not a setting is an error if it looks like a misspelt one; otherwise it is ignored. So is what Kubernetes

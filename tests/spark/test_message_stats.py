@@ -133,3 +133,12 @@ def test_the_stats_command_counts_by_hour(spark, root):
     assert "T0" in table and "T2" in table and "300 messages" in table
     assert "2023-11-14T22 " in run("stats", root, "--by", "hour").stdout and " 2023-11-14 " in run("stats", root, "--by", "day").stdout
     assert run("stats", root / "nothing").code == 2
+
+
+def test_the_stats_command_counts_in_the_log_folders_that_it_is_given(spark, tmp_path):
+    offsets = write_log(tmp_path / "store", [{"topic": "T", "body": bytes(500)} for _ in range(40)])
+    (tmp_path / "archive").mkdir()
+    first = StorePaths(tmp_path / "store").commit_log_segment(0)
+    first.rename(tmp_path / "archive" / first.name)
+    done = run("stats", tmp_path / "store", "--json", "--set", f"read_only_commit_log_store_paths={tmp_path / 'archive'}")
+    assert done.code == 0 and done.document["messages"] == len(offsets), done.stderr

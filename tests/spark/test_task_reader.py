@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import pickle
 import zlib
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import pytest
 from fix_golden import RECIPES, usual
 from fix_store_builder import SMALL, StoreBuilder
 from pyengine.errors import CorruptionError, StoreRefusedError, UsageError
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import StorePaths, segment_name, use_log_folders
 from pyengine.ipc.live_reader import open_store
 from pyengine.native.flush import punch
 from pyengine.spark import task_reader
@@ -24,6 +25,7 @@ from pyengine.spark.presence import with_lost_end
 from pyengine.spark.schema import all_names, chosen_columns
 from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.commit_log import SegmentBytes
+from pyengine.storage.config import config_path
 from record_bytes import encode_record
 from spark import oracle
 from spark.logs import DAMAGED_END, LOST_END, SEGMENT_BYTES, allowing, batches, end_of, rows, write_log
@@ -350,6 +352,37 @@ def test_a_file_that_is_shorter_here_is_refused(golden):
     path.write_bytes(path.read_bytes()[:10_000])
     with pytest.raises(CorruptionError, match="has 10000 bytes here, not 16384"):
         rows(root, ranges)
+
+
+@pytest.mark.parametrize("given_by", ["option", "environment"])
+@pytest.mark.parametrize("given", [{}, {"subscribe": "T", "access": "queue"}])
+def test_a_task_finds_the_log_in_the_folders_that_the_driver_was_told(tmp_path, monkeypatch, given, given_by):
+    """The task has only its pickled options, and the file of settings, which has the other folder."""
+    builder = StoreBuilder(tmp_path / "store")
+    wanted = [builder.put("T", b"x" * 100).physical_offset for _ in range(100)]
+    for number, path in enumerate(sorted(builder.paths.commit_log.iterdir())[:4]):
+        folder = (tmp_path / "archive", builder.root / "second")[number % 2]
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)
+    config_path(builder.root).write_text('store_path_commit_log = "second,commitlog"\n')
+    given, archive = {"path": str(builder.root), "columns": "physicalOffset", **given}, str(tmp_path / "archive")
+    if given_by == "option":
+        given["readOnlyCommitLogStorePaths"] = archive
+    else:
+        monkeypatch.setenv("PYENGINE_READ_ONLY_COMMIT_LOG_STORE_PATHS", archive)
+    options = read_options(given)
+    parts = plan(options)
+    monkeypatch.delenv("PYENGINE_READ_ONLY_COMMIT_LOG_STORE_PATHS", raising=False)
+    use_log_folders(builder.root, None)
+    columns = chosen_columns(options)
+    schema = task_reader.arrow_schema(columns)
+    assert [at for part in parts for batch in task_reader.read_partition(pickle.loads(pickle.dumps(options)), columns, part, schema)
+            for at in batch.column(0).to_pylist()] == wanted
+
+
+def test_log_folders_are_no_options_of_a_remote_store(tmp_path):
+    with pytest.raises(UsageError, match="mount them to read it"):
+        read_options({"path": str(tmp_path), "fileSystem": "arrow", "storePathCommitLog": "a,b"})
 
 
 def test_a_missing_segment_between_others_is_an_error(golden):
