@@ -274,6 +274,7 @@ class Connection(asyncio.Protocol):
     """One peer, in most cases a client. `address` is host:port as RocketMQ writes it, `born_host` the same as in a message."""
 
     _language = "JAVA"  # of the requests that this side sends
+    _reads_answers = False  # also while the peer does not read
 
     def __init__(self, owner: Connections, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None, *,
                  is_local: bool = False) -> None:
@@ -290,7 +291,8 @@ class Connection(asyncio.Protocol):
         self._task_bytes = 0        # of their requests
         self._has_left = False
         self._counted = 0           # the part of this connection in the owner's held_bytes
-        self._is_full = False       # the client does not read
+        self._may_write = asyncio.Event()  # unless the client does not read
+        self._may_write.set()
         self._is_paused = False
         self._opaque = itertools.count(1)
         self._invoked: dict[int, asyncio.Future[Frame]] = {}
@@ -323,6 +325,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = self._has_left = True
+        self._may_write.set()
         self._owner.open.discard(self)
         self._buffer.clear()
         for task, request in self._tasks.items():
@@ -342,11 +345,12 @@ class Connection(asyncio.Protocol):
         self._owner.serve(self)
 
     def pause_writing(self) -> None:
-        self._is_full = True
-        self.pause()
+        self._may_write.clear()
+        if self._may_not_ask:
+            self.pause()
 
     def resume_writing(self) -> None:
-        self._is_full = False
+        self._may_write.set()
         self._continue_reading()
 
     # ---- requests -----------------------------------------------------------------
@@ -383,7 +387,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def _may_not_ask(self) -> bool:
-        return self._is_full or self._requests >= REQUESTS_MAX or self._request_bytes > self._limits.connection_bytes_max
+        is_full = not (self._may_write.is_set() or self._reads_answers)
+        return is_full or self._requests >= REQUESTS_MAX or self._request_bytes > self._limits.connection_bytes_max
 
     def _handle(self, frame: Frame, size_bytes: int) -> None:
         if frame.is_answer:
@@ -466,6 +471,12 @@ class Connection(asyncio.Protocol):
     def deferred_request(self, code: int, opaque: int, size_bytes: int) -> Request:
         """Return a request that is answered later as a Request, whose reply counts it as ended."""
         return Request(self, Frame(code, opaque=opaque), size_bytes + REQUEST_BYTES)
+
+    async def may_write(self, timeout_s: float | None = None) -> None:
+        """Wait until the peer has read most of what was written; TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not self._may_write.is_set():  # others may have written meanwhile
+                await self._may_write.wait()
 
     def invoke_oneway(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
         if not self.is_closed:
@@ -567,30 +578,18 @@ class Connection(asyncio.Protocol):
 class AskingConnection(Connection):
     """A connection that this process has opened in order to ask. It reads answers also while its peer does not read."""
 
+    _reads_answers = True
+
     def __init__(self, owner: Connections, handlers: Mapping[int, Handler] | None = None, *, language: str = "JAVA",
                  is_local: bool = False) -> None:
         super().__init__(owner, handlers or {}, is_local=is_local)
         self._language = language
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._may_write.set()
-        super().connection_lost(error)
-
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
 
     async def invoke(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = INVOKE_TIMEOUT_S,
                      when_sent: Callable[[], object] = lambda: None) -> Frame:
         """Send a request once the peer reads, and wait for its answer; OSError as above. Without time left nothing is sent."""
         until_s = time.monotonic() + timeout_s
-        async with asyncio.timeout(timeout_s):
-            while not self._may_write.is_set():  # others may have written meanwhile
-                await self._may_write.wait()
+        await self.may_write(timeout_s)
         if (left_s := until_s - time.monotonic()) <= 0:  # the timeout ends only what waits
             raise TimeoutError(f"no time is left to ask the peer at {self.address}")
         when_sent()

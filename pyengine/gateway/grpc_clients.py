@@ -22,7 +22,17 @@ from typing import Any
 
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
-from pyengine.gateway.connections import CALL_S, Answer, AskingConnection, Connections, Limits, Request, Turns, host_of
+from pyengine.gateway.connections import (
+    CALL_S,
+    INVOKE_TIMEOUT_S,
+    Answer,
+    AskingConnection,
+    Connections,
+    Limits,
+    Request,
+    Turns,
+    host_of,
+)
 from pyengine.gateway.members import GROUPS_OF_CLIENT_MAX
 from pyengine.gateway.wire import LANGUAGES, Frame, write_json
 from pyengine.ipc.sessions import connect_socket
@@ -35,7 +45,6 @@ LEFT_S = 15.0                   # after its stream and its calls have ended: lon
 LEAVE_S = 2.0                   # for the gateway's answers as a client leaves
 ROUNDS_BETWEEN = 16             # of the event loop, from the begin of a call to the next: gRPC needs about six to give one out
 SQL = 2                         # of FilterType
-TOLD_BYTES_MAX = 1 << 20        # of questions that wait for one client, if it is more than one; the gateway asks again
 
 Invoke = Callable[[AskingConnection, int, Mapping[str, str], bytes, float], Awaitable[Frame]]
 
@@ -85,8 +94,7 @@ class GrpcClient:
         self.used = Host()                      # what its host has, while it calls
         self.seen_s = time.monotonic()
         self.has_left = asyncio.Event()         # it has said so, or is left out
-        self._told: asyncio.Queue[Frame] = asyncio.Queue()  # questions about transactions
-        self._told_bytes = 0
+        self.questions: asyncio.Queue[Frame] = asyncio.Queue(1)  # about transactions, of the gateway
         self._numbers = itertools.count()       # of its pops
 
     async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", *, until_s: float, again: bool = True,
@@ -155,18 +163,11 @@ class GrpcClient:
             raise
         return link
 
-    def _take(self, request: Request) -> Answer:
-        size_bytes = self._told_bytes + len(request.frame.body)
-        if self._told.empty() or size_bytes <= TOLD_BYTES_MAX:
-            self._told_bytes = size_bytes
-            self._told.put_nowait(request.frame)
+    async def _take(self, request: Request) -> Answer:
+        """Take a question, once the client has taken the one before: so long the gateway asks no other, or does so in a later round."""
+        async with asyncio.timeout(INVOKE_TIMEOUT_S):
+            await self.questions.put(request.frame)
         return Answer()
-
-    async def next_question(self) -> Frame:
-        """Return the gateway's next question about a transaction of this client; wait for one."""
-        frame = await self._told.get()
-        self._told_bytes -= len(frame.body)
-        return frame
 
     def add(self, known: set[str], names: Iterable[str]) -> None:
         """Add names to its groups or producer groups; TooManyClientsError for more than the gateway takes from one client."""

@@ -455,7 +455,7 @@ class GrpcServer:
         """Ask the client about transactions of which the gateway knows no end."""
         v2 = self._v2
         while True:
-            frame = await client.next_question()
+            frame = await client.questions.get()
             record, fields = decode_record(frame.body), frame.fields
             command = v2.TelemetryCommand()
             orphan = command.recover_orphaned_transaction_command

@@ -59,7 +59,16 @@ from pyengine.formats.record import (
 )
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import PUB, SUB
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
+from pyengine.gateway.connections import (
+    INVOKE_TIMEOUT_S,
+    Answer,
+    Connection,
+    Handlers,
+    Request,
+    RequestRefusedError,
+    TurnExecutor,
+    refuse_if,
+)
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import DEAD_PREFIX, RETRY_PREFIX, Address, Names, group_fault, topic_fault
 from pyengine.gateway.positions import LEVEL
@@ -672,31 +681,53 @@ class Ends:
 
     async def ask_for_ends(self) -> None:
         """Find undecided transactions once, and ask a producer of each one's group; raise errors at the end."""
-        failed: Exception | None = None
-        again_after_ms = round(self.interval_s * 500)
-        for half in await self._executor.run(self._check.round, self._can_ask, again_after_ms):
+        failed: list[Exception | None] = []
+        asked: dict[Connection, list[Message]] = {}
+        for half in await self._executor.run(self._check.round, self._can_ask, round(self.interval_s * 500)):
             try:
-                self._ask(half)
+                if (producer := self._producer_of(half)) is not None:  # they have not all gone since
+                    asked.setdefault(producer, []).append(half)
             except Exception as error:  # noqa: BLE001 - the others must be asked too
-                failed = error
-        if failed is not None:
-            raise failed
+                failed.append(error)
+        failed += await asyncio.gather(*(self._ask_all(producer, halves) for producer, halves in asked.items()))
+        for each in failed:
+            if each is not None:
+                raise each
 
     def _can_ask(self, group: str) -> bool:
         return group in self._members.producers
 
-    def _ask(self, half: Message) -> None:
-        """Ask one producer of the group, another one at each try, since not all may know; the answer is an END_TRANSACTION."""
+    def _producer_of(self, half: Message) -> Connection | None:
+        """Return a producer of the group, another one at each try, since not all may know."""
         clients = list(self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), ()))
-        if not clients:
-            return  # it has gone since: the next round asks another
+        return clients[int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES]) % len(clients)] if clients else None
+
+    async def _ask_all(self, producer: Connection, halves: list[Message]) -> Exception | None:
+        """Ask a producer as fast as it reads, for an interval at most; return an error. The next round asks about what is left."""
+        failed: Exception | None = None
+        with contextlib.suppress(OSError):  # it does not read, or has gone
+            async with asyncio.timeout(max(INVOKE_TIMEOUT_S, self.interval_s)):
+                for half in halves:
+                    try:
+                        await self._ask(producer, half)
+                    except OSError:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - as above
+                        failed = error
+        return failed
+
+    async def _ask(self, producer: Connection, half: Message) -> None:
+        """Ask about one message; the answer is an END_TRANSACTION. OSError."""
         topic, queue_id = real_queue(half)
         unique = half.uniq_key or ""
-        times = int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES])
-        clients[times % len(clients)].invoke_oneway(codes.CHECK_TRANSACTION_STATE, {
-            "commitLogOffset": str(half.physical_offset), "msgId": unique, "offsetMsgId": half.msg_id,
-            "tranStateTableOffset": str(half.queue_offset), "transactionId": unique,
-        }, encode_message(replace(half, topic=topic, queue_id=queue_id)))
+        body = encode_message(replace(half, topic=topic, queue_id=queue_id))
+        fields = {"commitLogOffset": str(half.physical_offset), "msgId": unique, "offsetMsgId": half.msg_id,
+                  "tranStateTableOffset": str(half.queue_offset), "transactionId": unique}
+        await producer.may_write(INVOKE_TIMEOUT_S)
+        if not producer.is_local:
+            producer.invoke_oneway(codes.CHECK_TRANSACTION_STATE, fields, body)
+        elif (await producer.invoke(codes.CHECK_TRANSACTION_STATE, fields, body)).code != codes.SUCCESS:
+            raise TimeoutError(f"the client at {producer.address} takes no question")
 
     def close(self) -> None:
         for executor in (self._executor, self._recalls):

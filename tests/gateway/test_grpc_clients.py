@@ -149,3 +149,20 @@ def test_a_pop_that_waits_until_the_gateway_reads_is_not_sent_once_it_is_cancell
             await client.leave()
 
     asyncio.run(run())
+
+
+def test_a_question_waits_until_its_client_takes_the_one_before(tmp_path):
+    """Otherwise what one asks at once would be dropped, and its tries count, or fill the memory."""
+    async def run() -> None:
+        async with FakeGateway(tmp_path) as gateway:
+            client = client_of(tmp_path)
+            await client.ask(codes.HEART_BEAT, {}, until_s=later())
+            (connection,) = gateway.connections.open
+            asked = [asyncio.create_task(connection.invoke(codes.CHECK_TRANSACTION_STATE, {}, b"%d" % number + bytes(2 << 20)))
+                     for number in range(3)]
+            for number in range(3):
+                assert (await asked[number]).code == codes.SUCCESS and not any(task.done() for task in asked[number + 1:])
+                assert (await client.questions.get()).body.startswith(b"%d" % number)
+            await client.leave()
+
+    asyncio.run(asyncio.wait_for(run(), scaled_timeout_s(30)))

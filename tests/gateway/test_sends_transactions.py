@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from types import SimpleNamespace
 
 import pytest
 
 import pyengine
-from fix_gateway import send_fields, start_served
+from fix_gateway import LocalClient, send_fields, start_served
 from pyengine.formats.record import decode_record, encode_message_id
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Request
 from pyengine.gateway.names import Address
 from pyengine.gateway.sends import END_THREADS, Ends
-from pyengine.gateway.wire import Frame
+from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
@@ -23,7 +24,8 @@ COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory):
     """A store that asks about transactions soon."""
-    store = start_served(tmp_path_factory.mktemp("asking") / "store", transaction_timeout_ms=1, transaction_check_interval_ms=100)
+    store = start_served(tmp_path_factory.mktemp("asking") / "store", transaction_timeout_ms=1, transaction_check_interval_ms=100,
+                         gateway_connection_max_bytes=1 << 20)
     yield store
     store.close()
 
@@ -109,6 +111,34 @@ def test_each_producer_of_a_group_is_asked_in_turn(asking):
         assert client.wait_told(codes.CHECK_TRANSACTION_STATE).fields["msgId"] == "SHARED"
 
 
+def test_a_producer_that_reads_is_asked_about_more_than_may_wait_for_it(asking):
+    """At once it would not read that much in time, and lose its connection, at each try."""
+    sender, producer = asking.broker(), asking.broker()
+    producer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    assert sender.ask(codes.SEND_MESSAGE_V2, send_fields("asked"), b"first").code == codes.SUCCESS
+    keys = {f"LARGE{number}" for number in range(20)}  # 10 MB
+    for key in keys:
+        prepare(sender, "asked", bytes(500_000), key, "large")
+    producer.ask(codes.HEART_BEAT, body={"clientID": "me", "producerDataSet": [{"groupName": "large"}]})
+    while keys:
+        keys.discard(producer.wait_told(codes.CHECK_TRANSACTION_STATE).fields["msgId"])
+    producer.ask(codes.UNREGISTER_CLIENT, {"clientID": "me", "producerGroup": "large"})
+
+
+def test_a_worker_is_asked_the_next_question_once_its_client_has_taken_the_last(asking):
+    sender = asking.broker()
+    assert sender.ask(codes.SEND_MESSAGE_V2, send_fields("asked"), b"first").code == codes.SUCCESS
+    for key in ("FIRST", "SECOND"):
+        prepare(sender, "asked", b"undecided", key, "local")
+    with LocalClient(asking.root, "10.0.0.7:1") as worker:
+        worker.ask(codes.HEART_BEAT, body={"clientID": "me", "producerDataSet": [{"groupName": "local"}]})
+        asked = worker.wait_told(codes.CHECK_TRANSACTION_STATE)
+        worker.ask(codes.GET_MAX_OFFSET, {"topic": "asked", "queueId": 1})
+        assert not worker.told
+        worker.socket.sendall(encode_frame(Frame(codes.SUCCESS, opaque=asked.opaque, flag=ANSWER)))
+        assert {asked.fields["msgId"], worker.wait_told(codes.CHECK_TRANSACTION_STATE).fields["msgId"]} == {"FIRST", "SECOND"}
+
+
 def test_a_half_message_that_was_put_aside_is_asked_about_again(tmp_path):
     served = start_served(tmp_path / "store", transaction_timeout_ms=1, transaction_check_interval_ms=100, transaction_check_max=1)
     try:
@@ -144,19 +174,28 @@ def test_a_half_message_that_was_put_aside_is_asked_about_again(tmp_path):
 def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served, monkeypatch):
     asked = []
 
-    def ask(half):
-        if half == "bad":
-            raise ValueError("it cannot be encoded")
+    def producer_of(half):
+        if half == "names no topic":
+            raise ValueError(half)
+        return half.partition(" ")[0]
+
+    async def ask(producer, half):
+        if half == "one bad":
+            raise ValueError(half)
+        if half == "two gone":
+            raise ConnectionError(half)
         asked.append(half)
 
     with pyengine.open_store(served.root) as reader:
         ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
-        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: ["bad", "good"])
-        monkeypatch.setattr(ends, "_ask", ask)
-        with pytest.raises(ValueError, match="it cannot be encoded"):
-            asyncio.run(ends.ask_for_ends())
+        for name, function in (("_producer_of", producer_of), ("_ask", ask)):
+            monkeypatch.setattr(ends, name, function)
+        for bad in ("names no topic", "one bad"):
+            ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms, bad=bad: [bad, "two gone", "one good", "two good"])
+            with pytest.raises(ValueError, match=bad):
+                asyncio.run(ends.ask_for_ends())
         ends.close()
-    assert asked == ["good"]
+    assert asked == ["one good"] * 2
 
 
 def test_ends_beyond_the_log_hold_up_no_thread(served, monkeypatch):
