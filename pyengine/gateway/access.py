@@ -105,10 +105,13 @@ class AccessList:
         return guarded
 
     def requirement(self, report: Callable[[str, str], None]) -> Require:
-        """Return a function that checks the rights of a request that is allowed otherwise, for a topic that its header does not name."""
+        """Return a function that checks the rights of a request whose key is known to be its client's, for a topic that its header
+        does not name."""
         def require(request: Request, topic: str, right: int) -> None:
             account = self._account(request.frame.fields.get("AccessKey"), request.connection.host)
-            if not (isinstance(account, str) or account.white.match(request.connection.host)):
+            if isinstance(account, str):  # its account may have been deleted since
+                _refuse_if(account, request, report)
+            elif not account.white.match(request.connection.host):
                 _refuse_if(_missing_right(account, request.frame.code, {topic: right}), request, report)
 
         return require

@@ -698,8 +698,13 @@ class Ends:
         return group in self._members.producers
 
     def _producer_of(self, half: Message) -> Connection | None:
-        """Return a producer of the group, another one at each try, since not all may know."""
-        clients = list(self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), ()))
+        """Return a producer of the group, another one at each try, since not all may know. It may send to the topic: any client may
+        name any group."""
+        topic, clients = real_queue(half)[0], list[Connection]()
+        for connection, client in self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), {}).items():
+            with contextlib.suppress(RequestRefusedError):
+                Request(connection, Frame(codes.CHECK_TRANSACTION_STATE, client.access), 0).require(topic, PUB)
+                clients.append(connection)
         return clients[int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES]) % len(clients)] if clients else None
 
     async def _ask_all(self, producer: Connection, halves: list[Message]) -> Exception | None:

@@ -468,7 +468,7 @@ def guarded(tmp_path_factory):
                "- {accessKey: secure-key, secretKey: secure-secret, admin: true, tlsOnly: true}\n")
     authority = trustme.CA()
     store = start_served(root / "store", acl_enable=True, gateway_acl_file=str(root / "plain_acl.yml"), gateway_tls_mode="permissive",
-                         **put_certificate(root, authority))
+                         transaction_timeout_ms=1, transaction_check_interval_ms=500, **put_certificate(root, authority))
     store.files, store.authority = root, authority
     yield store
     store.close()
@@ -572,12 +572,24 @@ def test_a_transaction_is_ended_only_with_the_right_of_its_topic(guarded):
         assert (ended.code, ended.remark) == (codes.SYSTEM_ERROR if outcome else codes.SUCCESS, outcome)
 
 
+def test_a_producer_is_asked_only_with_the_right_of_the_topic(guarded):
+    """Any account may name any producer group in its heartbeat."""
+    clients, beat = [guarded.broker(), guarded.broker()], {"clientID": "me", "producerDataSet": [{"groupName": "watched"}]}
+    for client, account in zip(clients, (USER, ALL)):
+        assert ask(client, codes.HEART_BEAT, body=json.dumps(beat).encode(), account=account).code == codes.SUCCESS
+    text = "TRAN_MSG\x01true\x02PGROUP\x01watched\x02UNIQ_KEY\x01W"
+    assert ask(clients[1], codes.SEND_MESSAGE_V2, send_fields("none", 0, text, f=4, g=time_ns() // 1_000_000), b"a secret").code == 0
+    for _ in range(3):
+        assert b"a secret" in clients[1].wait_told(codes.CHECK_TRANSACTION_STATE).body
+    assert ask(clients[0], codes.HEART_BEAT, body=b"{}", account=USER) and not clients[0].told
+
+
 def test_a_timed_transaction_is_ended_only_with_the_right_of_the_topic_it_is_for(guarded):
     client, half = guarded.broker(), "RMQ_SYS_TRANS_HALF_TOPIC"
     with pyengine.connect(guarded.root) as producer, pytest.raises(KeyError), producer.transaction(group="timed") as transaction:
         transaction.put("reads", b"later", deliver_at=time_ns() // 1_000_000 + 3_600_000)
         with pyengine.open_store(guarded.root) as store:
-            (message,) = eventually(lambda: [each for offset in range(*store.queue_range(half, 0, level="committed"))
+            message, *_ = eventually(lambda: [each for offset in range(*store.queue_range(half, 0, level="committed"))
                                              for each in store.get_message(half, 0, offset, 1, level="committed").messages
                                              if each.properties["PGROUP"] == "timed"], "the half message is dispatched")
         fields = {"producerGroup": "timed", "tranStateTableOffset": message.queue_offset, "commitLogOffset": message.physical_offset,
