@@ -36,6 +36,7 @@ from pyengine.settings import join_address
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
 REQUEST_BYTES, FIELD_BYTES = 2048, 200  # approximate memory of a pending request without its frame, and of each header field
+FAR_READS_MAX = 16          # of one connection, in threads, with their messages until its client reads
 FRAMES_AT_ONCE = 32         # of one connection, before other connections are served
 SLICE_S = 0.000_5           # of one connection, likewise
 TURN_S = 0.002              # of all connections, before the loop looks for new bytes
@@ -302,6 +303,7 @@ class Connection(asyncio.Protocol):
         self.active_s = time.monotonic()
         self.idle_s = math.inf if is_local else owner.limits.idle_s  # after which it is closed
         self.is_closed = True
+        self.far_reads = asyncio.Semaphore(FAR_READS_MAX)
         self.in_order = asyncio.Lock()  # for requests whose handler may wait, and whose order must not change
         self.waiting = 0                # pending requests of that kind
 

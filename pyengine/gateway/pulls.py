@@ -167,6 +167,7 @@ class Pulls:
         config = await self._names.group_or_new(group)
         if config is None:
             return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist, {codes.FAQ}")
+        await request.connection.may_write()
         answer = self._pull(request, group, config)
         return await answer if isinstance(answer, Coroutine) else answer
 
@@ -192,8 +193,10 @@ class Pulls:
 
     async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
         """Read in another thread, since messages far from the log's end may be on the disk, and a condition takes long."""
-        result = await self._executor.run(self._get_now, pull)
-        return self._answer_or_hold(pull, flags, result)
+        async with pull.request.connection.far_reads:
+            result = await self._executor.run(self._get_now, pull)
+            await pull.request.connection.may_write()
+            return self._answer_or_hold(pull, flags, result)
 
     def _answer_or_hold(self, pull: Pull, flags: int, result: GetRecords) -> Answer | None:
         request, offset, result = pull.request, pull.offset, self._waited_for(pull, result)
@@ -347,12 +350,14 @@ class Pulls:
 
     async def _finish_later(self, pull: Pull) -> None:
         """Answer a held pull with a condition, which takes long, in another thread."""
-        coming = self._executor.run(self._get_now, pull)
-        await asyncio.wait((coming,))
-        pull.is_being_read = False
-        if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):
-            key = pull.topic, pull.queue_id
-            self._set_held(key, [each for each in self._held.get(key, ()) if each is not pull])
+        async with pull.request.connection.far_reads:
+            coming = self._executor.run(self._get_now, pull)
+            await asyncio.wait((coming,))
+            await pull.request.connection.may_write()
+            pull.is_being_read = False
+            if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):
+                key = pull.topic, pull.queue_id
+                self._set_held(key, [each for each in self._held.get(key, ()) if each is not pull])
 
     def _try(self, pull: Pull, now_s: float, get: Callable[[], GetRecords]) -> bool:
         try:

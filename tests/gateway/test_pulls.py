@@ -16,7 +16,7 @@ from fix_gateway import heartbeat, pull_fields, send_fields, subscription
 from pyengine.errors import StoreBusyError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Connection, Connections, Limits, Request, RequestRefusedError, TurnExecutor
+from pyengine.gateway.connections import FAR_READS_MAX, Connection, Connections, Limits, Request, RequestRefusedError, TurnExecutor
 from pyengine.gateway.members import subscription_of
 from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
@@ -304,6 +304,53 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
         asyncio.run(whole(executor))
     assert [answer.code for answer in answers] == [codes.SUCCESS] and not statuses
     assert threading.current_thread() not in threads
+
+
+def test_pulls_that_threads_read_for_wait_until_their_client_reads():
+    """Otherwise their messages wait beside each other, and a slow client loses its connection for them, again and again."""
+    read, answers, others = [], [], []
+
+    async def group_or_new(name):
+        return SubscriptionGroup(name)
+
+    class Reader(FailingReader):
+        def get_message(self, *_):
+            read.append(threading.current_thread())
+            return GetResult(GetStatus.FOUND, next_begin_offset=1)
+
+    async def whole(executor):
+        names = SimpleNamespace(is_of_slave=False, suggests_slaves=False, group_or_new=group_or_new)
+        pulls, asked = Pulls(Reader(), names, None, None, executor), Asked(answers)
+
+        def pull(found):
+            each = Asked(found)
+            each.connection = asked.connection if found is answers else each.connection
+            return Pull(each, "T", 1, 0, 32, subscription_of("T", "a > 1", 0, "SQL92"), 0)
+
+        async def far(each):
+            each.request.reply(await pulls._pull_far(each, 0))
+
+        asked.connection.pause_writing()
+        waiting = [asyncio.create_task(far(pull(answers))) for _ in range(20)]
+        for _ in range(20):
+            hold(pulls, pull(answers))
+        pulls._reader.has_messages = True
+        await pulls.arrivals.check()
+        await far(pull(others))
+        for _ in range(40):
+            await executor.run(int)
+        assert len(others) == 1 and len(read) == 1 + FAR_READS_MAX and not answers
+        pulls._pull = lambda request, group, config: group
+        of_new_group = asyncio.create_task(pulls._pull_of_new_group(asked, "new"))
+        await executor.run(int)
+        assert not of_new_group.done()
+        asked.connection.resume_writing()
+        assert await of_new_group == "new"
+        await asyncio.gather(*waiting, *pulls._tasks)
+        assert len(answers) == 40 and pulls.held == 0
+
+    with TurnExecutor(1, "test") as executor:
+        asyncio.run(whole(executor))
 
 
 def test_a_slave_keeps_nothing_of_the_groups_that_pull():
