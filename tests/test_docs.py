@@ -193,6 +193,7 @@ RUN_ELSEWHERE = {
     "docs/processes.md": "tests/test_docs_processes.py",
     "docs/python.md": "tests/test_docs_python.py",
     "docs/recipes.md": "tests/test_docs_delivery.py",
+    "docs/recovery.md": "tests/test_docs.py",
     "docs/replication.md": "tests/test_docs.py",
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/engine/test_supervisor.py",
@@ -403,6 +404,27 @@ def test_the_drill_of_the_backup_page_runs(reader):
     (drill,) = runnable("docs/backup.md")
     shown = reader.run(drill)
     assert "backup 2 of my-store" in shown and "checked bytes" in shown and "2001 messages" in shown and "order 2001" in shown
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(600)
+def test_the_block_of_the_recovery_page_puts_back_what_is_in_quarantine(reader):
+    """Zeros in place of the first segment's last message: what is in the second one is stranded."""
+    root = reader.folder / "my-store"
+    sizes = {name.removeprefix("PYENGINE_").lower(): size for name, size in SMALL.items()}
+    with pyengine.Engine(root, **sizes) as engine, engine.connect() as producer:
+        places = [producer.put("orders", b"%d" % number + b"x" * 200_000).physical_offset for number in range(8)]
+    first, second = sorted((root / "commitlog").iterdir())[:2]
+    lost = max(place for place in places if place < int(second.name))
+    with open(first, "r+b") as log:
+        log.seek(lost)
+        log.write(bytes(int(second.name) - lost))
+    reader.run(Block("", "bash", "pyengine recover my-store --accept-loss || [ $? = 4 ]\npyengine start my-store"))
+    (block,) = runnable("docs/recovery.md")
+    reader.run(block)
+    with pyengine.consume(root, "orders", from_="first") as consumer:
+        found = [int(message.body[:1]) for message in consumer.pull(100, timeout_s=0)]
+    assert found == [number for number in range(8) if places[number] != lost]
 
 
 @pytest.mark.ci
