@@ -293,11 +293,6 @@ class GetResult:
         return (f"GetResult({self.status.name}, {len(self.messages)} messages, next_begin_offset={self.next_begin_offset}, "
                 f"min_offset={self.min_offset}, max_offset={self.max_offset})")
 
-    def _repr_html_(self) -> str:
-        from pyengine.formats.record import messages_table
-
-        return messages_table(repr(self), self.messages)
-
     def _placed(self, queue_id: int) -> list[Message]:
         """Return the messages with `queue_id` and `queue_offset` of the queue that was read, for messages of light queues too."""
         return [

@@ -52,11 +52,6 @@ class GroupState:
         return (f"GroupState(topic={self.topic!r}, group={self.group!r}, lag={self.lag}, lost={self.lost}, members={len(self.members)}, "
                 f"queues={len(self.queues)})")
 
-    def _repr_html_(self) -> str:
-        rows = ((lag.queue_id, lag.committed, lag.max_offset, lag.lag, lag.lost, self.holders.get(number))
-                for number, lag in sorted(self.queues.items()))
-        return html_table(repr(self), ("queue", "committed", "end", "lag", "lost", "held by pid"), rows)
-
     @property
     def lag(self) -> int:
         """Messages not committed."""

@@ -45,7 +45,7 @@ from pyengine.formats.constants import (
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.delayed_message import timed_properties
-from pyengine.formats.record import Message, html_table
+from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import PutError, PutResult
 from pyengine.storage.config import check_keywords, load_config
@@ -244,10 +244,6 @@ class DeadLetters:
 
     def __repr__(self) -> str:
         return f"DeadLetters({str(self._root)!r})"
-
-    def _repr_html_(self) -> str:
-        return html_table(repr(self), ("group", "first", "next", "end"),
-                          ((each.group, each.first, each.next, each.end) for each in self.queues()))
 
     def queues(self) -> list[DeadLetterQueue]:
         """Return each group with dead letters, sorted."""

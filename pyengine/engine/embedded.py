@@ -43,7 +43,6 @@ from pyengine.errors import (
     StoreBusyError,
     UsageError,
 )
-from pyengine.formats.record import html_table
 from pyengine.formats.small_file import closed_on_error, keep_standard_descriptors, opened
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings, restart_differences
 from pyengine.ipc.heartbeat import is_alive
@@ -216,9 +215,6 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"Engine({str(self.path)!r}, {self.state}{f', pid {self.pid}' if self.pid else ''})"
-
-    def _repr_html_(self) -> str:
-        return html_table("Engine", ("store", "state", "supervisor", "reason"), [(self.path, self.state, self.pid, self.reason)])
 
     def __enter__(self) -> Engine:
         return self.start()

@@ -280,7 +280,9 @@ class Message:
                 f"queue_offset={self.queue_offset}{more})")
 
     def _repr_html_(self) -> str:
-        return messages_table(repr(self.msg_id), [self])
+        return html_table(repr(self.msg_id), ("topic", "queue", "offset", "store time", "tags", "keys", "body"),
+                          [(self.topic, self.queue_id, self.queue_offset, self.store_time.isoformat(timespec="milliseconds"), self.tags,
+                            self.keys, self.body)])
 
     @property
     def store_time(self) -> datetime:
@@ -328,13 +330,6 @@ class Message:
     def msg_id(self) -> str:
         """The offset id (docs/formats.md, 5)."""
         return encode_message_id(self.store_host, self.physical_offset)
-
-
-def messages_table(title: str, messages: Iterable[Message]) -> str:
-    """Return a table of messages for a notebook."""
-    return html_table(title, ("topic", "queue", "offset", "store time", "tags", "keys", "body"),
-                      ((each.topic, each.queue_id, each.queue_offset, each.store_time.isoformat(timespec="milliseconds"), each.tags,
-                        each.keys, each.body) for each in messages))
 
 
 def _moment(ms: int) -> datetime:
