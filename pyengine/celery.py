@@ -41,7 +41,6 @@ from pyengine.errors import (
     UsageError,
     require_extra,
 )
-from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import path_stamp
 from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError
@@ -61,7 +60,6 @@ except ImportError:
 
 GET_WAIT_S = 0.05           # how long a message that was just put may take until a get without a consumer finds it
 POLL_S = 1.0                # the longest sleep of drain_events(), after which it looks again
-ETA_MS_MAX = (DELIVER_AT_DAYS_MAX - 1) * 86_400_000
 _LOG = logging.getLogger("pyengine.celery")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -657,18 +655,12 @@ class Channel(virtual.Channel):
             properties["delivery_tag"] = tag = stored.msg_id if not queue.is_own else f"{stored.msg_id}-{next(self._deliveries)}"
             properties["delivery_info"]["redelivered"] = stored.delivery_count > 1
             self.Message(payload, channel=self)  # fails as it would where the message is delivered, which would end a worker
-            due_ms = _eta_ms(payload)
             expired = int(properties.get("expiration") or 0)
         except Exception:  # noqa: BLE001 - what another program has put may be anything
             _LOG.exception("%s is no message of Kombu, so it becomes a dead letter of %s", stored.msg_id, queue.topic)
             queue.reject(delivery)
             return None
-        now_ms = time.time_ns() // 1_000_000
-        if expired and stored.store_timestamp_ms + expired <= now_ms:
-            queue.ack(delivery)
-            return None
-        if due_ms is not None and due_ms > now_ms:  # its ETA was too far ahead
-            self._put(queue.name, payload)
+        if expired and stored.store_timestamp_ms + expired <= time.time_ns() // 1_000_000:
             queue.ack(delivery)
             return None
         if no_ack:
@@ -704,24 +696,17 @@ class Channel(virtual.Channel):
 def _delayed(message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     """Return the message that is delivered at its ETA, and when, in ms since 1970; the store waits, and no worker.
 
-    One without a time zone, or further ahead than the store can wait, keeps the ETA. One in the past, however far, is due now.
+    One without a time zone keeps the ETA. One in the past, however far, is due now.
     """
-    due_ms = _eta_ms(message)
-    if due_ms is None:
-        return message, None
-    now_ms = time.time_ns() // 1_000_000
-    if due_ms > now_ms + ETA_MS_MAX:
-        return message, now_ms + ETA_MS_MAX
-    return {**message, "headers": {**message["headers"], "eta": None}}, due_ms if due_ms > now_ms else None
-
-
-def _eta_ms(message: dict[str, Any]) -> int | None:
     eta = (message.get("headers") or {}).get("eta")
     try:
         at = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
-        return None if at is None or at.tzinfo is None else int(at.timestamp() * 1000) + 1
+        due_ms = None if at is None or at.tzinfo is None else int(at.timestamp() * 1000) + 1
     except (ValueError, AttributeError, OverflowError):  # the worker reports it
-        return None
+        due_ms = None
+    if due_ms is None:
+        return message, None
+    return {**message, "headers": {**message["headers"], "eta": None}}, due_ms if due_ms > time.time_ns() // 1_000_000 else None
 
 
 class Transport(virtual.Transport):

@@ -156,12 +156,9 @@ def test_a_task_is_not_run_before_its_time_and_waits_in_the_store(workers, when)
     assert ran.time_s >= due_s
 
 
-def test_an_eta_beyond_forty_days_is_waited_for_in_parts(workers, monkeypatch):
-    monkeypatch.setattr(pyengine.celery, "ETA_MS_MAX", 300)
-    due_s = time.time() + 1
-    send_all(workers, "work", [("far",)], eta=datetime.fromtimestamp(due_s, UTC))  # the worker waits for the second part
-    (ran,) = workers.noted("far")
-    assert ran.time_s >= due_s
+def test_an_eta_beyond_forty_days_is_refused(workers):
+    with pytest.raises(pyengine.UsageError, match="40 days"):
+        send_all(workers, "work", [("far",)], eta=datetime.fromtimestamp(time.time() + 41 * 86_400, UTC))
 
 
 def test_a_task_is_retried_and_results_come_back(workers):
@@ -608,17 +605,11 @@ def test_what_kombu_cannot_open_becomes_a_dead_letter_and_ends_no_worker(connect
         eventually(lambda: store.queue_end(f"%DLQ%{topic}", 0) == 1, "it is a dead letter")
 
 
-@pytest.mark.parametrize("body", ["far", None], ids=["of which the ETA is put again", "that is a dead letter"])
-def test_a_message_comes_again_if_the_engine_goes_before_it_is_settled(connect, task_store, request, monkeypatch, body):  # noqa: F811
+def test_a_dead_letter_comes_again_if_the_engine_goes_before_it_is_put(connect, task_store, request, monkeypatch):  # noqa: F811
     connection, queue = connect(), kombu.Queue("q")
-    monkeypatch.setattr(pyengine.celery, "ETA_MS_MAX", 1)
     queue(connection.default_channel).declare()
-    if body is not None:
-        due = datetime.fromtimestamp(time.time() + 2, UTC).isoformat()
-        connection.Producer().publish(body, routing_key="q", headers={"eta": due})
-    else:
-        with pyengine.connect(task_store) as other:
-            other.put(f"kombu{zlib.crc32(request.node.name.encode())}-q", b"no message")
+    with pyengine.connect(task_store) as other:
+        other.put(f"kombu{zlib.crc32(request.node.name.encode())}-q", b"no message")
     failed = threading.Event()
 
     def fail(*arguments, **options):
@@ -627,12 +618,11 @@ def test_a_message_comes_again_if_the_engine_goes_before_it_is_settled(connect, 
 
     with kombu.Consumer(connection, [queue], callbacks=[lambda found, message: None]):
         with monkeypatch.context() as patch:
-            patch.setattr(pyengine.Producer, "put", fail)
             patch.setattr(pyengine.celery, "give_back", fail)
             with pytest.raises(pyengine.EngineUnavailableError):
                 connection.drain_events(timeout=scaled_timeout_s(10))
         assert failed.is_set()
-    assert received(connection, queue, 1, 10.0 if body else 0.2) == ([body] if body else [])
+    assert received(connection, queue, 1, 0.2) == []
     with contextlib.closing(connect().SimpleQueue("q")) as rest:
         eventually(lambda: rest.qsize() == 0, "it is done")
 
