@@ -21,7 +21,7 @@ from pyengine.errors import DiskError, EngineUnavailableError, UsageError, comma
 from pyengine.formats.paths import Root
 from pyengine.formats.record import html_table
 from pyengine.ipc.control_block import read_rows
-from pyengine.ipc.group_members import GroupMembers, SlotRecord
+from pyengine.ipc.group_members import GUESTS, GroupMembers, SlotRecord
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.ipc.shared_objects import POPS, find_folder
 from pyengine.results import Level
@@ -162,11 +162,12 @@ class ConsumerGroups:
         except (FileNotFoundError, UsageError, DiskError):  # the group never had a member here, or its file is another user's
             return (), {}, 0
         with closing(found):
-            living = found.members().values()
+            members = found.members()
+            living = members.values()
             pids = {one.incarnation: one.pid for one in living}
             records = {queue_id: found.record(queue_id).incarnation for queue_id in queues}
             holders = {queue_id: pids[incarnation] for queue_id, incarnation in records.items() if incarnation in pids}
-            return living, holders, len(found.sharing())
+            return living, holders, sum(at < GUESTS for at in members)
 
     def _end_holds(self, topic: str, group: str, queues: Sequence[int]) -> None:
         with suppress(FileNotFoundError), closing(GroupMembers(self._root, topic, group, may_create=False)) as members:

@@ -173,12 +173,6 @@ class GroupMembers:
         self._heartbeats += 1
         self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._heartbeats, os.getpid(), self._wanted))
 
-    def sharing(self) -> list[int]:
-        """Return the slots of the living members that get a share, this one included, sorted."""
-        found = self._locked(MEMBERS, MEMBERS + SLOTS_MAX)
-        mine = [self._slot] if self._base == MEMBERS and self._slot >= 0 else []
-        return sorted({*(at - MEMBERS for at in found), *mine})
-
     def members(self) -> dict[int, SlotRecord]:
         """Return the record of each living member, guests too, by a number that identifies the member while it lives."""
         found = {at for base in (MEMBERS, GUESTS, SHARERS) for at in self._locked(base, base + SLOTS_MAX)}

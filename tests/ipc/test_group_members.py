@@ -10,7 +10,7 @@ import pytest
 
 from pyengine.errors import DiskError, EngineError, UsageError
 from pyengine.ipc import group_members
-from pyengine.ipc.group_members import GUESTS, GroupMembers
+from pyengine.ipc.group_members import GUESTS, MEMBERS, GroupMembers
 
 
 @pytest.fixture
@@ -33,13 +33,18 @@ def path(tmp_path):
     return tmp_path / "config" / "consumers" / "orders@billing"
 
 
+def sharing(member) -> list[int]:
+    """The slots of the living members that get a share."""
+    return [at - MEMBERS for at in member.members() if at < GUESTS]
+
+
 def test_members_see_each_other_while_they_live(member):
     first, second, guest = member(), member(), member(kind=GUESTS)
-    assert first.sharing() == second.sharing() == guest.sharing() == [0, 1]
+    assert sharing(first) == sharing(second) == sharing(guest) == [0, 1]
     assert [record.pid for record in first.members().values()] == [os.getpid()] * 3
     first.close()
-    assert second.sharing() == [1]
-    assert member().sharing() == [0, 1], "a free slot is taken again"
+    assert sharing(second) == [1]
+    assert sharing(member()) == [0, 1], "a free slot is taken again"
 
 
 def test_a_killed_member_is_gone_and_its_queues_are_free(tmp_path, member):
@@ -53,10 +58,10 @@ def test_a_killed_member_is_gone_and_its_queues_are_free(tmp_path, member):
         signal.pause()
     os.read(reading, 1)
     other = member()
-    assert other.sharing() == [0, 1] and other.is_claimed(3) and other.claim(3) is None
+    assert sharing(other) == [0, 1] and other.is_claimed(3) and other.claim(3) is None
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert other.sharing() == [1] and not other.is_claimed(3)
+    assert sharing(other) == [1] and not other.is_claimed(3)
     assert other.holds(other.claim(3))
 
 
@@ -68,7 +73,7 @@ def test_a_member_leaves_at_once_even_if_it_has_forked(member):
         signal.pause()
     try:
         leaving.close()
-        assert staying.sharing() == [1] and not staying.is_claimed(3)
+        assert sharing(staying) == [1] and not staying.is_claimed(3)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -89,10 +94,10 @@ def test_a_killed_member_that_had_forked_a_helper_is_gone_at_once(tmp_path, memb
     try:
         os.read(reading, 1)
         other = member()
-        assert other.sharing() == [0, 1] and other.is_claimed(3) and other.claim(3) is None
+        assert sharing(other) == [0, 1] and other.is_claimed(3) and other.claim(3) is None
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        assert other.sharing() == [1] and not other.is_claimed(3)
+        assert sharing(other) == [1] and not other.is_claimed(3)
         assert other.holds(other.claim(3))
     finally:
         os.killpg(child, signal.SIGKILL)
@@ -149,7 +154,7 @@ def test_a_scribbled_record_ends_a_hold_and_nothing_worse(member, path, junk):
     os.close(descriptor)
     assert not first.holds(claim)
     first.heartbeat()
-    assert first.sharing() == [0, 1], "who lives is the kernel's to say"
+    assert sharing(first) == [0, 1], "who lives is the kernel's to say"
     again = first.claim(2)
     assert again is not None and second.claim(2) is None
 
@@ -177,7 +182,7 @@ def test_a_disk_that_fails_is_named(member, path, monkeypatch):
     claim = first.claim(0)
     monkeypatch.setattr(group_members.os, "pread", fails)
     monkeypatch.setattr(group_members, "find_lock", fails)
-    for call in (first.sharing, lambda: first.holds(claim)):
+    for call in (first.members, lambda: first.holds(claim)):
         with pytest.raises(DiskError, match="orders@billing") as failed:
             call()
         assert failed.value.errno == errno.EIO
