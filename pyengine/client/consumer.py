@@ -284,13 +284,6 @@ class _Choice:
         """Whether it is one topic, for good."""
         return self.pattern is None and len(self.weights) == 1
 
-    def found(self, reader: LiveStoreReader) -> list[str]:
-        """Return the topics to read now; those of groups and of the system match no pattern."""
-        if self.pattern is None:
-            return list(self.weights)
-        return [topic for topic in reader.topics()
-                if self.pattern.fullmatch(topic) and not topic.startswith(_NO_PROGRAMS_TOPICS)]
-
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -451,18 +444,20 @@ class Consumer:
         return topics[0]
 
     def _found(self) -> list[str]:
-        """Return the topics to read now, without those that match the pattern but that no group can read, which is noted once."""
-        topics = self._choice.found(self._reader)
-        if self.group is None or self._choice.pattern is None:
-            return topics
-        for topic in topics[:]:
-            try:
-                group_key(topic, self.group)
-            except UsageError as error:
-                topics.remove(topic)
-                if topic not in self._warned:
-                    self._warned.add(topic)
-                    self._note(f"not read: {error}")
+        """Return the topics to read now; those of groups and of the system match no pattern, nor those that its group cannot read."""
+        if self._choice.pattern is None:
+            return list(self._choice.weights)
+        topics = []
+        for topic in self._reader.topics():
+            if self._choice.pattern.fullmatch(topic) and not topic.startswith(_NO_PROGRAMS_TOPICS):
+                try:
+                    if self.group is not None:
+                        group_key(topic, self.group)
+                    topics.append(topic)
+                except UsageError as error:
+                    if topic not in self._warned:
+                        self._warned.add(topic)
+                        self._note(f"not read: {error}")
         return topics
 
     def _find_parts(self) -> None:
@@ -1503,20 +1498,16 @@ class Consumer:
             states = unsaved(self._held.values())
         if not offsets and not states:
             return
-        self._require_in_log({*offsets, *states})
+        for claim in {*offsets, *states}:
+            held = self._held.get(claim.queue_id)
+            if held is not None and held.last is not None:
+                end = self._reader.queue_end(self.topic, claim.queue_id)
+                if 0 < end <= held.last.queue_offset:  # the log was truncated since the message was read
+                    raise HistoryChangedError
         kept = self._group_session.commit(offsets, states)
         with self._state:
             for held in note_stored(self._held, offsets, states, kept):
                 self._revoke(held)
-
-    def _require_in_log(self, claims: Iterable[Claim]) -> None:
-        """HistoryChangedError if one of these queues ends before what was read of it, since then the log was truncated."""
-        for claim in claims:
-            held = self._held.get(claim.queue_id)
-            if held is not None and held.last is not None:
-                end = self._reader.queue_end(self.topic, claim.queue_id)
-                if 0 < end <= held.last.queue_offset:
-                    raise HistoryChangedError
 
     def _revoke(self, held: AssignedQueue) -> None:
         """Drop a queue whose hold was ended by another member or by a reset."""
