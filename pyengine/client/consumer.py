@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from pyengine.ipc.control_block import EngineMemory
-    from pyengine.ipc.group_members import Claim
     from pyengine.native.waiting import Names
 
 POLL_INTERVAL_S = BEAT_INTERVAL_S  # interval at which a member looks again that has something to wait for
