@@ -47,22 +47,22 @@ _TRANSIENT = (StoreBusyError, StoreRefusedError, UsageError)  # raised for a sto
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream. It opens the store at the first request for an offset; the copy for the tasks is closed."""
 
+    _store: OpenStore | None = None
+    _stream: StreamOffsets | None = None
+    _target: Offset | None = None
+    _initial: Offset | None = None
+    _seen: Offset | None = None  # the last end
+    _waiting_since_s: float | None = None
+    _last_batch_s: float | None = None
+    _is_log_known = False
+
     def __init__(self, schema: StructType, given: dict[str, str]) -> None:
         self.options: ReadOptions = read_options(given, "stream")
         self.columns = columns_of_schema(schema, self.options)
         self.schema = schema
-        self._store: OpenStore | None = None
-        self._stream: StreamOffsets | None = None
-        self._target: Offset | None = None
-        self._initial: Offset | None = None
-        self._seen: Offset | None = None  # the last end
-        self._waiting_since_s: float | None = None
-        self._last_batch_s: float | None = None
-        self._is_log_known = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_initial": None, "_seen": None,
-                "_waiting_since_s": None, "_last_batch_s": None, "_is_log_known": False}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def initialOffset(self) -> Offset:
         """Return where a new query begins; a restarted one continues from its checkpoint."""
