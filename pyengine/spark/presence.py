@@ -178,7 +178,7 @@ class QueueExtents:
     def ends(self) -> Iterator[tuple[Queue, QueueEnd]]:
         """Yield the end of every queue's entries; leave out a queue with other content, and one that ends with a wrong entry or filler."""
         if isinstance(self._store, RemoteStore):
-            prefetch_queue_ends(self._store, filter(_is_usable, self.queues.values()), INT64_MAX)
+            prefetch_queue_ends(self._store, self.queues.values(), INT64_MAX)
         for key, queue in self.queues.items():
             with contextlib.suppress(StoreRefusedError):
                 is_chosen = self.choose is not None and self.choose(*key) is not None  # where its end is behind damage counts too
@@ -438,12 +438,6 @@ def _lost_by_queues(store: OpenStore, path: str, extents: QueueExtents) -> Lost 
         return None  # lost in a crash because it was not synced: RocketMQ's recovery ends the log there too
     return Lost(end, furthest, f"the log of {path} ends at {end}, but consume queues name messages up to {furthest}: "
                                f"{queue[0]}/{queue[1]} from offset {extents.queues[queue].max_offset(end)} on")
-
-
-def _is_usable(queue: ConsumeQueue) -> bool:
-    with contextlib.suppress(StoreRefusedError):
-        return bool(queue.files.starts())
-    return False
 
 
 def _lost_by_checkpoint(store: OpenStore, path: str) -> Lost | None:

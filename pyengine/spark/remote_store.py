@@ -94,13 +94,6 @@ def consumer_groups(store: OpenStore) -> set[str]:
     return {group for _, group in consumer_offsets(store).groups()} | SubscriptionGroups(store.root).read().rows.keys()
 
 
-def segment_of(store: OpenStore, start: int) -> SegmentBytes | None:
-    """Open the segment that begins there, to read ranges of it; None if it does not exist."""
-    with contextlib.suppress(FileNotFoundError):
-        return store.commit_log.open(start)
-    return None
-
-
 class LogSample(NamedTuple):
     """Bytes by which a log is known again up to an offset: the first of its last segment, and the last."""
 
@@ -124,7 +117,7 @@ def log_sample(store: OpenStore, end: int) -> LogSample | None:
     """
     size_bytes = store.commit_log.size_bytes
     start = (end - 1) // size_bytes * size_bytes
-    segment = segment_of(store, start) if end > 0 else None
+    segment = store.commit_log.segment_at(start) if end > 0 else None
     if segment is None:
         return None
 
@@ -138,17 +131,17 @@ def segments_of(store: OpenStore, begin: int, end: int) -> Iterator[tuple[Segmen
     """Yield (segment, first byte, limit) of each existing segment with bytes of [begin, end), and close it after its use."""
     for start in list(store.commit_log.starts()):
         first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
-        segment = segment_of(store, start) if first < limit else None
+        segment = store.commit_log.segment_at(start) if first < limit else None
         if segment is not None:
             with contextlib.closing(segment):
                 yield segment, first, limit
 
 
 def prefetch_queue_ends(store: OpenStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
-    """Fetch the starts and ends of many queues at once; do nothing for mapped files."""
+    """Fetch the starts and ends of many queues at once, unless one has files that are refused; do nothing for mapped files."""
     if isinstance(store, RemoteStore):
         first = store.min_physical_offset
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with contextlib.suppress(StoreRefusedError), ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(lambda queue: queue.min_offset(first, queue.max_offset(limit)), queues))
 
 

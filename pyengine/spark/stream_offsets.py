@@ -39,7 +39,7 @@ from pyengine.spark.partitions import (
 )
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms, stored_ms
 from pyengine.spark.presence import end_of_entry, queue_begin, queue_end
-from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segment_of, segments_of
+from pyengine.spark.remote_store import OpenStore, RemoteStore, log_sample, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.commit_log import LogRun, record_or_limit, refuse_damage, runs_of
 from pyengine.storage.queue_entries import queue_entries, slice_bytes
@@ -227,7 +227,7 @@ class LogStream(StreamOffsets):
         if position >= wanted:
             return min(position, end)
         segment_end = segment + size_bytes
-        view = segment_of(self._reader, segment)
+        view = self._log.segment_at(segment)
         if view is None:
             return min(segment_end, end)
         with contextlib.closing(view):
