@@ -127,7 +127,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Ignore messages that arrive from now on."""
-        self._target = self._opened().available()
+        self._target = self._awaited(self._opened())
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
         """Return the parts of one batch; DataLossError for deleted messages, unless that is allowed."""
@@ -157,14 +157,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_log_known = True
 
     @staticmethod
-    def _awaited(stream: StreamOffsets, begin: Offset) -> Offset:
-        """Return the stream's end once the store shows what the stream has read; whatever it is after TIMEOUT_S."""
+    def _awaited(stream: StreamOffsets, begin: Offset | None = None) -> Offset:
+        """Return the stream's end once it is known and the store shows what was read up to `begin`; what is known after TIMEOUT_S."""
         deadline_s = monotonic() + TIMEOUT_S
         while True:
             is_over = monotonic() >= deadline_s
             with contextlib.suppress(*(() if is_over else _TRANSIENT)):
                 target = stream.available()
-                if is_over or not stream.is_beyond(begin, target):
+                if is_over or begin is None or not stream.is_beyond(begin, target):
                     return target
             sleep(POLL_INTERVAL_S)
 

@@ -574,6 +574,19 @@ def test_messages_put_after_prepare_for_available_now_do_not_move_the_latest_off
     reader.stop()
 
 
+def test_available_now_waits_for_an_engine_that_starts_again(builder, monkeypatch):
+    from pyengine.spark import stream as module
+
+    with reading(builder.root, readLevel="flushed") as reader, contextlib.ExitStack() as stack:
+        stack.enter_context(held_by_a_broker(builder.root))
+        with monkeypatch.context() as patched, pytest.raises(UsageError, match="choose committed"):
+            patched.setattr(module, "TIMEOUT_S", 0)
+            reader.prepareForTriggerAvailableNow()
+        monkeypatch.setattr(module, "sleep", lambda _: stack.close())
+        reader.prepareForTriggerAvailableNow()
+        assert without_mark(reader.latestOffset({"physicalOffset": 0}, None)) == {"physicalOffset": builder.end}
+
+
 def test_waiting_messages_are_counted_once(builder, monkeypatch):
     stream = Stream(builder, readLevel="committed").stream
     begins, records = [], LogStream._records
