@@ -290,22 +290,3 @@ int64_t ms_queue_live_entries(const uint8_t *entries, int64_t count, int64_t bel
     }
     return number;
 }
-
-int64_t ms_queue_count_entries(int fd, int64_t file_bytes)
-{
-    int64_t low = 0, high = file_bytes / MS_QUEUE_ENTRY_BYTES; /* there are entries below low, and none at high */
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        uint8_t entry[MS_QUEUE_ENTRY_BYTES];
-        const ssize_t got = pread(fd, entry, sizeof entry, middle * MS_QUEUE_ENTRY_BYTES);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return -errno;
-        if (got == sizeof entry && is_live(entry))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}

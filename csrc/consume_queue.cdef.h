@@ -107,7 +107,5 @@ int ms_queue_put(struct ms_queue_set *set, int32_t queue, int64_t queue_offset, 
 int ms_queue_write_gathered(struct ms_queue_set *set);
 /* 20 bytes. */
 void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_bytes, int64_t tags_code);
-/* Count the entries before the zeros that end a queue file's data, by binary search; or -errno. */
-int64_t ms_queue_count_entries(int fd, int64_t file_bytes);
 /* Count the entries before the first of `count` that is empty or names an offset at or above `below`. */
 int64_t ms_queue_live_entries(const uint8_t *entries, int64_t count, int64_t below);

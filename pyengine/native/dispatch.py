@@ -243,14 +243,6 @@ class QueueSet:
 WINDOW_BYTES: int = lib.MS_QUEUE_WINDOW_BYTES  # a queue file's blocks are allocated in steps of this size
 
 
-def count_entries(fd: int, file_bytes: int, path: str) -> int:
-    """Count the entries of a queue file before the zeros that end its data; filler entries count."""
-    count = lib.ms_queue_count_entries(fd, file_bytes)
-    if count < 0:
-        raise_disk_error(count, "read", path)
-    return count
-
-
 def live_entries(entries: Buffer, below: int = INT64_MAX) -> int:
     """Count the entries at the front of these bytes, up to the first that is empty or names an offset at or above `below`."""
     view = ffi.from_buffer(entries)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyengine.errors import FormatError, StoreRefusedError, disk_error
+from pyengine.errors import FormatError, StoreRefusedError, disk_error, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_UNIT_BYTES_MIN, CQ_FILLER_SIZE, MESSAGE_BYTES_MIN
 from pyengine.formats.consume_queue import (
     ENTRY,
@@ -28,12 +28,13 @@ from pyengine.formats.consume_queue import (
     decode_ext_address,
     is_ext_address,
     is_filler,
+    is_live,
     unpack_ext_unit,
 )
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import store_timestamp_ms
 from pyengine.formats.small_file import closed_on_error, opened
-from pyengine.native.dispatch import WINDOW_BYTES, count_entries
+from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.native.flush import pwrite_all
 from pyengine.storage.durable_writes import create_file, open_file, sync_folder
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
@@ -344,12 +345,13 @@ def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
     Raises StoreRefusedError for a foreign file or a wrong length, DiskError when it cannot be read.
     """
     for segment in reversed(list_segments(folder, file_bytes)):
-        with opened(open_file(segment.path, os.O_RDONLY)) as fd:
-            count = count_entries(fd, file_bytes, str(segment.path))
-            if count:
-                entry = ENTRY.unpack(os.pread(fd, CQ_ENTRY_BYTES, (count - 1) * CQ_ENTRY_BYTES))
-                if not is_filler(entry):
-                    return QueueEnd(segment.start_offset // CQ_ENTRY_BYTES + count, entry[0] + entry[1])
+        with opened(open_file(segment.path, os.O_RDONLY)) as fd, disk_errors("read", segment.path):
+            def read(number: int, fd: int = fd) -> tuple[int, int, int]:
+                return ENTRY.unpack(os.pread(fd, CQ_ENTRY_BYTES, number * CQ_ENTRY_BYTES).ljust(CQ_ENTRY_BYTES, b"\0"))
+
+            count = bisect_left(range(file_bytes // CQ_ENTRY_BYTES), True, key=lambda number: not is_live(read(number)))
+            if count and not is_filler(entry := read(count - 1)):
+                return QueueEnd(segment.start_offset // CQ_ENTRY_BYTES + count, entry[0] + entry[1])
     return EMPTY
 
 
