@@ -25,7 +25,7 @@ static int tags_fit(const struct ms_record *record, int64_t tags_code)
 
 int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit, const uint8_t *topic,
                          int32_t topic_bytes, int32_t queue_id, int64_t first_queue_offset, const uint8_t *entries,
-                         int64_t count, int64_t after, int check_tags)
+                         int64_t count, int64_t after, int check_tags, int check_offset)
 {
     struct ms_record record;
     for (int64_t i = 0; i < count; i++) {
@@ -33,6 +33,7 @@ int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit
         const int64_t offset = ms_get_i64(entry);
         if (offset <= after || !record_at(view, base_offset, limit, offset, &record) ||
             record.size_bytes != ms_get_i32(entry + 8) || !ms_record_is_queued(&record) ||
+            (check_offset && ms_record_physical_offset(&record) != offset) ||
             ms_record_queue_id(&record) != queue_id || ms_record_queue_offset(&record) != first_queue_offset + i ||
             record.topic_bytes != topic_bytes || memcmp(record.topic, topic, (size_t)topic_bytes) != 0 ||
             (check_tags && !tags_fit(&record, ms_get_i64(entry + 12))))

@@ -7,10 +7,11 @@
 
 /* Count the first of the `count` entries (20 bytes each, the first has queue offset `first_queue_offset`) that point to
  * their own record: it is in [base_offset, limit), beyond `after`, with this size, topic, queue id and queue offset, and
- * with this tags code unless `check_tags` is 0 or the code is an address of the queue extension. */
+ * with this tags code unless `check_tags` is 0 or the code is an address of the queue extension. With `check_offset` it
+ * has this physical offset too. */
 int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit, const uint8_t *topic,
                          int32_t topic_bytes, int32_t queue_id, int64_t first_queue_offset, const uint8_t *entries,
-                         int64_t count, int64_t after, int check_tags);
+                         int64_t count, int64_t after, int check_tags, int check_offset);
 
 /* Return 0 if every entry of [1, count) is chained to the previous one of its slot and every slot names its newest;
  * otherwise the first entry for which that fails, or -1 - slot. `heads` has `slots` zeros. The whole file is at `file`, and

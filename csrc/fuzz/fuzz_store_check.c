@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const int check_tags = (int)take(&numbers, 1) & 1;
     struct guarded memory = guarded_copy(input.at, input.left);
     const int64_t count = input.left / 20;
-    const int64_t row = ms_check_entries(memory.at, BASE, limit, (const uint8_t *)"T", 1, 0, 0, memory.at, count, -1, check_tags);
+    const int64_t row = ms_check_entries(memory.at, BASE, limit, (const uint8_t *)"T", 1, 0, 0, memory.at, count, -1, check_tags, 0);
     CHECK(row >= 0 && row <= count);
     CHECK(ms_check_count_keys(memory.at, BASE, BASE, limit) >= 0);
     CHECK(ms_check_count_keys(memory.at, BASE, start, limit) >= 0);

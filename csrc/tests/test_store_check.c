@@ -38,7 +38,7 @@ static void good_entries_fit_and_changed_ones_do_not(void)
             continue;
         const int32_t queue_id = ms_record_queue_id(&r);
 #define FITS(limit, queue, offset, after, tags) \
-    ms_check_entries(view.at, s.base, limit, r.topic, r.topic_bytes, queue, offset, entry, 1, after, tags)
+    ms_check_entries(view.at, s.base, limit, r.topic, r.topic_bytes, queue, offset, entry, 1, after, tags, 0)
         CHECK(FITS(s.base + s.total, queue_id, i, -1, 1) == 1);
         CHECK(FITS(s.starts[i + 1], queue_id, i, s.starts[i] - 1, 1) == 1);
         CHECK(FITS(s.starts[i + 1] - 1, queue_id, i, -1, 1) == 0);
@@ -113,7 +113,7 @@ static void arbitrary_bytes_lead_nowhere(void)
         int32_t heads[SLOTS] = {0};
         for (int i = 0; i < ENTRIES; i++)
             CHECK(ms_check_entries(view.at, s.base, limit, (const uint8_t *)"T", 1, (int32_t)dice(4), i,
-                                   entry_zero + MS_QUEUE_ENTRY_BYTES * i, ENTRIES - i, -1, 1) <= ENTRIES - i);
+                                   entry_zero + MS_QUEUE_ENTRY_BYTES * i, ENTRIES - i, -1, 1, 1) <= ENTRIES - i);
         ms_check_chains(file.at, SLOTS, ENTRIES, heads);
         for (int32_t i = 0; i < ENTRIES; i++)
             CHECK(ms_check_keys(view.at, s.base, limit, entry_zero, i, ENTRIES) >= i);

@@ -125,15 +125,16 @@ class EntryRun(NamedTuple):
 
 
 def count_matching_entries(
-    view: Buffer, base_offset: int, limit: int, entries: EntryRun, *, after: int, check_tags: bool
+    view: Buffer, base_offset: int, limit: int, entries: EntryRun, *, after: int, check_tags: bool, check_offset: bool = False
 ) -> int:
-    """Count the first of `entries` that each name a record of this queue and queue offset in [base_offset, limit)."""
+    """Count the first of `entries` that each name a record of this queue and queue offset in [base_offset, limit), each beyond the one
+    before and `after`."""
     log = bounded(view, base_offset, base_offset, limit)
     name = entries.topic.encode("utf-8")
     data = ffi.from_buffer("uint8_t[]", entries.data)
     return lib.ms_check_entries(
         log, base_offset, limit, name, len(name), entries.queue_id, entries.first, data, len(data) // CQ_ENTRY_BYTES,
-        after, check_tags)
+        after, check_tags, check_offset)
 
 
 def broken_chain(file: Buffer, layout: IndexLayout, count: int) -> int:

@@ -41,7 +41,7 @@ from pyengine.storage.arrow import WRONG_BODY, Refiner, allocate, to_array
 from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, runs_of
 from pyengine.storage.config import LOG_PATHS, config_path, read_file
 from pyengine.storage.mapped_file import map_read_only
-from pyengine.storage.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
+from pyengine.storage.queue_entries import ENTRY, READ_ENTRIES, WrongEntry, runs_of_segments, without_record, wrong_entries
 
 log = logging.getLogger(__name__)
 _TYPES = {
@@ -312,7 +312,6 @@ class QueuePartReader(TaskReader):
     def __init__(self, options: ReadOptions, columns: list[Column], tally: RowCounts | None = None) -> None:
         super().__init__(options, columns, tally)
         self._times = time_bounds(options)
-        self._check = EntryCheck()
         self._queue: Queue = "", -1  # of the last slice
         self._newest_segment = -1  # that an entry of this queue has named
 
@@ -412,7 +411,7 @@ class QueuePartReader(TaskReader):
     def _right(self, segment: SegmentBytes, run: _Run, limit: int) -> numpy.ndarray | None:
         """Return which of the entries agree with their records; None if the segment was deleted and that is allowed."""
         is_right = numpy.ones(len(run.entries), dtype=bool)
-        for found in self._check.wrong(segment.view, segment.base, self._queue, run.number, run.entries, limit):
+        for found in wrong_entries(segment.view, segment.base, self._queue, run.number, run.entries, limit):
             if self.is_gone(run.segment):
                 self.lost(run.segment)
                 return None

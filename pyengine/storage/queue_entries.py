@@ -12,21 +12,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy
-import pyarrow as pa
-from pyarrow import compute
 
 from pyengine.arguments import INT64_MAX
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_ADDRESS_MAX, CQ_FILLER_SIZE, SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK
 from pyengine.formats.consume_queue import NOT_QUEUED, further_offset
-from pyengine.formats.record import decode_record, tags_code
-from pyengine.native.scan import ColumnScanner
-from pyengine.storage.arrow import allocate, to_array
+from pyengine.formats.record import CaseLabel, decode_record, tags_code, total_size
+from pyengine.native.scan import EntryRun, classify, count_matching_entries
 from pyengine.storage.config_table import QUEUE_NUMS_MAX
 from pyengine.storage.consume_queue import place_of
 
 if TYPE_CHECKING:
     from pyengine.formats.constants import Readable
-    from pyengine.native.scan import ChooseQueue, RawBatch
+    from pyengine.native.scan import ChooseQueue
     from pyengine.storage.config_table import TopicConfig
     from pyengine.storage.consume_queue import ConsumeQueue, QueuesAndLog
 
@@ -35,8 +32,6 @@ READ_ENTRIES = 1 << 16
 _BLOCK_BYTES = 1 << 16
 _AHEAD_BYTES = 1 << 12
 _VOID = bytes(_BLOCK_BYTES + _AHEAD_BYTES)
-_CHECKED = ["topic", "queueId", "queueOffset", "sysFlag", "tags"]
-_BATCH_ROWS = 1 << 14
 _SAMPLES = 16
 
 
@@ -112,78 +107,49 @@ def _broken_entry(queue: tuple[str, int], number: int, offset: int, size: int, w
     return f"entry {number} of queue {queue[0]}/{queue[1]} {what}"
 
 
-class EntryCheck:
-    """Compares entries with records; each thread needs its own."""
+def wrong_entries(view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, limit: int
+                  ) -> Iterator[WrongEntry]:
+    """Yield the wrong ones of the entries, in order; `number` is the number of the first one in the queue.
 
-    def __init__(self) -> None:
-        self._scanner = ColumnScanner(_CHECKED, batch_rows=_BATCH_ROWS, allocate=allocate)
-
-    def wrong(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, limit: int
-              ) -> Iterator[WrongEntry]:
-        """Yield the wrong ones of the entries, in order; `number` is the number of the first one in the queue.
-
-        All name records in `view`, which begins at the physical offset `base`. It reads nothing at or above `limit`. An entry may
-        name a record of another topic that was dispatched to this queue too (INNER_MULTI_DISPATCH).
-        """
-        fillers = numpy.flatnonzero((entries["physicalOffset"] == 0) & (entries["size"] == CQ_FILLER_SIZE)).tolist()
-        begin = 0
-        for stop in [*fillers, len(entries)]:
-            while begin < stop:
-                for raw in self._scanner.gather(view, base, entries[begin:stop].tobytes(), limit):
-                    yield from self._mismatched(view, base, queue, number, entries, begin, raw)
-                    begin += raw.rows
-                if begin < stop:
-                    reason = self._scanner.reason
-                    entry = entries[begin]
-                    offset, size = int(entry["physicalOffset"]), int(entry["size"])
-                    yield WrongEntry(begin, offset, size, reason, _broken_entry(
-                        queue, number + begin, offset, size, f"but there it is {reason.replace('_', ' ')}"))
-                    begin += 1
-            if stop < len(entries):
-                yield WrongEntry(stop, 0, 0, "filler", f"entry {number + stop} of queue {queue[0]}/{queue[1]} is filler, in the middle of "
-                                                       "its messages")
-                begin = stop + 1
-
-    def _mismatched(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, begin: int, raw: RawBatch
-                ) -> Iterator[WrongEntry]:
-        """Yield those of the next entries whose records are whole but differ from the entry."""
-        topics, queue_ids, queue_offsets, sys_flags, tags = (to_array(column, raw.rows) for column in raw.columns)
-        mine = entries[begin : begin + raw.rows]
-        is_other = ~compute.equal(topics, queue[0]).to_numpy(zero_copy_only=False)
-        is_other |= queue_ids.to_numpy() != queue[1]
-        is_other |= queue_offsets.to_numpy() != numpy.arange(number + begin, number + begin + raw.rows)
-        transactions = sys_flags.to_numpy() & SYS_FLAG_TRANSACTION_MASK
-        is_hidden = numpy.isin(transactions, NOT_QUEUED)
-        codes, wanted = mine["tagsCode"].astype(numpy.int64), _codes_of(tags)
-        # These entries have a delivery time, or an address in the extension, instead.
-        has_tags = (codes > CQ_EXT_ADDRESS_MAX) & (queue[0] != SCHEDULE_TOPIC)
-        is_unlike = has_tags & (codes != wanted) & (wanted != _UNKNOWN)
-        for row in numpy.flatnonzero(is_other | is_hidden | is_unlike).tolist():
-            offset, size = int(mine[row]["physicalOffset"]), int(mine[row]["size"])
-            what = f"entry {number + begin + row} of queue {queue[0]}/{queue[1]} names message {queue_offsets[row]} of {topics[row]}/" \
-                   f"{queue_ids[row]}"
-            if is_other[row]:
-                message = decode_record(view, offset - base)
-                if further_offset(message, *queue) == number + begin + row:
-                    continue
-                yield WrongEntry(begin + row, offset, size, "another_message", what)
-            elif is_hidden[row]:
-                yield WrongEntry(begin + row, offset, size, "in_no_queue", f"{what}, which a transaction has not committed")
-            else:
-                yield WrongEntry(begin + row, offset, size, "another_tag",
-                                 f"{what} with the tags code {int(codes[row])}, but the hash of its tag is {int(wanted[row])}")
+    All name records in `view`, which begins at the physical offset `base`. It reads nothing at or above `limit`. An entry may
+    name a record of another topic that was dispatched to this queue too (INNER_MULTI_DISPATCH).
+    """
+    rest, at = memoryview(entries.tobytes()), 0
+    while True:
+        run = EntryRun(*queue, number + at, rest[at * CQ_ENTRY_BYTES :])
+        at += count_matching_entries(view, base, limit, run, after=-1, check_tags=queue[0] != SCHEDULE_TOPIC, check_offset=True)
+        if at == len(entries):
+            return
+        offset, size, code = entries[at].tolist()
+        reason, sentence = _judged(view, base, queue, number + at, (offset, size, code), limit)
+        if reason:
+            yield WrongEntry(at, offset, 0 if reason == "filler" else size, reason, sentence)
+        at += 1
 
 
-_UNKNOWN = 1 << 62  # no hash
-
-
-def _codes_of(tags: pa.Array) -> numpy.ndarray:
-    """Return the tags code of each; _UNKNOWN for a text that is not UTF-8, whose hash is not computed here."""
-    coded = tags.dictionary_encode()
-    known = [_UNKNOWN if "\ufffd" in text else tags_code(text) for text in coded.dictionary.to_pylist()]
-    places = coded.indices.fill_null(len(known)).to_numpy()
-    codes: numpy.ndarray = numpy.array([*known, 0], dtype=numpy.int64)[places]
-    return codes
+def _judged(view: Readable, base: int, queue: tuple[str, int], number: int, entry: tuple[int, int, int], limit: int) -> tuple[str, str]:
+    """Return what is wrong with an entry, as reason and sentence; ("", "") if it is right."""
+    offset, size, code = entry
+    if offset == 0 and size == CQ_FILLER_SIZE:
+        return "filler", f"entry {number} of queue {queue[0]}/{queue[1]} is filler, in the middle of its messages"
+    reason: str = CaseLabel.OVERRUN
+    if base <= offset < limit and size <= limit - offset:
+        reason = classify(view, offset - base, limit - offset, offset, check_crc=False)
+        if reason in (CaseLabel.MESSAGE, CaseLabel.OFFSET_MISMATCH) and total_size(view, offset - base) != size:
+            reason = CaseLabel.TORN
+    if reason != CaseLabel.MESSAGE:
+        return reason, _broken_entry(queue, number, offset, size, f"but there it is {reason.replace('_', ' ')}")
+    message = decode_record(view, offset - base)
+    what = f"entry {number} of queue {queue[0]}/{queue[1]} names message {message.queue_offset} of {message.topic}/{message.queue_id}"
+    if (message.topic, message.queue_id, message.queue_offset) != (*queue, number):
+        return ("", "") if further_offset(message, *queue) == number else ("another_message", what)
+    if message.sys_flag & SYS_FLAG_TRANSACTION_MASK in NOT_QUEUED:
+        return "in_no_queue", f"{what}, which a transaction has not committed"
+    tags, wanted = message.tags or "", tags_code(message.tags)
+    # An entry may have a delivery time, or an address in the extension, instead. The hash of a text that is not UTF-8 is not computed here.
+    if code <= CQ_EXT_ADDRESS_MAX or queue[0] == SCHEDULE_TOPIC or code == wanted or "\ufffd" in tags:
+        return "", ""
+    return "another_tag", f"{what} with the tags code {code}, but the hash of its tag is {wanted}"
 
 
 # -- what entries cannot prove ---------------------------------------------------------
@@ -223,14 +189,13 @@ class NamedRecords(NamedTuple):
     begin: int
     end: int
     runs: Mapping[int, Sequence[_Span]]
-    check: EntryCheck
 
     def entries(self, view: Readable, segment: int, limit: int) -> bytes | None:
         """Return the entries for records of a segment, in the order of the log; None if one is wrong or missing, for a scan."""
         found = []
         for queue, first, end in self.runs.get(segment, ()):
             for number, entries in queue_entries(queue, first, end):
-                if number != first or any(self.check.wrong(view, segment, (queue.topic, queue.queue_id), number, entries, limit)):
+                if number != first or any(wrong_entries(view, segment, (queue.topic, queue.queue_id), number, entries, limit)):
                     return None
                 found.append(entries)
                 first += len(entries)
@@ -264,7 +229,7 @@ def find_named(reader: QueuesAndLog, queues: Mapping[ConsumeQueue, int], log: Lo
         span = _Span.of(queue, wanted, begin, end)
         if not _add_runs(reader, span, begin, log, runs) or not _is_end(reader, queue, span.end, end):
             return None
-    return NamedRecords(begin, end, runs, EntryCheck())
+    return NamedRecords(begin, end, runs)
 
 
 class LogPart(NamedTuple):
