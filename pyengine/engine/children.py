@@ -363,7 +363,8 @@ class Children:
                 pump(POLL_INTERVAL_S)
             if child.pid:
                 return f"the {child.kind.name} did not finish in time"
-            if child.exit_code in (WorkerExit.CLEAN, None):
+            state = native.load(self._memory.control.workers[child.kind.number], "state")
+            if child.exit_code == WorkerExit.CLEAN or child.exit_code is None and state == native.WORKER_ABSENT:
                 return ""
         return f"the {child.kind.name} ended with {_why(child.exit_code)}"
 

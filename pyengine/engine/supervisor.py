@@ -540,6 +540,8 @@ class Supervisor:
                   if native.load_position(getattr(control, name)) != wrote]
         if native.load(control.writer, "intent_end") > wrote:
             problems.append("the writer left an unfinished pass")
+        if native.load(control.workers[native.CHECKPOINTER], "state") != native.WORKER_ABSENT:
+            problems.append("the checkpointer did not finish: queues and index may not be on disk")
         return problems
 
     def _remove_objects(self) -> None:

@@ -268,6 +268,21 @@ def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monk
     assert native.load(line(made), "incarnation") == 2 and native.load(line(made), "state") == native.WORKER_ABSENT
 
 
+def test_an_adopted_worker_that_is_killed_while_it_finishes_is_started_once_more(rig, monkeypatch):
+    made, sent, really_send = rig(FLUSHER), [], signal.pidfd_send_signal
+    made.owner.spawn("pyengine.workers.flusher")
+    made.owner.wait_ready(native.FLUSHER)
+    made.children.start()
+
+    def send(pidfd, number):
+        sent.append(number)
+        really_send(pidfd, number if len(sent) > 1 else signal.SIGKILL)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", send)
+    assert made.children.stop(made.pump, time.monotonic() + 60) == [] and sent == [signal.SIGTERM] * 2
+    assert native.load(line(made), "incarnation") == 2 and native.load(line(made), "state") == native.WORKER_ABSENT
+
+
 def test_a_worker_killed_just_before_a_stop_is_up_again_before_the_first_one_ends(rig):
     """Until its end is seen it looks ready."""
     made = rig(FLUSHER, CHECKPOINTER)

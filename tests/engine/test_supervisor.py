@@ -31,7 +31,7 @@ from pyengine.errors import (
     StoreBusyError,
     UsageError,
 )
-from pyengine.ipc.control_block import MODE_NAMES, read_run_settings
+from pyengine.ipc.control_block import MODE_NAMES, EngineMemory, read_run_settings
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
@@ -494,6 +494,26 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
                 process.wait()
         supervisor.stderr.close()
     assert not (engine.root / "abort").exists() and stored(engine) == bodies
+
+
+def test_a_stop_after_the_checkpointers_death_leaves_the_store_to_recovery(make_engine):
+    root, environment = make_engine().root, {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    words = [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--no-children"]
+    supervisor = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+    checkpointer = subprocess.Popen([*words[:3], "pyengine.workers.checkpointer", str(root)], env=environment)
+    try:
+        eventually(lambda: native.CHECKPOINTER in living_kinds(root), "it runs")
+        with EngineMemory.of(root) as memory:
+            eventually(lambda: native.load(memory.control.workers[native.CHECKPOINTER], "state") == native.WORKER_READY, "it is ready")
+        checkpointer.kill()
+        checkpointer.wait()
+        supervisor.send_signal(signal.SIGTERM)
+        said = supervisor.communicate(timeout=scaled_timeout_s(60))[1]
+    finally:
+        for process in (checkpointer, supervisor):
+            process.kill()
+            process.wait()
+    assert supervisor.returncode == ExitCode.FAILED and "the checkpointer did not finish" in said and (root / "abort").exists()
 
 
 def test_the_supervisor_alone_speaks_to_the_service_manager(make_engine):
