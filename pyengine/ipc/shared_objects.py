@@ -321,6 +321,8 @@ def create_semaphores(engine_short_id: str) -> None:
             posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
         except posix_ipc.ExistentialError:
             raise _foreign_semaphore(name) from None
+        except posix_ipc.Error as error:  # which is no OSError
+            raise EngineUnavailableError(f"the named semaphore {name} cannot be made in {SEMAPHORE_FOLDER}: {error}") from None
         failpoint("semaphore_made")
 
 

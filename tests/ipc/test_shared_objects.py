@@ -131,6 +131,15 @@ def test_semaphores_are_private(folder):
         assert stat.S_IMODE(status.st_mode) == 0o600
 
 
+def test_a_semaphore_that_may_not_be_made_is_an_error_with_the_name_of_its_folder(folder, monkeypatch):
+    def refuse(*arguments, **named):
+        raise posix_ipc.PermissionsError("No permission to create this semaphore")
+
+    monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
+    with pytest.raises(EngineUnavailableError, match="cannot be made in /dev/shm: No permission"):
+        create_semaphores(folder.short_id)
+
+
 def test_another_process_finds_the_folder_of_a_run(root, tmp_path):
     with pytest.raises(EngineUnavailableError, match="ever run"):
         find_folder(root)
