@@ -20,6 +20,7 @@ slave keeps of its own: docs/replication.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -331,7 +332,12 @@ def look_up(host: str, port: int) -> Future[list[tuple[str, int]]]:
             future.set_exception(error)
 
     future.set_running_or_notify_cancel()  # those who wait cannot cancel it for others
-    threading.Thread(target=work, name="lookup", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="lookup", daemon=True).start()
+    except RuntimeError as error:  # the system gives no thread at this moment
+        with _lookups_lock:
+            del _lookups[host, port]
+        future.set_exception(OSError(errno.EAGAIN, str(error)))
     return future
 
 

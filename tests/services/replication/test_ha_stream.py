@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
@@ -299,6 +300,15 @@ def test_a_resolver_that_hangs_costs_a_link_its_time_and_one_thread(hung_resolve
     hung_resolver.answer()
     with pytest.raises(LinkLostError, match="hung.example:1: "):
         MasterLink("hung.example:1", timeout_s=30.0)
+
+
+def test_a_name_for_which_there_was_no_thread_is_looked_up_again(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        with pytest.raises(LinkLostError, match="can't start new thread"):
+            MasterLink("localhost:1", timeout_s=30.0)
+    with pytest.raises(LinkLostError, match="refused"):
+        MasterLink("localhost:1", timeout_s=30.0)
 
 
 def test_a_name_is_connected_at_any_of_its_addresses(monkeypatch):
