@@ -117,7 +117,7 @@ class AllocateMappedFileService(Service):
             reason = f"cannot {what}: {error}; trying again each {RETRY_NS / 1e9:g} s"
             self._blocked.set(reason, reason, error.errno or 0)
             native.store(self._allocator, "error_number", error.errno or errno.EIO)
-            native.add(self._allocator, "error_count")
+            self._count_error()
             self._retry_ns[what] = now_ns + RETRY_NS
             self._memory.wake(native.WRITER)
             return False

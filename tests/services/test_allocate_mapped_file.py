@@ -202,7 +202,7 @@ def test_a_full_disk_is_reported_tried_again_and_got_over(allocator, monkeypatch
     assert error_number(owner) == errno.ENOSPC and ready_end(owner) == reserved_end(owner) == 2 * SEGMENT
     assert latch.wait(10), "the writer is woken, to answer CREATE_MAPEDFILE_FAILED"
     assert 0 < service.pause_s() <= 0.5
-    eventually(lambda: service.work() or native.load(owner.control.allocator, "error_count") >= 3, "tried again")
+    eventually(lambda: service.work() or native.load(owner.worker(native.ALLOCATOR), "error_count") >= 3, "tried again")
     assert len(reported) == 1, "said once, not each time"
     full = False
     eventually(lambda: not service.work() and ready_end(owner) == 3 * SEGMENT, "made at last")
