@@ -65,7 +65,7 @@ class Kind:
 # In the order of starting. The supervisor is not in it, since no process of the engine restarts that.
 KINDS = (
     Kind(native.FLUSHER, stop_rank=4, heartbeat_timeout_s=120.0),
-    Kind(native.WRITER, stop_rank=1),
+    Kind(native.WRITER, stop_rank=1, heartbeat_timeout_s=120.0),  # it syncs when a flusher has died
     Kind(native.COMMITTER, stop_rank=2, heartbeat_timeout_s=120.0, modes=frozenset((native.MODE_POOL,))),
     Kind(native.REPUTTER, stop_rank=5, heartbeat_timeout_s=120.0),
     Kind(native.ALLOCATOR, stop_rank=6, heartbeat_timeout_s=120.0),

@@ -360,6 +360,7 @@ class PutMessageService(Service):
                 return  # the next run returns RUN_FLUSHER again at once
             for start in sorted(self._unflushed.descriptors):
                 flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
+                self._heartbeat()
         except DiskError as error:
             self._freeze(error)
             return

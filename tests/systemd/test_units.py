@@ -95,10 +95,11 @@ def test_units_of_workers_differ_in_name_order_watchdog_condition_and_rights_onl
     assert values(STORE_UNIT, "RestartPreventExitStatus") == [f"{int(WorkerExit.USAGE)} {int(ExitCode.CORRUPTION)}"]
     assert values(STORE_UNIT, "TimeoutStopSec") == [f"{STOP_TIMEOUT_S:g}"]
     for line in ("Type=notify", "NotifyAccess=main", "User=@USER@", "Slice=pyengine.slice", "StateDirectory=pyengine/%i", "Restart=always",
-                 "StateDirectoryMode=0700", "RestartSec=200ms", "EnvironmentFile=-/etc/pyengine/%i.env", "WatchdogSec=30",
+                 "StateDirectoryMode=0700", "RestartSec=200ms", "EnvironmentFile=-/etc/pyengine/%i.env",
                  "TimeoutAbortSec=5", "LimitMEMLOCK=infinity", "LimitNOFILE=1048576", "OOMScoreAdjust=-500"):
         key, _, value = line.partition("=")
         assert [values(unit, key) for unit in (STORE_UNIT, "pyengine-writer@.service")] == [[value]] * 2, line
+    assert values(STORE_UNIT, "WatchdogSec") == ["30"]
     assert values(STORE_UNIT, "TimeoutStartSec") == ["infinity"] and values(STORE_UNIT, "ExecReload") == ["kill -HUP $MAINPID"]
 
 
