@@ -299,7 +299,7 @@ class Supervisor:
         if memory.state == native.STATE_STOPPING:
             native.store(memory.control.state, "state", native.STATE_RUNNING)
             failpoint("adopted_running")
-        native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
+        native.refuse_puts(memory.control, native.REFUSE_STOPPING | native.REFUSE_LOST, False)
         self._log_event(Event.ENGINE_ADOPTED, "adopted living workers, without recovery")
         self._memory = memory
         if asked is not None and not self._restart_reason:

@@ -338,6 +338,8 @@ def test_a_supervisor_that_dies_while_it_stops_has_a_successor_that_takes_puts(m
                 engine.start()
             assert board.struck_pid
         board.disarm()
+        with engine.memory(writable=True) as memory:
+            native.refuse_puts(memory.control, native.REFUSE_LOST)  # as if it had stopped since its folder was moved, for a while
         assert engine.start()["adopted"]
         bodies += put_numbers(engine, number * 2, 2)
     engine.stop()
