@@ -646,7 +646,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser = argparse.ArgumentParser(
         prog="python -m pyengine.workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
         epilog="SIGTERM: orderly stop; SIGHUP: settings are read again; SIGUSR1: a log that was moved is reopened. "
-               "Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
+               "Exit codes: 0 stopped clean, 1 failed, 2 wrong call, or the store was moved, 3 damage found, 5 store busy, 6 degraded.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
     parser.add_argument("--no-children", action="store_true", help="start no workers: something else does (systemd)")
