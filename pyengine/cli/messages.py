@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ from pyengine.cli.output import (
     topic_option,
 )
 from pyengine.client.consumer import consume
-from pyengine.client.consumer_groups import AtOffset, Start, start_offset
+from pyengine.client.consumer_groups import AtOffset
 from pyengine.client.outgoing import DelayedCancels, OutgoingMessage, RefusedError, check
 from pyengine.engine_config import keywords
 from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command, did_you_mean
@@ -288,38 +287,8 @@ def cancel(store: Path, settings: dict[str, str], msg_id: str) -> Reply:
     return Reply({"msg_id": msg_id, "cancelled": False}, "not cancelled: it is due, or was delivered", ExitCode.FAILED)
 
 
-POLL_INTERVAL_S = 0.5  # also the time until a new queue is seen
 COMMIT_INTERVAL_S = 1.0
 PULL_MESSAGES = 32
-
-
-def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...], start: Start, follow: bool,
-                 get: Callable[[int, int], GetResult]) -> Iterator[Message]:
-    """Yield the messages of one topic as they arrive, its queues in turn; without `follow` stop at the end of the queues.
-
-    A queue that appears after the first round is read from its first message. `get` reads messages of a queue from an offset on.
-    """
-    next_offsets: dict[int, int] = {}
-    is_first_round = True
-    while True:
-        output.pause()
-        seen = reader._arrivals()
-        moved = False
-        for queue_id in queue_ids or reader.topics().get(topic, []):
-            if queue_id not in next_offsets:
-                next_offsets[queue_id] = start_offset(reader, topic, queue_id, start if is_first_round else "first")
-            before = next_offsets[queue_id]
-            found = get(queue_id, before)
-            yield from found._placed(queue_id)
-            if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
-                next_offsets[queue_id] = found.next_begin_offset
-            moved = moved or next_offsets[queue_id] != before
-        is_first_round = False
-        sys.stdout.flush()
-        if not moved:
-            if not follow:
-                return
-            reader._wait_for_arrival(POLL_INTERVAL_S, seen)
 
 
 @click.command()
@@ -354,24 +323,19 @@ def tail(store: Path, settings: dict[str, str], as_json: bool, raw: bool, topic:
     with reading(store, settings) as reader:
         if not follow and topic not in reader.topics() and topic not in TopicConfigs(store).read().rows:
             raise EngineError(f"{store} has no topic {topic}{did_you_mean(topic, reader.topics())}")
-        if group is None:
-            found = follow_topic(reader, topic, queue_ids, start, follow,
-                                 lambda queue_id, offset: reader.get_message(topic, queue_id, offset, **choice))
-            for message in islice(found, max_messages and min(max_messages, sys.maxsize)):
-                _print(message, as_json, raw)
-            return
     with consume(store, topic, group=group, from_=start, queues=queue_ids or None, auto_commit=False, **choice | settings) as consumer:
         _print_and_commit(consumer, follow, max_messages, lambda message: _print(message, as_json, raw))
 
 
 def _print_and_commit(consumer: Consumer, follow: bool, max_messages: int | None, show: Callable[[Message], None]) -> None:
-    """Show the messages of a group's member, and commit their offsets every COMMIT_INTERVAL_S and at the end."""
+    """Show the messages; for a group commit their offsets every COMMIT_INTERVAL_S and at the end."""
     printed: dict[int, Message] = {}
     shown_notes: set[str] = set()
 
     def remember() -> None:
         sys.stdout.flush()
-        consumer.commit(printed.values())
+        if consumer.group is not None:
+            consumer.commit(printed.values())
         printed.clear()
         for note in consumer.notes:
             if note not in shown_notes:
@@ -386,6 +350,7 @@ def _print_and_commit(consumer: Consumer, follow: bool, max_messages: int | None
             for message in found:
                 show(message)
                 printed[message.queue_id] = message
+            sys.stdout.flush()
             left -= len(found)
             if time.monotonic() >= due_s:
                 remember()
