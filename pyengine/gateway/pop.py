@@ -17,7 +17,7 @@ import binascii
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -103,7 +103,7 @@ class Taken:
     record: bytes = b""
 
 
-GiveBack = Callable[[Message, SentBack, Callable[[str], None], Callable[[str], None]], Awaitable[None]]  # Sends.give_back
+GiveBack = Callable[[Message, SentBack, Callable[[str], None]], Awaitable[str]]  # Sends.give_back
 
 
 class HeldPops:
@@ -211,45 +211,34 @@ class RetryPuts:
             await self._put_piece(piece, then, is_dead=is_dead, is_same=is_same)
 
     async def _put_piece(self, leases: list[Lease], then: Callable[[Lease, str], None], *, is_dead: bool, is_same: bool) -> None:
-        ends = asyncio.Semaphore(0)
-
-        def end(lease: Lease, fault: str) -> None:
-            ends.release()
+        offsets = [lease.message.physical_offset for lease in leases]
+        faults: Sequence[str | BaseException]
+        try:
+            originals = await self._executor.run(lambda: [self._reader.message_at(offset, LEVEL) for offset in offsets])
+            faults = await asyncio.gather(*(self._put(lease, original, is_dead=is_dead, is_same=is_same)
+                                            for lease, original in zip(leases, originals)), return_exceptions=True)
+        except Exception as error:  # noqa: BLE001 - the store is recovered, say: no message may be forgotten
+            faults = [error] * len(leases)
+        for lease, found in zip(leases, faults):
+            fault = found if isinstance(found, str) else f"{type(found).__name__}: {found}"
             if fault and self._blocked_by != fault:
                 self._blocked_by = fault
                 self._report(f"messages of {lease.share.group} can neither be delivered again nor be dead letters now, and wait: {fault}")
             then(lease, fault)
 
-        offsets = [lease.message.physical_offset for lease in leases]
-        try:
-            originals = await self._executor.run(lambda: [self._reader.message_at(offset, LEVEL) for offset in offsets])
-        except Exception as error:  # noqa: BLE001 - the store is recovered, say: no message may be forgotten
-            for lease in leases:
-                end(lease, f"{type(error).__name__}: {error}")
-            return
-        for lease, original in zip(leases, originals):
-            try:
-                await self._put(lease, original, partial(end, lease), is_dead=is_dead, is_same=is_same)
-            except Exception as error:  # noqa: BLE001 - as above
-                end(lease, f"{type(error).__name__}: {error}")
-        for _ in leases:
-            await ends.acquire()
-
-    async def _put(self, lease: Lease, original: Message | None, then: Callable[[str], None], *, is_dead: bool, is_same: bool) -> None:
+    async def _put(self, lease: Lease, original: Message | None, *, is_dead: bool, is_same: bool) -> str:
         if original is None or Identity.of(original) != Identity.of(lease.message):
-            then("")  # it was deleted
-            return
+            return ""  # it was deleted
         if is_same:
             raw = replace(raw_of(original, original.properties), queue_id=lease.queue.queue_id)
-            await self._give_back(original, SentBack(TopicConfig(original.topic), raw), self._report, then)
-            return
+            return await self._give_back(original, SentBack(TopicConfig(original.topic), raw), self._report)
         group = lease.share.group
         config = self._names.group(group) or SubscriptionGroup(group)
         first = original.properties.get(PROPERTY_FIRST_POP_TIME, str(lease.pop_time_ms))
         original = replace(original, raw_properties=encode_properties(original.properties | {PROPERTY_FIRST_POP_TIME: first}))
         back = sent_back(original, group, delay_level=-1 if is_dead else 0, deliver_at_ms=None if is_dead else 0,
                          max_reconsume_times=config.retry_max_times, retry_queue_nums=max(1, config.retry_queue_nums))
-        await self._give_back(original, back, self._report, then)
+        return await self._give_back(original, back, self._report)
 
 
 class Pops:

@@ -283,7 +283,7 @@ class Sends:
         finally:
             request.connection.waiting -= 1
 
-    async def send_back(self, request: Request) -> Answer | None:
+    async def send_back(self, request: Request) -> Answer:
         """Put a message that its consumer failed to process again, delayed, for its group, or into the group's dead letters."""
         group, offset, level = request.text("group"), request.integer("offset", bits=64), request.integer("delayLevel", 0)
         refuse_if(group_fault(group))
@@ -298,31 +298,33 @@ class Sends:
             if message is None:
                 return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
             request.require(message.topic, SUB)
-            await self.give_back(message, sent_back(message, group, delay_level=level, max_reconsume_times=most,
-                                                    retry_queue_nums=config.retry_queue_nums), request.connection.report,
-                                 lambda fault: request.reply(Answer(codes.SYSTEM_ERROR, fault) if fault else Answer()))
+            fault = await self.give_back(message, sent_back(message, group, delay_level=level, max_reconsume_times=most,
+                                                            retry_queue_nums=config.retry_queue_nums), request.connection.report)
         except EngineError as error:
-            return Answer(codes.SYSTEM_ERROR, str(error))
-        return None
+            fault = str(error)
+        return Answer(codes.SYSTEM_ERROR, fault) if fault else Answer()
 
-    async def give_back(self, message: Message, back: SentBack, report: Callable[[str], None], then: Callable[[str], object]) -> None:
-        """Put what is stored for a message that was given back. `then` gets why it is not stored, "" if it is, or never can be: then
-        it counts as done, since otherwise its clients would handle it for ever. EngineError without an engine."""
+    async def give_back(self, message: Message, back: SentBack, report: Callable[[str], None]) -> str:
+        """Put what is stored for a message that was given back. Return why it is not stored, "" if it is, or never can be: then it
+        counts as done, since otherwise its clients would handle it for ever. EngineError without an engine."""
         known = self._names.topic(back.topic.topic) or await self._names.create(back.topic)
         raw = replace(back.raw, queue_id=back.raw.queue_id % max(1, known.read_queue_nums))  # of more its consumers know nothing
         if self._puts.producer is None:
             await self._executor.run(self._puts.open)
 
-        def answer(result: PutResult) -> None:
-            if result.status.is_lasting:
-                group = known.topic.removeprefix(RETRY_PREFIX).removeprefix(DEAD_PREFIX)
-                report(f"{message.msg_id} can neither be delivered to {group} again nor be a dead letter, and counts as done: "
-                       f"{result.reason}")
-            elif back.note and result.stored:
-                report(back.note)
-            then("" if result or result.status.is_lasting else f"{result.status.name}: {result.reason}")
+        result = await self._stored(raw)
+        if result.status.is_lasting:
+            group = known.topic.removeprefix(RETRY_PREFIX).removeprefix(DEAD_PREFIX)
+            report(f"{message.msg_id} can neither be delivered to {group} again nor be a dead letter, and counts as done: {result.reason}")
+            return ""
+        if back.note and result.stored:
+            report(back.note)
+        return "" if result else f"{result.status.name}: {result.reason}"
 
-        self._puts.submit(raw, answer)
+    async def _stored(self, message: RawMessage) -> PutResult:
+        coming: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+        self._puts.submit(message, lambda result: None if coming.done() else coming.set_result(result))
+        return await coming
 
     async def send_reply(self, request: Request) -> Answer:
         """Forward a reply to the producer that waits for it, which the answer's code is about, and store it in the reply topic."""
@@ -346,9 +348,7 @@ class Sends:
                 sent.topic, request.frame.body, queue_id=sent.queue_id, properties_text=properties_text, flag=sent.flag,
                 born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
                 reconsume_times=sent.reconsume_times, wait_store_msg_ok=is_wait_store_ok(sent.properties))
-            coming: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
-            self._puts.submit(message, lambda result: None if coming.done() else coming.set_result(result))
-            stored = await coming
+            stored = await self._stored(message)
         answer_fields = REGION | {"msgId": "0", "queueId": str(sent.queue_id), "queueOffset": "0"}
         if stored is not None and stored.status in _STORED:
             answer_fields |= {"msgId": stored.msg_id, "queueOffset": str(stored.queue_offset)}

@@ -809,11 +809,11 @@ def pops(tmp_path):
     """A Pops that has put four messages of T in flight for g, whose leases are over; `put` are the retries of which it is told."""
     made = SimpleNamespace(put=[], faults=[], said=[])
 
-    async def give_back(message, back, report, then):
+    async def give_back(message, back, report):
         if made.faults:
             raise made.faults.pop()
         made.put.append(message.queue_offset)
-        then("")
+        return ""
 
     sent = [Message("T", b"", 0, offset, offset, 100) for offset in range(4)]
     made.reader, made.give_back = Reader(tmp_path, sent, made.faults), give_back
@@ -867,8 +867,10 @@ def test_no_more_messages_are_read_than_a_pop_may_have_before_the_first_ones_are
     monkeypatch.setattr("pyengine.gateway.pop.POP_BYTES", 200)  # two messages
     putting = []
 
-    async def put_later(message, back, report, then):
-        putting.append((message.queue_offset, then))
+    async def put_later(message, back, report):
+        putting.append((message.queue_offset, asyncio.Event()))
+        await putting[-1][1].wait()
+        return ""
 
     pops.give_back = put_later
     queue = pops.share.queues[1] = PopQueue(1, Claim(1, 1), 2, InFlight(0))
@@ -884,11 +886,11 @@ def test_no_more_messages_are_read_than_a_pop_may_have_before_the_first_ones_are
             await pops.pops.tick()
         assert list(queue.leases.values()) == [late] and list(queue.flight.again) == [0], "others do not wait for the puts"
         queue.leases.clear()
-        for _, then in putting[:2]:
-            then("")
+        for _, is_put in putting[:2]:
+            is_put.set()
         await eventually_put(4)
-        for _, then in putting[2:]:
-            then("")
+        for _, is_put in putting[2:]:
+            is_put.set()
 
     async def eventually_put(number):
         while len(putting) < number:
@@ -1032,11 +1034,11 @@ def retries_of(pops, monkeypatch, topics):
     pops.share.topic, pops.queue = "%RETRY%g", queue
     pops.share.queues = {0: queue}
 
-    async def put_again(message, back, report, then):
+    async def put_again(message, back, report):
         if pops.faults:
             raise pops.faults.pop()
         log.append(replace(message, queue_offset=len(log), physical_offset=len(log)))
-        then("" if back.raw.queue_id == 0 and back.raw.topic == "%RETRY%g" and back.raw.reconsume_times == 0 else "changed")
+        return "" if back.raw.queue_id == 0 and back.raw.topic == "%RETRY%g" and back.raw.reconsume_times == 0 else "changed"
 
     pops.reader.log, pops.reader.faults, pops.give_back = log, [], put_again
     monkeypatch.setattr("pyengine.gateway.pop.PUT_AGAIN_S", 0.0)
