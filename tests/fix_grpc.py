@@ -66,9 +66,10 @@ class GrpcRig:
         from grpc_caller import V2
 
         method = V2.methods[name]
-        kind = self.channel.unary_stream if method.is_answer_stream else self.channel.unary_unary
-        return kind(f"/{V2.service}/{name}", method.request.SerializeToString, method.answer.FromString)(
-            method.request(**fields), timeout=scaled_timeout_s(30), metadata=(("x-mq-client-id", client_id), ("x-mq-language", "PYTHON")))
+        kind = self.channel.unary_stream if method.server_streaming else self.channel.unary_unary
+        request, answer = (getattr(V2, each.name) for each in (method.input_type, method.output_type))
+        return kind(f"/{V2.service}/{name}", request.SerializeToString, answer.FromString)(
+            request(**fields), timeout=scaled_timeout_s(30), metadata=(("x-mq-client-id", client_id), ("x-mq-language", "PYTHON")))
 
     async def __aenter__(self) -> GrpcRig:
         import grpc

@@ -39,17 +39,18 @@ class Caller:
         self.stream = None
 
     def __getattr__(self, name: str):
-        method = V2.methods[name]
+        request = getattr(V2, V2.methods[name].input_type.name)
 
         def call(timeout: float = 30.0, **fields):
-            return self.stub(name)(method.request(**fields), timeout=scaled_timeout_s(timeout), metadata=self.metadata)
+            return self.stub(name)(request(**fields), timeout=scaled_timeout_s(timeout), metadata=self.metadata)
 
         return call
 
     def stub(self, name: str):
         method = V2.methods[name]
-        kind = ("stream" if method.is_request_stream else "unary") + "_" + ("stream" if method.is_answer_stream else "unary")
-        return getattr(self.channel, kind)(f"/{V2.service}/{name}", method.request.SerializeToString, method.answer.FromString)
+        kind = ("stream" if method.client_streaming else "unary") + "_" + ("stream" if method.server_streaming else "unary")
+        request, answer = (getattr(V2, each.name) for each in (method.input_type, method.output_type))
+        return getattr(self.channel, kind)(f"/{V2.service}/{name}", request.SerializeToString, answer.FromString)
 
     def settings(self, **fields):
         """Send settings in the client's stream of Telemetry, which the first one opens; the answer."""

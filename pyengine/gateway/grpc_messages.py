@@ -12,7 +12,6 @@ import re
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,9 @@ class CallRefusedError(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """One method of the service: the classes of its request and answer, and which of them are streams."""
-
-    request: Any
-    answer: Any
-    is_request_stream: bool
-    is_answer_stream: bool
-
-
 class Schema:
-    """The package: `v2.Status` is the class of a message, `v2.TOPIC_NOT_FOUND` the number of a value, `v2.methods` the service."""
+    """The package: `v2.Status` is the class of a message, `v2.TOPIC_NOT_FOUND` the number of a value, `v2.methods` has the service's
+    methods as protobuf describes them, by their names."""
 
     def __init__(self) -> None:
         file = text_format.Parse(_PROTO.read_text(encoding="ascii"), descriptor_pb2.FileDescriptorProto())
@@ -91,9 +81,7 @@ class Schema:
                 setattr(self, value.name, value.number)
         service, = self.descriptor.services_by_name.values()
         self.service: str = service.full_name
-        self.methods = {method.name: Method(
-            message_factory.GetMessageClass(method.input_type), message_factory.GetMessageClass(method.output_type),
-            method.client_streaming, method.server_streaming) for method in service.methods}
+        self.methods = service.methods_by_name
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"apache.rocketmq.v2 has no {name}")

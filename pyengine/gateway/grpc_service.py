@@ -35,7 +35,6 @@ from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, BoundedLo
 from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of
 from pyengine.gateway.grpc_messages import (
     CallRefusedError,
-    Method,
     Schema,
     Translator,
     set_time,
@@ -215,16 +214,17 @@ class GrpcServer:
         streams: dict[str, Work] = {"ReceiveMessage": self._receive, "Telemetry": self._telemetry}
         handlers = {}
         for name, method in self._v2.methods.items():
-            if method.is_answer_stream:
-                make = grpc.stream_stream_rpc_method_handler if method.is_request_stream else grpc.unary_stream_rpc_method_handler
+            if method.server_streaming:
+                make = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_stream_rpc_method_handler
             else:
                 make = grpc.unary_unary_rpc_method_handler
-            work = self._serving((streams if method.is_answer_stream else serve).get(name, self._not_served), method,
+            request, answer = (getattr(self._v2, each.name) for each in (method.input_type, method.output_type))
+            work = self._serving((streams if method.server_streaming else serve).get(name, self._not_served), method, answer,
                                  may_be_large=name == "SendMessage")
-            handlers[name] = make(work, method.request.FromString, method.answer.SerializeToString)
+            handlers[name] = make(work, request.FromString, answer.SerializeToString)
         return handlers
 
-    def _serving(self, work: Work, method: Method, *, may_be_large: bool) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _serving(self, work: Work, method: Any, answer_of: Any, *, may_be_large: bool) -> Callable[[Any, Any], Awaitable[Any]]:
         """Return what serves a method's calls by `work`, which returns the answer, or writes those of a stream."""
         async def serve(request: Any, context: Any) -> Any:
             self._background.follow(asyncio.current_task())
@@ -232,17 +232,17 @@ class GrpcServer:
                 if (left_s := context.time_remaining()) is not None and left_s <= DEADLINE_S:
                     raise CallRefusedError("TOO_MANY_REQUESTS", "no time is left before the call's deadline")
                 async with self._call(context) as client:
-                    if not (may_be_large or method.is_request_stream):
+                    if not (may_be_large or method.client_streaming):
                         _check_size(request)
-                    with contextlib.nullcontext() if method.is_answer_stream else self._clients.holding(
+                    with contextlib.nullcontext() if method.server_streaming else self._clients.holding(
                             client, request.ByteSize() if may_be_large else 0):
                         await self._clients.turn(client)
                         return await work(client, request, context)
             except CallRefusedError as refused:
-                answer = method.answer(status=self._status(refused.code, str(refused)))
-                if method.answer is self._v2.ChangeInvisibleDurationResponse:  # whose handle Python's client takes from a refusal too
+                answer = answer_of(status=self._status(refused.code, str(refused)))
+                if answer_of is self._v2.ChangeInvisibleDurationResponse:  # whose handle Python's client takes from a refusal too
                     answer.receipt_handle = request.receipt_handle
-                if not method.is_answer_stream:
+                if not method.server_streaming:
                     return answer
                 if not context.done():
                     await context.write(answer)

@@ -102,9 +102,8 @@ class GrpcSends:
 
         self._v2 = Schema()
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
-        method = self._v2.methods["SendMessage"]
         self._send = self._channel.unary_unary(
-            f"/{self._v2.service}/SendMessage", method.request.SerializeToString, method.answer.FromString)
+            f"/{self._v2.service}/SendMessage", self._v2.SendMessageRequest.SerializeToString, self._v2.SendMessageResponse.FromString)
         self._failed = grpc.RpcError
 
     def all(self, topic: str, queue_id: int, bodies: list[bytes]) -> list[Any]:

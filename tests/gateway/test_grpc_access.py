@@ -150,7 +150,7 @@ def test_clients_beyond_the_limit_of_an_address_are_refused(small):
 
 def held_receives(store, caller, number: int) -> list:
     """Receives of an empty topic, which the gateway holds."""
-    request = V2.methods["ReceiveMessage"].request(
+    request = V2.ReceiveMessageRequest(
         group=V2.Resource(name="many"), message_queue=V2.MessageQueue(topic=V2.Resource(name="orders"), id=-1), batch_size=1,
         invisible_duration=duration(30), long_polling_timeout=duration(20))
     return [caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60) for _ in range(number)]
@@ -262,7 +262,7 @@ def test_messages_that_did_not_reach_a_client_are_not_counted(tmp_path, is_fifo)
         broker, reader, slow = store.broker(), store.caller(), store.caller()
         for queue_id in range(2):
             assert broker.ask(codes.SEND_MESSAGE_V2, send_fields("T", queue_id), bytes(800_000)).code == codes.SUCCESS
-        request = V2.methods["ReceiveMessage"].request(
+        request = V2.ReceiveMessageRequest(
             group=V2.Resource(name="g"), message_queue=V2.MessageQueue(topic=V2.Resource(name="T"), id=0), batch_size=1,
             invisible_duration=duration(3600), long_polling_timeout=duration(20))
         channel = grpc.insecure_channel(f"127.0.0.1:{store.grpc_port}", [("grpc.http2.bdp_probe", 0)])
@@ -289,7 +289,7 @@ def test_a_client_that_does_not_read_costs_little_and_its_messages_come_to_other
     pid = small.engine.pid("grpc")
     before = psutil.Process(pid).memory_info().rss
     slow = small.caller()
-    request = V2.methods["ReceiveMessage"].request(
+    request = V2.ReceiveMessageRequest(
         group=V2.Resource(name=group), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic), id=-1), batch_size=32,
         invisible_duration=duration(3), long_polling_timeout=duration(1))
     channel = grpc.insecure_channel(f"127.0.0.1:{small.grpc_port}", [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)])
@@ -425,7 +425,7 @@ def test_a_flood_of_one_host_makes_no_call_of_another_fail(tmp_path):
     try:
         topic = store.make_topic("orders")
         flooding = [store.caller() for _ in range(8)]
-        sending = [each.stub("SendMessage").future(V2.methods["SendMessage"].request(messages=[message(topic, b"flood")]),
+        sending = [each.stub("SendMessage").future(V2.SendMessageRequest(messages=[message(topic, b"flood")]),
                                                    metadata=each.metadata, timeout=scaled_timeout_s(120))
                    for _ in range(480) for each in flooding]
         with Relay(store.grpc_port, "127.0.0.2") as relay:

@@ -428,7 +428,7 @@ def test_what_a_client_no_longer_waits_for_is_given_back(grpc_store, topic):
     import grpc
 
     group, caller = f"G_{topic}", grpc_store.caller()
-    request = V2.methods["ReceiveMessage"].request(
+    request = V2.ReceiveMessageRequest(
         group=V2.Resource(name=group), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic), id=-1), batch_size=32,
         invisible_duration=duration(3600), long_polling_timeout=duration(20))
     call = caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60)
@@ -511,7 +511,7 @@ def test_a_client_that_says_goodbye_leaves_nothing_of_its_held_receives(grpc_sto
 
     before = links()
     caller, group = grpc_store.caller(), f"g_{topic}"
-    request = V2.methods["ReceiveMessage"].request(
+    request = V2.ReceiveMessageRequest(
         group=V2.Resource(name=group), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic), id=-1), batch_size=1,
         invisible_duration=duration(30), long_polling_timeout=duration(20))
     held = caller.stub("ReceiveMessage")(request, metadata=caller.metadata, timeout=60)
