@@ -2,8 +2,9 @@
 alone.
 
 The first record of a range that begins inside a segment must be searched for (its lengths agree, it has its own offset, and a record
-or the end follows), and a body can imitate that. So the task of the range *before* knows from its walk where the next record begins,
-and compares it with what the next task will find. If they differ the query fails.
+or the end follows), unless another read ended there, and a body can imitate that. So the task of the range *before* knows from its walk
+where the next record begins, and compares it with what the next task will find. If they differ the query fails; where damage is skipped
+that task reads on up to there.
 """
 
 from __future__ import annotations
