@@ -117,13 +117,12 @@ def recover(store: Path, settings: dict[str, str], accept_loss: bool, dry_run: b
     Examples:
       pyengine recover STORE --accept-loss
     """
-    from pyengine.ipc.crashed_engine_memory import preview_offline, recover_offline
+    from pyengine.ipc.crashed_engine_memory import recover_offline
 
     existing_store(store)
     config = load_config(store, settings)
-    run = preview_offline if dry_run else recover_offline
     with byte_bar("recover", None) as show:
-        report = run(store, config, progress=show, accept_loss=accept_loss)
+        report = recover_offline(store, config, progress=show, accept_loss=accept_loss, dry_run=dry_run)
     return Reply.of(
         report, "path end_offset scan_from records kept_bytes# cut_bytes# drained_bytes# dispatched_bytes# queue_entries_removed "
         "index_files_removed shared_state seconds gigabytes_per_second", quarantined="path physical_offset size_bytes# reason",

@@ -184,45 +184,36 @@ def _contradiction(control: ms_control, slot_end: int) -> str:
 
 
 def recover_offline(
-    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
+    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False, dry_run: bool = False,
 ) -> RecoveryReport:
     """Recover a store, with the bytes that a crashed engine left in memory, and leave it stopped.
 
-    StoreBusyError if a process has it open.
+    With `dry_run` report what that would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open.
     """
-    from pyengine.storage.recovery.recover import recover  # imported here, as in the functions below: `status` does not need it
+    from pyengine.storage.recovery.recover import recover  # imported here, as in the function below: `status` does not need it
 
-    with owning(root):
-        renew_copied_id(root)
+    with _unused(root) if dry_run else owning(root):
+        if not dry_run:
+            renew_copied_id(root)
         with open_crashed_memory(root) as crashed:
-            crashed.require_dead()
+            crashed.require_dead(retire=not dry_run)
             report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
-                             shared=crashed.shared, options=config)
-            if report.state is RecoveryState.RECOVERED and crashed.discard():
+                             shared=crashed.shared, options=config, dry_run=dry_run)
+            if not dry_run and report.state is RecoveryState.RECOVERED and crashed.discard():
                 raise_epoch(root)
     return report
 
 
-def preview_offline(
-    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
-) -> RecoveryReport:
-    """Report what recover_offline would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open."""
-    from pyengine.storage.recovery.recover import recover
-
-    _require_unused(root)
-    with open_crashed_memory(root) as crashed:
-        crashed.require_dead(retire=False)
-        report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=crashed.shared,
-                         options=config, dry_run=True)
-    _require_unused(root)  # if an engine started meanwhile, the result is invalid
-    return report
-
-
-def _require_unused(root: Path) -> None:
-    holder = read_holder(root)
-    if holder.kind != "none" or living_kinds(root):
-        user = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
-        raise StoreBusyError(f"{root} is in use by {user}: stop it first; a running engine needs no recovery")
+@contextlib.contextmanager
+def _unused(root: Path) -> Iterator[None]:
+    """Raise StoreBusyError if a process has the store open, also after the block: what it found is invalid then."""
+    for is_over in (False, True):
+        holder = read_holder(root)
+        if holder.kind != "none" or living_kinds(root):
+            user = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
+            raise StoreBusyError(f"{root} is in use by {user}: stop it first; a running engine needs no recovery")
+        if not is_over:
+            yield
 
 
 def rebuild_offline(
