@@ -313,14 +313,6 @@ def read_stream(file: io.BufferedReader, block_bytes: int) -> Iterator[bytes]:
         yield last
 
 
-def split_lines(block: bytes) -> list[bytes]:
-    """Return the lines of a block without their newlines."""
-    lines = block.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    return lines
-
-
 class AckedList:
     """Appends a line for each acknowledged message to the file at `path`, at each write() and at the end of its block.
 
@@ -462,7 +454,7 @@ class _Work:
         """Put each batch with put_many, into the queues in turn, so that each queue keeps the input's order."""
         job, number, queue = self.job, first_line, self.job.first_queue
         for block in blocks:
-            lines = split_lines(block)
+            lines = block.removesuffix(b"\n").split(b"\n")
             unread = len(block)
             for at in range(0, len(lines), BATCH_MESSAGES):
                 bodies = lines[at : at + BATCH_MESSAGES]
@@ -487,7 +479,7 @@ class _Work:
         number, count = first_line, self.job.first_queue
         for block in blocks:
             unread = len(block)
-            for line in split_lines(block):
+            for line in block.removesuffix(b"\n").split(b"\n"):
                 read_bytes = min(unread, len(line) + 1)  # the last line of a file may lack its newline
                 unread -= read_bytes
                 try:

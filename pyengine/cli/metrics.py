@@ -154,8 +154,7 @@ class Exposition:
 
     def _collect(self) -> Iterator[Metric]:
         live = live_status(self._root)
-        yield GaugeMetricFamily("pyengine_up", "1 while an engine runs on the store and its counters can be read.",
-                                value=int(live is not None))
+        yield _gauge("pyengine_up", "1 while an engine runs on the store and its counters can be read.", int(live is not None))
         yield from _disk(self._root)
         yield from self._groups()
         if live is None:
@@ -341,12 +340,7 @@ def _sentence(document: dict[str, Any]) -> str:
     return f"{document['verdict']}: {document['summary']}"
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+_counter, _gauge = CounterMetricFamily, GaugeMetricFamily
 
 
 def _by(label: str | Labels, name: str, text: str, values: Iterable[tuple[str | Labels, float | None]], *, counts: bool = False) -> Metric:

@@ -373,7 +373,7 @@ def write_message(message: Message, raw: bool = False) -> None:
 def byte_bar(what: str, total_bytes: int | None) -> Iterator[ShowBytes]:
     """Show a progress bar over bytes; the yielded function takes (bytes done, new total or None)."""
     if not sys.stderr.isatty():
-        yield _show_nothing
+        yield lambda done_bytes, total_bytes=None: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -391,10 +391,6 @@ class ShowBytes(Protocol):
     """Shows how many bytes are done, and a new total if given."""
 
     def __call__(self, done_bytes: int, total_bytes: int | None = None) -> None: ...
-
-
-def _show_nothing(done_bytes: int, total_bytes: int | None = None) -> None:
-    pass
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")

@@ -50,8 +50,7 @@ def check(store: Path, settings: dict[str, str], acked: Path | None, on_spark: b
     Examples:
       pyengine check STORE --acked acks.jsonl --json
     """
-    existing_store(store)
-    config = load_config(store, settings)
+    config = load_config(existing_store(store), settings)
     if on_spark or master is not None:
         with spark_session("pyengine check", master) as spark, byte_bar("check", None) as show:
             from pyengine.spark.store_verify import verify
@@ -119,8 +118,7 @@ def recover(store: Path, settings: dict[str, str], accept_loss: bool, dry_run: b
     """
     from pyengine.ipc.crashed_engine_memory import recover_offline
 
-    existing_store(store)
-    config = load_config(store, settings)
+    config = load_config(existing_store(store), settings)
     with byte_bar("recover", None) as show:
         report = recover_offline(store, config, progress=show, accept_loss=accept_loss, dry_run=dry_run)
     return Reply.of(

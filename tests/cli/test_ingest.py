@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyengine.cli.ingest import Range, find_files, read_blocks, share_out, size_of, split_lines
+from pyengine.cli.ingest import Range, find_files, read_blocks, share_out, size_of
 from pyengine.errors import UsageError
 
 texts = st.lists(st.sampled_from([b"", b"a", b"bc", b"x" * 40]), max_size=30).map(b"\n".join)
@@ -21,7 +21,7 @@ def test_every_line_belongs_to_exactly_one_range(text, cuts, block_bytes):
     lines = []
     for start, end in itertools.pairwise(bounds):
         for block in read_blocks(io.BytesIO(text), start, end, block_bytes):
-            lines += split_lines(block)
+            lines += block.removesuffix(b"\n").split(b"\n")
     assert lines == [line.removesuffix(b"\n") for line in io.BytesIO(text).readlines()]
 
 
