@@ -195,7 +195,7 @@ def _clean(root: Path, config: EngineConfig, request: CleanRequest, timeout_s: f
 
 
 def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show: ShowBytes) -> Cleaned:
-    """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery."""
+    """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery or a folder of its log is missing."""
     from pyengine.results import ReadLevel
     from pyengine.services.clean_resource import clean_stopped
     from pyengine.storage.checkpoint import REBUILD, abort_file_exists, read_marker
@@ -208,6 +208,8 @@ def clean_offline(root: Path, config: EngineConfig, request: CleanRequest, show:
         if read_marker(root) is not None or REBUILD.read(root).record is not None:
             raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: "
                               f"{command('recover', root)} finishes it")
-        with StoreReader(root, **keywords(config.overrides())) as store:
-            end = store.max_physical_offset(ReadLevel.COMMITTED)
-        return clean_stopped(MessageStore(root, config.geometry), config, max(0, end), request, show)
+        store = MessageStore(root, config.geometry)
+        store.list_complete_log()
+        with StoreReader(root, **keywords(config.overrides())) as reader:
+            end = reader.max_physical_offset(ReadLevel.COMMITTED)
+        return clean_stopped(store, config, max(0, end), request, show)

@@ -155,7 +155,7 @@ def test_a_folder_on_a_disk_that_is_not_mounted_stops_recovery(golden, tmp_path)
     recover(MessageStore(store.root, geometry), accept_loss=True)
 
 
-def test_the_oldest_segments_on_a_disk_that_is_not_mounted_stop_recovery_and_start(golden, tmp_path):
+def test_the_oldest_segments_on_a_disk_that_is_not_mounted_stop_whatever_changes_the_store(golden, tmp_path):
     store, disk = golden("roll"), tmp_path / "disk"
     (disk / "log").mkdir(parents=True)
     for path in sorted((store.root / "commitlog").iterdir())[:2]:
@@ -163,7 +163,7 @@ def test_the_oldest_segments_on_a_disk_that_is_not_mounted_stop_recovery_and_sta
     record_sizes(store.root, load_config(store.root, {"store_path_commit_log": f"commitlog,{disk / 'log'}"} | store.sizes, {}))
     disk.rename(tmp_path / "not-mounted")
     before = picture(tmp_path)
-    for command in ("recover", "rebuild", "start"):
+    for command in ("clean", "recover", "rebuild", "start"):
         ran = run(command, store.root)
         assert ran.code == 3 and f"the log's folder {disk / 'log'} is missing: mount its disk" in ran.stderr, ran
     assert changes(before, picture(tmp_path)) == []
