@@ -472,7 +472,7 @@ class _Work:
         waiting: deque[tuple[PutFuture[PutResult], int | None, int, bytes]] = deque()
 
         def settle(most: int) -> None:
-            while len(waiting) > most:
+            while waiting and (len(waiting) > most or waiting[0][0].done()):  # a refusal is told soon
                 future, number, line_bytes, body = waiting.popleft()
                 self._count(future.result(), _location(name, number), [body], line_bytes)
 

@@ -134,6 +134,15 @@ def test_a_line_of_a_live_stream_is_put_as_soon_as_it_is_whole(producer, monkeyp
     assert stream.seen == [0, 1, 2, 2, 2, 2] and [bodies for _, _, bodies, _ in producer.batches] == [[b"a"], [b"bb", b"c"], [b"ddd"]]
 
 
+def test_a_refusal_ends_the_ingest_of_a_live_stream_before_more_is_read(producer, monkeypatch):
+    producer.good, producer.status = 1, PutStatus.OS_PAGECACHE_BUSY
+    stream = Pieces(producer, *[b'{"body": "a"}\n'] * 4)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(stream)))
+    with pytest.raises(EngineError, match="standard input, line 2: .*OS_PAGECACHE_BUSY"):
+        produce(job(format="jsonl"), lambda now: None)
+    assert len(stream.seen) == 2
+
+
 def test_a_producer_process_says_which_file_cannot_be_read(tmp_path, producer):
     pipe, theirs = multiprocessing.Pipe(duplex=False)
     ingest._produce_alone(job([Range(str(tmp_path / "gone"), 0, 5)]), theirs)
@@ -268,13 +277,12 @@ def test_each_json_line_is_listed_and_a_list_grows(tmp_path, answering):
     assert [row[1:4] for row in listed(acked)] == [(3, 1, 1000), (0, 2, 1000), (3, 3, 1000), (0, 4, 1000)]
 
 
-def test_messages_acknowledged_before_a_failure_are_listed(tmp_path, answering, monkeypatch):
-    monkeypatch.setattr(ingest, "IN_FLIGHT", 1)
+def test_messages_acknowledged_before_a_failure_are_listed(tmp_path, answering):
     path, acked = tmp_path / "in.jsonl", tmp_path / "acked.jsonl"
     path.write_text('{"body": "a"}\n{"body": "b"}\nno json\n')
     with pytest.raises(UsageError, match="line 3"):
         produce(job([whole(path)], format="jsonl", acked=str(acked)), lambda now: None)
-    assert [row[4] for row in listed(acked)] == [digest(b"a")]
+    assert [row[4] for row in listed(acked)] == [digest(b"a"), digest(b"b")]
 
 
 def test_a_list_that_cannot_be_written_is_refused_first(tmp_path, answering):
