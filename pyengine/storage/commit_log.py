@@ -75,16 +75,9 @@ def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_l
     segments = list_log(root, size_bytes)
     if accept_loss:
         return segments
+    if missing := missing_folder(root, segments):
+        raise CorruptionError(missing)
     folders = log_folders(root)
-    needed = folders.read_only
-    if segments and segments[0].start_offset > 0:  # older ones may be deleted, or be in a folder of an earlier start
-        needed += recorded_log_folders(root).writable
-    gone = [folder for folder in folders.all if folder in needed and not folder.is_dir()]
-    if gone:
-        name, new = ("read_only_commit_log_store_paths", "") if gone[0] in folders.read_only else (
-            "store_path_commit_log", ", make it if it is new")
-        raise CorruptionError(f"the log's folder {gone[0]} is missing: mount its disk{new}, or leave it out of {name} if its messages "
-                              "are to be given up")
     for before, after in itertools.pairwise(segments):
         end = before.start_offset + size_bytes
         if after.start_offset == end:
@@ -100,6 +93,20 @@ def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_l
                 "`pyengine salvage STORE DEST`; or end the log there with `pyengine recover STORE --accept-loss`, which "
                 "puts the segments that follow into quarantine")
     return segments
+
+
+def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile]) -> str:
+    """Return a sentence about a folder of the log that does not exist and may have segments besides these; "" if there is none."""
+    folders = log_folders(root)
+    needed = folders.read_only
+    if segments and segments[0].start_offset > 0:  # older ones may be deleted, or be in a folder of an earlier start
+        needed += recorded_log_folders(root).writable
+    gone = [folder for folder in folders.all if folder in needed and not folder.is_dir()]
+    if not gone:
+        return ""
+    name, new = ("read_only_commit_log_store_paths", "") if gone[0] in folders.read_only else (
+        "store_path_commit_log", ", make it if it is new")
+    return f"the log's folder {gone[0]} is missing: mount its disk{new}, or leave it out of {name} if its messages are to be given up"
 
 
 def log_exists(root: str | os.PathLike[str]) -> bool:

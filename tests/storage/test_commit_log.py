@@ -166,6 +166,8 @@ def test_the_oldest_segments_on_a_disk_that_is_not_mounted_stop_whatever_changes
     for command in ("clean", "recover", "rebuild", "start"):
         ran = run(command, store.root)
         assert ran.code == 3 and f"the log's folder {disk / 'log'} is missing: mount its disk" in ran.stderr, ran
+    checked = run("check", store.root, "--json")
+    assert checked.code == 3 and [one["kind"] for one in checked.document["findings"]] == ["gap"]
     assert changes(before, picture(tmp_path)) == []
     (tmp_path / "not-mounted").rename(disk)
     assert run("recover", store.root).code == 0

@@ -45,7 +45,7 @@ from pyengine.storage.checkpoint import (
     read_sync_failure,
     read_watermark,
 )
-from pyengine.storage.commit_log import Log, LogScan, find_end, own_watermark
+from pyengine.storage.commit_log import Log, LogScan, find_end, missing_folder, own_watermark
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
 from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.index_file import list_index_files
@@ -94,6 +94,8 @@ def check(
     if beside:
         report.info("broker", "lock", None, f"{beside} has the store open: this check covers the log up to {log.end:,}, with its "
                                               "queues and keys, that its checkpoint has flushed; later records are not checked")
+    if missing := missing_folder(store.root, segments):
+        report.error("gap", "", None, missing)
     copied, is_refused = copied_note(store, reading, options)
     if is_refused:
         report.error("copy", "config/watermark", None, copied)
