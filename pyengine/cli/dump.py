@@ -171,15 +171,11 @@ def dump_index(store: Path, settings: dict[str, str], file_name: str | None, mos
 
 
 def _print_index(files: list[dict[str, Any]]) -> None:
-    output.write_table(
-        ("file", "begin time", "end time", "begin position", "end position", "slots used", "count"),
-        [(one["name"], output.time_text(one["begin_timestamp_ms"]), output.time_text(one["end_timestamp_ms"]),
-          one["begin_physical_offset"], one["end_physical_offset"], one["hash_slot_count"], one["index_count"])
-         for one in files])
+    output.write_rows(
+        files, "name begin_timestamp_ms end_timestamp_ms begin_physical_offset end_physical_offset hash_slot_count index_count")
     for one in files:
         if "entries" in one:
-            output.write_table(("number", "slot", "key hash", "position", "seconds", "previous"),
-                               [tuple(entry.values()) for entry in one["entries"]], title=f"entries of {one['name']}")
+            output.write_rows(one["entries"], "number slot key_hash physical_offset time_diff_s previous", f"entries of {one['name']}")
 
 
 def _index_file(path: Path, layout: IndexLayout, most: int) -> dict[str, Any]:

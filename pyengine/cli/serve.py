@@ -85,16 +85,11 @@ def write_line(text: str) -> None:
 # ---- shared memory ----------------------------------------------------------------------
 
 
-def wanted_bytes(config: EngineConfig) -> int:
-    """Return the shared memory for the pool, SESSIONS_WANTED producers, QUEUES_WANTED queues and the engine's objects."""
-    return shared_memory_bytes(config, SESSIONS_WANTED, QUEUES_WANTED)
-
-
 def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | None = None) -> tuple[str, list[str]]:
     """Choose the folder of this engine's shared memory; return it and notes for the user.
 
     A setting wins, then the folder with the remains of an engine of this store. Otherwise it is /dev/shm, or, if that has less
-    than wanted_bytes() free, one of `others` (writable tmpfs) with more room.
+    free than an engine with SESSIONS_WANTED and QUEUES_WANTED takes, one of `others` (writable tmpfs) with more room.
     """
     notes = []
     if config.pool_enabled:
@@ -109,7 +104,7 @@ def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | Non
             return str(left.parent), notes
     except EngineUnavailableError:
         pass
-    wanted, here = wanted_bytes(config), _free_bytes(at)
+    wanted, here = shared_memory_bytes(config, SESSIONS_WANTED, QUEUES_WANTED), _free_bytes(at)
     if here >= wanted:
         return at, notes
     if others is None:

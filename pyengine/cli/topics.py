@@ -152,8 +152,7 @@ def groups(store: Path, action: str, settings: dict[str, str], group: str | None
         if action == "lag":
             _write_lag(states)
         else:
-            output.write_table(("group", "topic", "members", "queues", "lag", "in flight", "lost"), [
-                (one.group, one.topic, len(one.members), len(one.queues), one.lag, one.in_flight, one.lost) for one in states])
+            output.write_rows([_group_document(one, action) for one in states], "group topic members queues lag in_flight lost")
 
     return Reply({"groups": [_group_document(state, action) for state in states], "notes": [*found.notes(), *lacking]}, show)
 

@@ -22,7 +22,8 @@ from fix_cli import SOURCES, command_line, environment, run, spawn
 from fix_engine import SMALL, wait_noted
 from fix_gateway import Client
 from pyengine.cli import serve as serve_module
-from pyengine.cli.serve import shm_directory, wanted_bytes
+from pyengine.cli.plan import shared_memory_bytes
+from pyengine.cli.serve import QUEUES_WANTED, SESSIONS_WANTED, shm_directory
 from pyengine.errors import EngineUnavailableError
 from pyengine.gateway import codes
 from pyengine.ipc.shared_objects import find_folder
@@ -299,7 +300,7 @@ def rooms(monkeypatch):
 
 def test_shared_memory_stays_where_there_is_room(rooms, tmp_path):
     config = load_config(tmp_path, {})
-    rooms["/dev/shm"] = wanted_bytes(config)
+    rooms["/dev/shm"] = shared_memory_bytes(config, SESSIONS_WANTED, QUEUES_WANTED)
     assert shm_directory(tmp_path, config, ["/run"]) == ("/dev/shm", [])
 
 
