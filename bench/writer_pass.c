@@ -90,7 +90,7 @@ int main(int count, char **arguments)
     struct ms_store_stats *stats = zeroed((int64_t)sizeof *stats);
     writer->meter.stats = &stats->put;
     ms_writer_open(writer);
-    writer->current = (struct ms_segment){0, zeroed(SEGMENT_BYTES), -1, -1};
+    writer->current = (struct ms_segment){0, zeroed(SEGMENT_BYTES), -1};
 
     struct ms_producer *producer = zeroed((int64_t)sizeof *producer);
     for (uint32_t i = 0; i < open; i++) {

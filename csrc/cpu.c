@@ -53,7 +53,6 @@ void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns)
     if (++mover->passes < MS_MOVE_AFTER_PASSES || now_ns < mover->next_ns)
         return;
     leave_cpu(sched_getcpu());
-    mover->moves++;
     mover->passes = 0;
     mover->next_ns = now_ns + mover->pause_ns;
     if (mover->pause_ns < MS_MOVE_PAUSE_NS_MAX)

@@ -22,7 +22,6 @@ struct ms_mover {
     int64_t next_ns;
     int64_t pause_ns;
     uint32_t passes;                /* in a row on the producer's CPU */
-    uint32_t moves;
 };
 
 /* Note after each pass whether it ran on its producer's CPU; move to another CPU if that lasts. */

@@ -128,8 +128,6 @@ struct ms_recorder_handle {
     int64_t attached_ns;         /* a wait that began before was for a dead predecessor */
     int32_t schedstat_fd;        /* -1: not available */
     int32_t pid;
-    uint32_t is_sync_master;
-    uint32_t is_sync_mode;
     uint32_t last_cause;         /* of the last stall of its ring, */
     int64_t last_began_ns;       /* which began here */
     int64_t last_ended_ns;       /* and ended here */

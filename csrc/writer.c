@@ -224,9 +224,9 @@ static void record_wait(struct ms_writer *writer)
     const struct ms_control *control = writer->control;
     if (recorder->shared == NULL)
         return;
-    if (recorder->is_sync_mode)
+    if (writer->mode == MS_MODE_SYNC)
         ms_recorder_wait(&recorder->shared->for_sync, ms_load_relaxed(&control->flushed.value), writer->position, writer->clock_ns);
-    if (recorder->is_sync_master && ms_load_relaxed(&control->replicator.slaves_connected) != 0)
+    if (control->identity.role == MS_ROLE_SYNC_MASTER && ms_load_relaxed(&control->replicator.slaves_connected) != 0)
         ms_recorder_wait(&recorder->shared->for_slave, ms_load_relaxed(&control->confirm.value), writer->position, writer->clock_ns);
 }
 

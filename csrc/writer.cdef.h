@@ -62,7 +62,6 @@ struct ms_segment {
     int64_t base;                /* physical offset of its first byte; -1: none */
     uint8_t *memory;             /* mapping or pool buffer; NULL: every pass is written to `fd` */
     int32_t fd;                  /* -1: every pass is stored into the memory */
-    int32_t pool_buffer;         /* -1 without a pool */
 };
 
 struct ms_writer {

@@ -74,12 +74,12 @@ class WriterRig:
                 path.touch()
                 self.fds[base] = os.open(path, self.open_flags)
             if not self.gather_bytes_min:
-                return writer_native.Segment(base, None, self.fds[base], -1)
+                return writer_native.Segment(base, None, self.fds[base])
             os.ftruncate(self.fds[base], self.segment_bytes)
             memory = ffi.from_buffer(mmap.mmap(self.fds[base], self.segment_bytes))
             self.mapped.append(memory)
-            return writer_native.Segment(base, ffi.cast("uint8_t *", memory), self.fds[base], -1)
-        return writer_native.Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(self.log)) + base, -1, -1)
+            return writer_native.Segment(base, ffi.cast("uint8_t *", memory), self.fds[base])
+        return writer_native.Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(self.log)) + base, -1)
 
     def open_session(self, slot: int = 0, generation: int = 1) -> producer_native.ProducerSession:
         """A producer of a new session; the writer attaches it at its next start or request."""

@@ -88,7 +88,7 @@ static void execute(struct ms_session *session)
     writer.scratch = scratch;
     writer.scratch_bytes = sizeof scratch;
     ms_writer_open(&writer);
-    writer.current = (struct ms_segment){0, log, -1, -1};
+    writer.current = (struct ms_segment){0, log, -1};
     ms_writer_attach_session(&writer, 1, session, 2, RING_BYTES);
     int passes = 0;
     for (int reason = -1; reason != MS_RUN_TIME && passes < PASSES_MAX; passes++) {

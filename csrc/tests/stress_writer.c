@@ -53,7 +53,7 @@ static void *write_all(void *unused)
         writer->rolled = 0;
         while (writer->ahead_count < 2) {
             CHECK(next < (int64_t)SEGMENT_BYTES * SEGMENTS);
-            writer->ahead[writer->ahead_count++] = (struct ms_segment){next, log_memory + next, -1, -1};
+            writer->ahead[writer->ahead_count++] = (struct ms_segment){next, log_memory + next, -1};
             next += SEGMENT_BYTES;
         }
     }
@@ -171,7 +171,7 @@ int main(void)
     writer->scratch_bytes = RING_BYTES;
     writer->scratch = zeroed(RING_BYTES);
     ms_writer_open(writer);
-    writer->ahead[writer->ahead_count++] = (struct ms_segment){0, log_memory, -1, -1};
+    writer->ahead[writer->ahead_count++] = (struct ms_segment){0, log_memory, -1};
     for (uint32_t i = 0; i < PRODUCERS; i++) {
         sessions[i] = zeroed((size_t)ms_session_bytes(RING_BYTES));
         ms_session_format(sessions[i], RING_BYTES, slots[i], 1, 1);

@@ -119,7 +119,3 @@ class Heartbeat:
     def state(self, state: int) -> None:
         """Set the state, one of the WORKER_ numbers."""
         native.store(self._worker, "state", state)
-
-    def error(self) -> None:
-        """Count an error after which the worker continues."""
-        native.store(self._worker, "error_count", native.load(self._worker, "error_count") + 1)

@@ -91,14 +91,13 @@ class Recorder:
         self._shared = shared  # must outlive the handle
         lib.ms_recorder_open(self.handle, ffi.NULL if shared is None else shared, kind)
 
-    def let_writer_record(self, writer: ms_writer, *, sync_mode: bool, sync_master: bool) -> None:
+    def let_writer_record(self, writer: ms_writer) -> None:
         """Let the writer's C passes record into the writer's ring and into the ring of slow puts."""
         handle = ffi.addressof(writer, "recorder")
         lib.ms_recorder_open(handle, ffi.NULL if self._shared is None else self._shared, lib.MS_WRITER)
         if handle.schedstat_fd >= 0:  # one descriptor a process
             os.close(handle.schedstat_fd)
             handle.schedstat_fd = self.handle.schedstat_fd
-        handle.is_sync_mode, handle.is_sync_master = sync_mode, sync_master
 
     def check_stopped(self, now_ns: int) -> None:
         """Record a stop by a signal since the last call; called once a round."""

@@ -89,7 +89,6 @@ class Segment:
     base: int
     memory: Array[int] | None  # None: the writer writes to the descriptor only
     fd: int  # -1: the writer stores into the memory only
-    pool_buffer: int
 
 
 _QUEUES: SharedStruct[ms_queue_table] = SharedStruct("the table of queues", "struct ms_queue_table", lib.ms_queue_table_check)
@@ -210,7 +209,6 @@ class Writer:
         struct.base = segment.base
         struct.memory = segment.memory if segment.memory is not None else ffi.NULL
         struct.fd = segment.fd
-        struct.pool_buffer = segment.pool_buffer
 
     def detach_segments(self) -> None:
         """Detach all segments, to roll a pass back that may have reached another segment."""
@@ -268,4 +266,4 @@ class Writer:
 def _segment(struct: ms_segment) -> Segment | None:
     if struct.base < 0:
         return None
-    return Segment(struct.base, struct.memory, struct.fd, struct.pool_buffer)
+    return Segment(struct.base, struct.memory, struct.fd)

@@ -87,8 +87,7 @@ class PutMessageService(Service):
                               gather_bytes_min=pass_.GATHER_BYTES_MIN if self._identity.mode == native.MODE_MAPPED else 0)
         self._writer.pointer.reserve_step_bytes = reserve_step_bytes(self._segment_bytes)
         store_stats.count_puts(self._writer.pointer, memory.counters)
-        self._recorder.let_writer_record(self._writer.pointer, sync_mode=self._identity.mode == native.MODE_SYNC,
-                                         sync_master=self._identity.role == native.SYNC_MASTER)
+        self._recorder.let_writer_record(self._writer.pointer)
         if config.enable_multi_dispatch:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
@@ -149,7 +148,7 @@ class PutMessageService(Service):
         descriptor = self._unflushed.descriptors[base]
         if self._identity.mode == native.MODE_SYNC or self._identity.mode == native.MODE_MAPPED and (
                 native.load(self._control.writer, "bus_errors") or copies_on_write(descriptor)):
-            return Segment(base, None, descriptor, -1)
+            return Segment(base, None, descriptor)
         if self._identity.mode == native.MODE_POOL:
             number = self._pool.find(base)
             if number is None and (number := self._pool.find(NO_SEGMENT)) is not None:
@@ -158,11 +157,11 @@ class PutMessageService(Service):
             if number is None:
                 return None
             memory = ffi.from_buffer("uint8_t[]", self._buffer(number).memory, require_writable=True)
-            return Segment(base, ffi.cast("uint8_t *", memory), -1, number)
+            return Segment(base, ffi.cast("uint8_t *", memory), -1)
         mapping = self._mappings.get(base)
         if mapping is None:
             mapping = self._mappings[base] = mmap.mmap(descriptor, self._segment_bytes)
-        return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), descriptor, -1)
+        return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), descriptor)
 
     def _buffer(self, number: int) -> SharedObject:
         shared = self._pool.buffer(number)

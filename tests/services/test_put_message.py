@@ -381,7 +381,7 @@ def test_a_pass_without_room_is_taken_back_once_its_bytes_can_be_cleared_and_the
         service = service_of(parts)
         full = os.open("/dev/full", os.O_RDWR)
         current = service._writer.current
-        service._writer.set_current(Segment(0, current.memory, full, -1))
+        service._writer.set_current(Segment(0, current.memory, full))
         really_clear, room = flush.zero_range, False
 
         def clear(*arguments):
