@@ -75,30 +75,9 @@ void ms_control_committed_slot(const struct ms_control *control, struct ms_commi
     }
 }
 
-void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms)
-{
-    for (;;) {
-        uint64_t pass = ms_load_acquire(&control->flusher.slot_pass);
-        const struct ms_flush_slot *slot = &control->flusher.slot[pass & 1];
-        *flushed = ms_load_relaxed(&slot->flushed);
-        *store_timestamp_ms = ms_load_relaxed(&slot->store_timestamp_ms);
-        ms_fence_acquire();
-        if (ms_load_relaxed(&control->flusher.slot_pass) == pass)
-            return;
-    }
-}
-
-void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms, int to_all)
+void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int to_all)
 {
     const int64_t from = ms_load_relaxed(&control->flushed.value);
-    uint64_t pass = control->flusher.slot_pass;
-    struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];
-    ms_store_relaxed(&slot->flushed, flushed);
-    MS_FAILPOINT("flush_slot_begun");
-    ms_store_relaxed(&slot->store_timestamp_ms, store_timestamp_ms);
-    MS_FAILPOINT("flush_slot_filled");
-    ms_store_release(&control->flusher.slot_pass, pass + 1);
-    MS_FAILPOINT("flush_pair_published");
     ms_store_release(&control->flushed.value, flushed);
     MS_FAILPOINT("flushed_published");
     if (to_all)

@@ -10,7 +10,7 @@
  * lines, because the prefetcher loads adjacent lines in pairs).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 14
+#define MS_CONTROL_LAYOUT_VERSION 15
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -196,27 +196,18 @@ struct ms_writer_lines {
 struct ms_allocator_line {
     int64_t ready_end;           /* segments are ready up to this offset, with their full length */
     int32_t error_number;        /* errno of the last failed allocation, 0 none */
-    uint32_t error_count;
     int64_t populated_end;
     int64_t reserved_end;        /* the bytes from the log's end to here have blocks: the writer stores nothing beyond */
     int8_t pad[96];
 };
 
-/* (flushed, time of the last record below it) as one pair: slot `pass % 2`. */
-struct ms_flush_slot {
-    int64_t flushed;
-    int64_t store_timestamp_ms;
-};
-
 struct ms_flusher_lines {
-    uint64_t slot_pass;          /* release */
     uint64_t incarnation;        /* a new flusher asks the writer to sync its first descriptors */
-    struct ms_flush_slot slot[MS_PASS_SLOTS];
     uint64_t syncs;
     uint64_t sync_ns_total;
     uint64_t sync_ns_max;
     int64_t sync_target;         /* end of what the running sync makes durable; at or below `flushed`: none is running */
-    int8_t pad[48];
+    int8_t pad[88];
 };
 
 /* The state of the replicator; its links are in an object of their own (replication.cdef.h). */
@@ -322,11 +313,9 @@ struct ms_commit_totals {
 /* Any process: a copy of the committed slot's first fields, all of one pass. It is read again only if the writer commits
  * within these few loads. */
 void ms_control_committed_slot(const struct ms_control *control, struct ms_commit_totals *found);
-/* Any process: a consistent copy of the flusher's pair. */
-void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
-/* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake: `to_all` that sleep on it, or, after a sync that was
+/* The flusher: publish `flushed`, then raise flush_seq and wake: `to_all` that sleep on it, or, after a sync that was
  * announced in flusher.sync_target, not the processes that wait for the sync after this one. */
-void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms, int to_all);
+void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int to_all);
 /* Sleep until a sync may have made something durable, flush_seq is raised for another reason, or the timeout. The caller
  * has read `seen` from flush_seq, then `sync_target` from flusher.sync_target. `is_later`: it waits for more than that sync. */
 void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t sync_target, int is_later, int64_t timeout_ns);

@@ -66,17 +66,6 @@ int ms_group_commit_once(struct ms_group_commit *group)
         return -MS_GROUP_SEGMENT;
     if (target > open_end)
         target = open_end;
-    /* The store time for the target. While the writer is between its commit point and `committed`, the slot's time is that
-     * of more than the target: then take the time that the caller has read from a record, or keep that of the last pair. Both
-     * are older, and so not too late. */
-    struct ms_commit_totals committed;
-    int64_t old_flushed, time;
-    ms_control_committed_slot(control, &committed);
-    ms_control_flush_pair(control, &old_flushed, &time);
-    if (committed.wrote == target)
-        time = committed.store_timestamp_ms;
-    else if (group->known_end <= target && group->known_ms > time)
-        time = group->known_ms;
     ms_store_release(&control->flusher.sync_target, target);
     MS_FAILPOINT("group_sync_announced");
     group->sync_ns = 0;
@@ -89,7 +78,7 @@ int ms_group_commit_once(struct ms_group_commit *group)
     int64_t since_ns = 0; /* read before `flushed` moves, after which the writer may store it for a later pass */
     if (group->recorder != NULL && group->recorder->shared != NULL)
         since_ns = ms_recorder_waiting_since(&group->recorder->shared->for_sync, target);
-    ms_control_publish_flushed(control, target, time, !group->has_published);
+    ms_control_publish_flushed(control, target, !group->has_published);
     group->has_published = 1;
     MS_FAILPOINT("group_published");
     /* After waking the producers. In a stream the writer wakes up at the same time as they do, except on their CPU, where

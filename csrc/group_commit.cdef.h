@@ -34,8 +34,6 @@ struct ms_group_commit {
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
     struct ms_recorder_handle *recorder; /* NULL: nothing is recorded */
     int64_t sync_ns;             /* time in fdatasync in the current round */
-    int64_t known_end;           /* end of a record, and its store time: for a round whose target the commit slot is beyond */
-    int64_t known_ms;
     int64_t base[MS_GROUP_SEGMENTS_MAX];
     int32_t fd[MS_GROUP_SEGMENTS_MAX];
 };

@@ -86,8 +86,6 @@ class Owner:
             native.store_position(getattr(self.control, name), offset)
         for slot in self.control.slots:
             slot.wrote = offset
-        for slot in self.control.flusher.slot:
-            slot.flushed = offset
         self.control.writer.intent_end = offset
         native.store(self.control.allocator, "ready_end", offset if ready_end is None else ready_end)
         native.store(self.control.allocator, "reserved_end", offset)

@@ -112,14 +112,12 @@ static void execute(struct ms_session *session)
 
 static void use(int which, uint8_t *at, int64_t bytes)
 {
-    int64_t wrote, time;
     char text[MS_BLOCKED_REASON_BYTES];
     switch (which) {
     case CONTROL:
         if (ms_control_check((const void *)at, bytes) != 0)
             return;
         ms_control_committed_slot((const void *)at, &(struct ms_commit_totals){0});
-        ms_control_flush_pair((const void *)at, &wrote, &time);
         return;
     case SESSION:
         if (ms_session_check((const void *)at, bytes) == 0)

@@ -67,7 +67,7 @@ static void *flush_all(void *unused)
         struct ms_commit_totals committed;
         ms_control_committed_slot(control, &committed);
         if (committed.wrote > ms_load_acquire(&control->flushed.value))
-            ms_control_publish_flushed(control, committed.wrote, committed.store_timestamp_ms, 1);
+            ms_control_publish_flushed(control, committed.wrote, 1);
         else
             usleep(50);
     }

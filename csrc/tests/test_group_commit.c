@@ -20,11 +20,10 @@ static struct ms_group_commit group;
 static sem_t semaphore;
 
 /* Act as the writer: store a commit slot, then `committed`, `lag` bytes less as if it was stopped in between. */
-static void commit(int64_t wrote, int64_t time_ms, int64_t lag)
+static void commit(int64_t wrote, int64_t lag)
 {
     int64_t pass = control.slot_pass.value + 1;
     control.slots[pass & 1].wrote = wrote;
-    control.slots[pass & 1].store_timestamp_ms = time_ms;
     control.slot_pass.value = pass;
     control.committed.value = wrote - lag;
 }
@@ -35,7 +34,7 @@ static int during_sync(int fd)
 {
     CHECK(control.flusher.sync_target > control.flushed.value); /* announced, for puts that wait for it or for the next one */
     if (put_during_sync != 0)
-        commit(put_during_sync, 3500, 0);
+        commit(put_during_sync, 0);
     put_during_sync = 0;
     return fdatasync(fd);
 }
@@ -71,40 +70,27 @@ int main(void)
     group.fd[0] = open_file(path);
     group.count = 1;
 
-    commit(100, 1000, 0);
+    commit(100, 0);
     CHECK(ms_group_commit_once(&group) == 0); /* the writer has not verified this flusher */
     CHECK(control.flushed.value == 0);
     control.writer.verified_flusher = 7;
     uint32_t seen = control.flush_seq.value;
     CHECK(ms_group_commit_once(&group) == 1);
     CHECK(control.flushed.value == 100 && control.flush_seq.value != seen && control.flusher.sync_target == 100);
-    int64_t flushed, time_ms;
-    ms_control_flush_pair(&control, &flushed, &time_ms);
-    CHECK(flushed == 100 && time_ms == 1000);
     CHECK(ms_group_commit_once(&group) == 0); /* nothing new */
 
-    commit(300, 3000, 100); /* the slot covers more than the target: its time is not published */
+    commit(300, 100); /* the slot covers more than `committed` */
     CHECK(ms_group_commit_once(&group) == 1);
-    ms_control_flush_pair(&control, &flushed, &time_ms);
-    CHECK(flushed == 200 && time_ms == 1000);
+    CHECK(control.flushed.value == 200);
 
-    control.committed.value = 250;
-    group.known_end = 251; /* of a record beyond the target */
-    group.known_ms = 2500;
-    CHECK(ms_group_commit_once(&group) == 1);
-    ms_control_flush_pair(&control, &flushed, &time_ms);
-    CHECK(flushed == 250 && time_ms == 1000);
     control.committed.value = 260;
-    group.known_end = 260;
     put_during_sync = 310; /* its bytes may have come after the sync */
     CHECK(ms_group_commit_once(&group) == 1);
-    ms_control_flush_pair(&control, &flushed, &time_ms);
-    CHECK(control.flushed.value == 260 && flushed == 260 && time_ms == 2500);
+    CHECK(control.flushed.value == 260);
 
-    commit(SEGMENT + 50, 4000, 0); /* in a segment that is not open: flushed ends before it */
+    commit(SEGMENT + 50, 0); /* in a segment that is not open: flushed ends before it */
     CHECK(ms_group_commit_once(&group) == 1);
-    ms_control_flush_pair(&control, &flushed, &time_ms);
-    CHECK(control.flushed.value == SEGMENT && flushed == SEGMENT && time_ms == 2500);
+    CHECK(control.flushed.value == SEGMENT);
     CHECK(ms_group_commit_once(&group) == -MS_GROUP_SEGMENT);
     group.base[1] = SEGMENT;
     group.fd[1] = open_file(path);
@@ -113,7 +99,7 @@ int main(void)
     CHECK(ms_group_commit_once(&group) == 1);
     CHECK(control.flushed.value == SEGMENT + 50 && control.flusher.syncs == syncs + 1);
 
-    commit(SEGMENT + 60, 4500, 0);
+    commit(SEGMENT + 60, 0);
     int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
     CHECK(ms_group_commit_run(&group, deadline_ns, 0) == MS_GROUP_TIME); /* returns after the first sync */
     CHECK(control.flushed.value == SEGMENT + 60 && ms_monotonic_ns() < deadline_ns);
@@ -123,7 +109,7 @@ int main(void)
     CHECK(ms_group_commit_run(&group, deadline_ns, 0) == MS_GROUP_TIME);
     CHECK(pthread_join(other, NULL) == 0 && ms_monotonic_ns() < deadline_ns);
 
-    commit(SEGMENT + 100, 5000, 0); /* a descriptor that cannot be synced */
+    commit(SEGMENT + 100, 0); /* a descriptor that cannot be synced */
     int pipes[2];
     CHECK(pipe(pipes) == 0);
     int good = group.fd[1];

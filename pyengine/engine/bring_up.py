@@ -329,8 +329,6 @@ def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> 
     native.store_position(control.flushed, flushed)
     for slot in control.slots:
         slot.wrote, slot.store_timestamp_ms = end, time_ms
-    for pair in control.flusher.slot:
-        pair.flushed, pair.store_timestamp_ms = flushed, time_ms
     native.store(control.writer, "intent_end", end)
     native.store(control.allocator, "reserved_end", end)
     native.store(control.allocator, "ready_end", segments[-1].start_offset + size if segments else end - end % size)

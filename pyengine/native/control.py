@@ -243,13 +243,6 @@ def put_totals(control: ms_control) -> tuple[int, int]:
     return found.put_messages, found.put_bytes
 
 
-def flush_pair(control: ms_control) -> tuple[int, int]:
-    """Return a consistent pair: `flushed`, and the store time in ms of the last record below it."""
-    pair = ffi.new("int64_t[2]")
-    lib.ms_control_flush_pair(control, pair, pair + 1)
-    return pair[0], pair[1]
-
-
 def freeze(control: ms_control, kind: int, error_number: int, reason: str) -> bool:
     """Make the store read-only in every process, permanently; return whether this call was the first to do so.
 

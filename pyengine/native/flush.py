@@ -166,10 +166,11 @@ class GroupCommit:
         or another number at the deadline or `busy_ns` after the first sync."""
         return lib.ms_group_commit_run(self._state, deadline_ns, busy_ns)
 
-    def once(self, known_end: int, known_ms: int) -> bool:
-        """Do one round without sleeping, and wake all that wait; return whether `flushed` moved. `known_end`: the end of a record with
-        the store time `known_ms`. LookupError if a segment must be opened, OSError if a sync failed."""
-        self._state.known_end, self._state.known_ms, self._state.has_published = known_end, known_ms, 0
+    def once(self) -> bool:
+        """Do one round without sleeping, and wake all that wait; return whether `flushed` moved.
+
+        LookupError if a segment must be opened, OSError if a sync failed."""
+        self._state.has_published = 0
         moved = lib.ms_group_commit_once(self._state)
         if moved == -GROUP_SEGMENT:
             raise LookupError("a segment is not open yet")

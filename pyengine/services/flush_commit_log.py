@@ -16,7 +16,6 @@ puts that find no free buffer.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -32,7 +31,6 @@ from pyengine.native import flush, scan, waiting
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import PoolCommitLoop, monotonic_ns, raise_disk_error
 from pyengine.services.service import Service, ServiceContext
-from pyengine.storage.commit_log import LogRun
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import rewrite
 from pyengine.storage.mapped_file import mapped, renew_zeros
@@ -91,7 +89,7 @@ class FlushService(Service):
             return False
         self._follow()
         try:
-            return self._group.once(target, self._last_store_time(flushed, target))
+            return self._group.once()
         except OSError:
             self._freeze_after_sync()
             return False
@@ -100,21 +98,6 @@ class FlushService(Service):
         error_number, base = self._group.failure
         path = self._segments.path(base)
         self._freeze(FlushError(f"fdatasync {path}", errno=error_number, path=path))
-
-    def _last_store_time(self, flushed: int, target: int) -> int:
-        """Return the store time of the last record below `target`, or of an earlier one if that cannot be read; never a later time.
-
-        If the commit slot ends at `target`, it has the time; otherwise the records from `flushed` on are walked.
-        """
-        wrote, slot_time_ms = native.committed_slot(self._control)
-        if wrote == target:
-            return slot_time_ms
-        time_ms = 0
-        with contextlib.suppress(DiskError, FileNotFoundError):
-            for run in self._store.log_between(flushed, target).runs(flushed, target):
-                if isinstance(run, LogRun) and (walked := run.walk(check_crc=False)).messages:
-                    time_ms = max(time_ms, walked.last_store_timestamp_ms)
-        return time_ms
 
     def drain(self) -> bool:
         """Flush to the end; give up if the store is frozen or no writer has synced its descriptors for this incarnation."""

@@ -71,6 +71,7 @@ class FlushConsumeQueueService(Service):
         self._watermark_due_ns = 0
         self._checkpoint = read_checkpoint(context.store.root)
         self._watermark = (-1, 0)
+        self._waiting = native.committed_slot(self._control)  # an earlier end of the log, kept until it is flushed, and its time
         self._adopted = AdoptedLog(context.store, self._unread_end(),
                                    lambda: native.load_position(self._control.min_offset), context.report)
         self._topics = TopicConfigs(context.store.root)
@@ -126,8 +127,11 @@ class FlushConsumeQueueService(Service):
 
     def _round(self, *, final: bool) -> None:
         target = native.load_position(self._control.reput_from)
-        flushed, flushed_ms = native.flush_pair(self._control)
+        flushed, newest = native.load_position(self._control.flushed), native.committed_slot(self._control)
         logics_ms = self._sync_queues(native.load(self._line, "position"), target)
+        flushed_ms = max((time_ms for end, time_ms in (self._waiting, newest, (target, logics_ms)) if end <= flushed), default=0)
+        if self._waiting[0] <= flushed:
+            self._waiting = newest
         index_ms = self._sync_index(final=final)
         failpoint("derived_synced")
         native.store(self._line, "position", target)

@@ -223,6 +223,6 @@ def test_a_wait_for_a_sync_ends_with_that_sync(is_later, syncs):
     sleeps_on = hex(int(ffi.cast("uintptr_t", ffi.addressof(control.flush_seq, "value"))))
     for sync in range(syncs):
         eventually(lambda: sleeps_on in system_call.read_text().split(), f"asleep before sync {sync + 1}")
-        lib.ms_control_publish_flushed(control, 50 * (sync + 1), 0, False)
+        lib.ms_control_publish_flushed(control, 50 * (sync + 1), False)
     waiter.join(10)
     assert not waiter.is_alive()

@@ -64,7 +64,7 @@ def test_a_reader_of_what_is_flushed_is_woken_by_the_flusher(control):
     dispatch(control, waiting.arrival_slot("mine", 0), 200)
     reader = Asleep(control, control.flushed, "mine", 100)  # nothing more is flushed
     raised = control.arrival_seq.value
-    lib.ms_control_publish_flushed(control, 200, 0, False)
+    lib.ms_control_publish_flushed(control, 200, False)
     assert reader.has_ended() and control.arrival_seq.value != raised, "by that, not because its sleep is bounded"
 
 

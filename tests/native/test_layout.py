@@ -27,7 +27,6 @@ STRUCTS = {
     "struct ms_session_slot": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_session_account": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_allocator_line": lib.MS_CONTROL_LAYOUT_VERSION,
-    "struct ms_flush_slot": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_pool_buffer": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_latch": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_position": lib.MS_CONTROL_LAYOUT_VERSION,

@@ -100,7 +100,7 @@ class Rig:
         return [DiskUse("/log", self.percent, 1 << 30), DiskUse("/queues", 10, 1 << 30)]
 
     def flush(self) -> None:
-        lib.ms_control_publish_flushed(self.control, self.writer.end, self.writer.clock_ms, True)
+        lib.ms_control_publish_flushed(self.control, self.writer.end, True)
 
     def dispatch(self) -> None:
         while self.reputter.work():

@@ -8,14 +8,11 @@ import os
 import pytest
 
 from fix_writer import PlainWriter
-from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.services import flush_commit_log
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.flush_commit_log import FlushRealTimeService, GroupCommitService
 from pyengine.storage.config import EngineConfig
-from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
 SEGMENT = 65536
@@ -68,58 +65,17 @@ def test_flushed_does_not_move_until_the_writer_has_vouched_for_this_flusher(flu
     for _ in range(3):
         assert not service.work()
     assert not service.drain()
-    assert flushed(owner) == 0
-    assert service.incarnation == native.load(owner.control.flusher, "incarnation") == 1
-    writer.vouch()
-    go_until(service, lambda: flushed(owner) == writer.end, "flushed after the writer vouched")
 
 
-def test_a_flusher_that_no_writer_has_vouched_for_reads_no_records(make_owner, monkeypatch):
-    """It asks again each RECHECK_S, and what is unflushed then can be gigabytes."""
-    owner, writer = rig(make_owner, native.MODE_MAPPED)
-    service = FlushRealTimeService(owner.context(EVERY_TIME))
-    writer.put(b"x" * 100)
-    committed = writer.end
-    writer.put(b"x" * 100)
-    native.store_position(owner.control.committed, committed)
-    native.store(owner.control.writer, "verified_flusher", service.incarnation - 1)
-    looks = []
-    log_between = MessageStore.log_between
-    monkeypatch.setattr(MessageStore, "log_between", lambda store, *ends: looks.append(ends) or log_between(store, *ends))
-    assert not service.flush() and looks == []
-    writer.vouch()
-    assert service.flush() and looks == [(0, committed)]
-    service.close()
-
-
-def test_a_flush_takes_everything_over_segments_and_tells_the_time_of_the_last_record(flusher):
+def test_a_flush_takes_everything_over_segments(flusher):
     owner, writer, service = flusher
     writer.vouch()
     for _ in range(70):
         writer.put(b"x" * 2000)
     assert writer.end > 2 * SEGMENT
     go_until(service, lambda: flushed(owner) == writer.end, "everything flushed")
-    assert native.flush_pair(owner.control) == (writer.end, writer.clock_ms)
     assert native.load(owner.control.flusher, "syncs") >= 3
     assert native.load(owner.control.flusher, "sync_ns_max") > 0
-
-
-def test_a_log_that_cannot_be_mapped_is_flushed_with_an_earlier_time(make_owner, monkeypatch):
-    owner, writer = rig(make_owner, native.MODE_MAPPED)
-    writer.put(b"first")
-    end = writer.end
-    writer.put(b"second")
-    native.store_position(owner.control.committed, end)
-    service = FlushRealTimeService(owner.context(EVERY_TIME))
-    writer.vouch()
-
-    def refuse(path):
-        raise DiskError(f"cannot map {path}", errno=errno.ENFILE, path=str(path))
-
-    monkeypatch.setattr(flush_commit_log, "mapped", refuse)
-    assert service.flush()
-    assert native.flush_pair(owner.control)[0] == end and native.flush_pair(owner.control)[1] < writer.clock_ms
-    service.close()
 
 
 def test_draining_reaches_the_end_and_then_ends(flusher):
@@ -130,24 +86,6 @@ def test_draining_reaches_the_end_and_then_ends(flusher):
         pass
     assert flushed(owner) == writer.end
     assert not service.drain()
-
-
-def test_the_pair_never_speaks_of_a_record_above_it(flusher):
-    """The writer is between its commit point and `committed`: the slot knows more than the pair may say."""
-    owner, writer, service = flusher
-    writer.vouch()
-    writer.put(b"first")
-    end, time_ms = writer.end, writer.clock_ms
-    writer.put(b"second")
-    native.store_position(owner.control.committed, end)
-    go_until(service, lambda: flushed(owner) == end, "flushed up to committed")
-    pair_end, pair_ms = native.flush_pair(owner.control)
-    assert pair_end == end and pair_ms <= time_ms
-    native.store_position(owner.control.committed, writer.end)
-    go_until(service, lambda: flushed(owner) == writer.end, "the rest flushed")
-    assert native.flush_pair(owner.control)[1] == writer.clock_ms
-
-
 
 
 def test_the_first_failed_sync_freezes_the_store_for_good(flusher):
@@ -218,23 +156,6 @@ def test_segments_are_open_before_they_are_written_and_closed_when_they_are_flus
     go_until(service, lambda: flushed(owner) == writer.end, "flushed into the second segment")
     service.work()
     assert sorted(open_segments(service)) == [SEGMENT, 2 * SEGMENT]
-    service.close()
-
-
-def test_the_time_of_pool_bytes_is_read_from_the_records(make_owner):
-    """In pool mode `committed` lags behind the slot for as long as there is load."""
-    owner, writer = rig(make_owner, native.MODE_MAPPED)
-    service = FlushRealTimeService(owner.context(EVERY_TIME))
-    writer.vouch()
-    times = {}
-    for _ in range(60):
-        writer.put(b"x" * 2000)
-        times[writer.end] = writer.clock_ms
-    committed = sorted(times)[40]
-    assert committed > SEGMENT
-    native.store_position(owner.control.committed, committed)
-    go_until(service, lambda: flushed(owner) == committed, "flushed")
-    assert native.flush_pair(owner.control) == (committed, times[committed])
     service.close()
 
 

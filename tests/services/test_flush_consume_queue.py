@@ -58,7 +58,7 @@ class Rig:
 
     def flush(self) -> None:
         """What the flusher does."""
-        lib.ms_control_publish_flushed(self.owner.control, self.writer.end, self.writer.clock_ms, True)
+        lib.ms_control_publish_flushed(self.owner.control, self.writer.end, True)
 
     def round(self) -> None:
         self.service.take_settings(self.config)  # after which one is due
@@ -135,6 +135,22 @@ def test_checkpoint_and_watermark_cover_only_dispatched_and_flushed_messages(rig
     checkpoint = read_checkpoint(rig.owner.root)
     assert (checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) == (first_ms, rig.writer.clock_ms)
     assert read_watermark(rig.owner.root).watermark.flushed == first_end
+
+
+def test_a_time_that_waits_for_a_slow_sync_counts_once_that_is_over(rig):
+    """Also in the next checkpointer, whose predecessor had synced the queues of it and was killed."""
+    rig.writer.put(b"one")
+    first_ms, first_end = rig.writer.clock_ms, rig.writer.end
+    rig.dispatch()
+    for service in (rig.service, rig.make()):
+        service.take_settings(rig.config)
+        service.work()
+        assert read_checkpoint(rig.owner.root).physic_msg_timestamp_ms == 0
+    rig.writer.put(b"two")
+    lib.ms_control_publish_flushed(rig.owner.control, first_end, True)
+    service.take_settings(rig.config)
+    service.work()
+    assert read_checkpoint(rig.owner.root).physic_msg_timestamp_ms == first_ms
 
 
 def test_targets_are_read_before_the_syncs(rig, monkeypatch):
