@@ -346,6 +346,7 @@ def _print_and_commit(consumer: Consumer, follow: bool, max_messages: int | None
     try:
         while left > 0:
             output.pause()
+            before = consumer.positions
             found = consumer.pull(min(left, PULL_MESSAGES), timeout_s=COMMIT_INTERVAL_S if follow else 0)
             for message in found:
                 show(message)
@@ -355,7 +356,7 @@ def _print_and_commit(consumer: Consumer, follow: bool, max_messages: int | None
             if time.monotonic() >= due_s:
                 remember()
                 due_s = time.monotonic() + COMMIT_INTERVAL_S
-            if not found and not follow:
+            if not found and not follow and consumer.positions == before:  # and it has not only passed messages that do not match
                 return
     finally:
         remember()

@@ -493,9 +493,9 @@ class Consumer:
     # -- ask for messages ---------------------------------------------------------
 
     def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
-        """Return up to `max_messages`, as soon as there is one; none after `timeout_s` (None: no timeout) or close().
+        """Return up to `max_messages`, once there is one; none after `timeout_s` (None: never), though more may follow, or close().
 
-        Raises errors of the background thread.
+        Raises the background thread's errors.
         """
         deadline_s = _deadline_s(max_messages, timeout_s)
         with self._pulling:

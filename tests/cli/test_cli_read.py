@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import signal
 import subprocess
 import zlib
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +105,17 @@ def test_get_and_tail_take_an_sql_condition(basic):
     assert [json.loads(line)["queue_offset"] for line in lines][: len(expected)] == expected
     refused = run("get", basic.root, *where, "--offset", 0, "--sql", "price >")
     assert refused.code == 2 and "SQL condition 'price >', character 8: a property" in refused.stderr
+
+
+@pytest.mark.parametrize("group", [(), ("--group", "billing")])
+def test_tail_goes_on_to_the_end_past_many_messages_that_do_not_match(builder, monkeypatch, group):
+    for _ in range(1000):
+        builder.put("T", b"", tags="other")
+    builder.put("T", b"last", tags="wanted")
+    clock = itertools.count(1.0)  # each look at it takes a second, so no pull comes to the end
+    monkeypatch.setattr("pyengine.client.consumer.time", SimpleNamespace(monotonic=clock.__next__))
+    ran = run("tail", builder.root, "--topic", "T", "--from", "first", "--no-follow", "--tags", "wanted", "--json", *group)
+    assert [json.loads(line)["body"] for line in ran.stdout.splitlines()] == ["last"]
 
 
 def test_message_by_id_and_by_position(basic):
