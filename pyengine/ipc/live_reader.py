@@ -95,23 +95,23 @@ class LiveWatermark:
         UsageError for `replicated` if the engine does not replicate, StoreBusyError while the store recovers.
         """
         with self._lock:
-            control = self._attached()
-            return self._files.limit(level) if control is None else self._position(control, level)
+            memory = self._attached()
+            return self._files.limit(level) if memory is None else self._position(memory.control, level)
 
     def queue_limit(self, level: ReadLevel) -> int:
         """Return the same limit for queue and index entries, which is never beyond the dispatched offset."""
         with self._lock:
-            control = self._attached()
-            if control is None:
+            memory = self._attached()
+            if memory is None:
                 return self._files.queue_limit(level)
-            self._position(control, level)
-            return waiting.queue_limit(control, _position_of(control, level))
+            self._position(memory.control, level)
+            return waiting.queue_limit(memory.control, _position_of(memory.control, level))
 
     def newest_ms(self) -> int:
         """Return a time that is not before the store time of any message of the log."""
         with self._lock:
-            control = self._attached()
-            return self._files.newest_ms() if control is None else native.committed_slot(control)[1]
+            memory = self._attached()
+            return self._files.newest_ms() if memory is None else native.committed_slot(memory.control)[1]
 
     @property
     def is_live(self) -> bool:
@@ -154,11 +154,12 @@ class LiveWatermark:
                     self._memory = memory
             return self._memory
 
-    def _attached(self) -> ms_control | None:
+    def _attached(self) -> EngineMemory | None:
+        """Return what the caller keeps while it reads the counters: a signal handler in between may meet another engine."""
         memory = self.memory()
         if memory is not None and memory.state in _NO_POSITIONS_YET:
             raise passing(StoreBusyError(f"{self._root} is being recovered: wait until it runs"))
-        return None if memory is None else memory.control
+        return memory
 
 
 def _position_of(control: ms_control, level: ReadLevel) -> ms_position:

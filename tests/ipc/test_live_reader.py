@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,26 @@ def test_a_new_engines_memory_is_found_though_the_old_was_not_retired(store):
         native.store(successor.control.state, "state", native.STATE_RUNNING)
         successor.publish()
         assert live.limit(ReadLevel.FLUSHED) == 42
+
+
+@pytest.mark.parametrize("read", [
+    lambda live: live.limit(ReadLevel.FLUSHED), lambda live: live.queue_limit(ReadLevel.FLUSHED), LiveWatermark.newest_ms,
+], ids=["limit", "queue_limit", "newest_ms"])
+def test_the_memory_that_is_being_read_stays_when_a_signal_handler_meets_another_engine(store, monkeypatch, read):
+    owner, _ = store()
+    owner.publish()
+    live = watermark_of(owner)
+    was_read = weakref.ref(live.memory())
+
+    def interrupted(pointer):
+        owner.memory.retire()
+        live.memory()  # as a signal handler that reads
+        assert was_read() is not None, "or the read that goes on kills the process"
+        return 0, 0
+
+    for name in ("load_position", "committed_slot"):
+        monkeypatch.setattr(native, name, interrupted)
+    read(live)
 
 
 def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live):
