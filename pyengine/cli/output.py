@@ -538,7 +538,7 @@ class StoreArgument(click.Argument):
             if words and words[0] in choices:
                 chosen = words.pop(0)
             elif len(words) > 1:
-                chosen = words.pop(1 if os.path.isdir(words[0]) else 0)
+                chosen = words.pop(1 if words[1] in choices or os.path.isdir(words[0]) else 0)
                 if chosen in choices and sys.stderr.isatty():
                     note(f"the action comes first, `pyengine {command} {chosen} STORE`: the next version takes no other order")
         at = [argument for argument in arguments if argument is not action].index(self)
