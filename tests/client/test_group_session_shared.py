@@ -90,6 +90,8 @@ def test_more_members_than_queues_all_have_work(engine, names, member):
 def test_each_queue_has_its_turn(engine, names, member):
     for queue_id in (0, 1):
         put(engine, names[0], 300, queue_id)
+    with engine.open_store() as store:
+        eventually(lambda: store.queue_range(names[0], 1)[1] == 300, "all are dispatched")
     one = member()
     assert {pull(one)[0].queue_id for _ in range(200)} == {0, 1}, "one that has more does not keep the other waiting"
 
