@@ -1245,7 +1245,8 @@ class Consumer:
             self._are_parts_due = True
         elif self._work.acquire(blocking=False):
             try:
-                has_changed = self._needs_housekeeping()
+                memory = self._engine_now()
+                has_changed = any(one._is_unsettled(memory) for one in self._consumers)
                 if not has_changed and self._may_rest():
                     return
             except Exception:  # noqa: BLE001 - the other thread meets it again, and tells the program
@@ -1267,16 +1268,12 @@ class Consumer:
             self._readiness.raise_now()
         return memory
 
-    def _needs_housekeeping(self) -> bool:
-        memory = self._engine_now()
-        return any(one._is_unsettled(memory) for one in self._consumers)
-
     def _is_unsettled(self, memory: EngineMemory | None) -> bool:
         """Whether the last housekeeping has left something to do, or the program has since then that is due."""
         if memory is None or memory is not self._kept_in or not self._is_settled:
             return True
         with self._state:
-            return any(held.flight.dead for held in self._held.values()) or self._is_commit_due() and self._has_unstored()
+            return any(held.flight.dead for held in self._held.values()) or self._is_commit_due()
 
     def _may_rest(self) -> bool:
         """Whether nothing is to be looked for until something changes."""
@@ -1304,7 +1301,7 @@ class Consumer:
         return names
 
     def _is_commit_due(self) -> bool:
-        return (self._options.auto_commit or self._settles_each.is_set()) and time.monotonic() >= self._commit_due_s
+        return time.monotonic() >= self._commit_due_s and self._has_unstored()
 
     def _housekeep_once(self) -> None:
         try:
@@ -1327,7 +1324,7 @@ class Consumer:
             if isinstance(self._session, SharedSession):
                 self._tend(self._session)
             self._bury()
-            if self._session is not None and self._is_commit_due():
+            if self._is_commit_due():
                 self._commit_due_s = time.monotonic() + self._options.commit_interval_s
                 self._commit_done()
             for inner in self._consumers[1:]:
