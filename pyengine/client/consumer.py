@@ -842,8 +842,8 @@ class Consumer:
     async def __aexit__(self, kind: object, *_: object) -> None:
         await arguments.end_block(self._close, _asker_now() if kind is None else None)
 
-    def _close(self, closer: _Asker | None) -> None:
-        """With auto_commit, messages count as done only if they were delivered to `closer`."""
+    def _close(self, closer: _Asker | None, until_s: float | None = None) -> None:
+        """With auto_commit, messages count as done only if they were delivered to `closer`; `until_s`: to when to wait for a recovery."""
         if self._pid != os.getpid():
             return
         self._closing.set()
@@ -860,10 +860,11 @@ class Consumer:
         with self._pulling, self._work:
             if self._is_closed:
                 return
+            until_s = time.monotonic() + CONNECT_TIMEOUT_S if until_s is None else until_s
             with ExitStack() as rest:  # each of these, whichever fails
                 rest.callback(self._end)
                 for inner in self._consumers[1:]:
-                    rest.callback(inner._close, closer)
+                    rest.callback(inner._close, closer, until_s)
                 if self._retries is not None:
                     rest.callback(self._retries.close)
                 if self._session is not None:
@@ -871,7 +872,7 @@ class Consumer:
                         with self._state:
                             self._finish(None)
                     _after_recovery(self._reader.root, lambda: self._give_back(list(self._held.values())),
-                                    CONNECT_TIMEOUT_S if self._is_outer else 0)
+                                    max(0.0, until_s - time.monotonic()))
 
     def _end(self) -> None:
         with self._state:

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -552,14 +552,11 @@ def test_a_block_that_ends_after_a_recovery_that_it_has_not_seen_leaves_no_messa
     assert stored(builder) == {0: 3}
 
 
-def test_a_block_that_ends_while_the_store_is_recovered_waits_for_that(builder, consume, monkeypatch):
-    fill(builder, 3)
-    consumer = consume(commit_interval_s=60)
-    consumer.pull(3)
+@contextmanager
+def recovery_until_the_first_wait(builder, monkeypatch):
+    """Recover the store in the block, until a consumer has looked once who has it."""
     with ExitStack() as recovery:
         recovery.enter_context(owning(builder.root))
-        with pytest.raises(StoreBusyError, match="is being recovered"):
-            consumer.commit()
 
         def find_and_end(root):
             found = read_holder(root)
@@ -567,8 +564,30 @@ def test_a_block_that_ends_while_the_store_is_recovered_waits_for_that(builder, 
             return found
 
         monkeypatch.setattr("pyengine.client.consumer.read_holder", find_and_end)
+        yield
+
+
+def test_a_block_that_ends_while_the_store_is_recovered_waits_for_that(builder, consume, monkeypatch):
+    fill(builder, 3)
+    consumer = consume(commit_interval_s=60)
+    consumer.pull(3)
+    with recovery_until_the_first_wait(builder, monkeypatch):
+        with pytest.raises(StoreBusyError, match="is being recovered"):
+            consumer.commit()
         consumer.close()
     assert stored(builder) == {0: 3}
+
+
+def test_a_block_that_ends_in_a_recovery_waits_for_it_though_only_a_further_topic_has_something_to_store(builder, consume, monkeypatch):
+    fill(builder, 1), builder.put("second", b"x")
+    consumer = consume(topic=["orders", "second"], sharing="messages", commit_interval_s=60)
+    assert len(consumer.pull(timeout_s=0) + consumer.pull(timeout_s=0)) == 2
+    consumer.commit()
+    builder.put("second", b"y")
+    assert bodies(consumer.pull()) == [b"y"]
+    with recovery_until_the_first_wait(builder, monkeypatch):
+        consumer.close()
+    assert ConsumerOffsets(builder.root).read("second", "billing") == {0: 2}
 
 
 def test_without_auto_commit_only_commit_remembers(builder, consume):
