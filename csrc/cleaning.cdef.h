@@ -5,15 +5,14 @@
  * cleaner answers; `status` reads the rest. Blocks on: nothing. After a crash: a dead cleaner's successor continues from
  * `removing_end` and `removing_since_ns`; a request stays until a cleaner answers it.
  */
-#define MS_CLEANING_LAYOUT_VERSION 2
+#define MS_CLEANING_LAYOUT_VERSION 3
 #define MS_CLEANING_REASON_BYTES 256
 
 struct ms_cleaning {
     uint64_t magic;              /* stored last, with release: "MSCLEANS" */
     uint32_t layout_version;
     uint32_t reserved1;
-    uint64_t epoch;
-    int8_t pad0[104];
+    int8_t pad0[112];
     /* cleaner */
     int64_t removing_end;        /* segments below are being deleted: no new holds on them */
     int64_t removing_since_ns;   /* CLOCK_MONOTONIC of the first try on the oldest one, 0: none is delayed */
@@ -25,18 +24,13 @@ struct ms_cleaning {
     uint64_t forced_holds;       /* segments deleted although they were held */
     uint64_t rounds;
     uint64_t answered;           /* the last request that is done */
-    uint64_t answer_segments;    /* what it deleted */
-    uint64_t answer_bytes;
     int64_t answer_errno;        /* 0: all of it was done */
-    int8_t pad1[24];
+    int8_t pad1[40];
     /* the cleaner's probe */
-    uint64_t probes;
     int64_t usable_bytes;        /* on the file system of the commit log */
     int32_t used_percent;        /* as RocketMQ counts, -1 cannot be told */
     int32_t queue_used_percent;  /* of the file system of the consume queues */
-    uint32_t refusing;           /* bits it has set in refuse_puts */
-    int32_t reserved;
-    int8_t pad2[96];
+    int8_t pad2[112];
     int8_t reason[MS_CLEANING_REASON_BYTES]; /* why puts are refused, and what to do; UTF-8, NUL-terminated */
     /* `pyengine clean` */
     uint64_t asked;              /* raised last, with release */

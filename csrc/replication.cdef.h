@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#define MS_REPLICATION_LAYOUT_VERSION 3
+#define MS_REPLICATION_LAYOUT_VERSION 4
 #define MS_LINKS_MAX 256
 #define MS_LINK_ADDRESS_BYTES 64
 #define MS_LINK_DETAIL_BYTES 192
@@ -40,7 +40,6 @@ struct ms_replication {
     uint64_t magic;              /* stored last, with release: "MSREPLIC" */
     uint32_t layout_version;
     uint32_t reserved2;
-    uint64_t epoch;
     uint64_t connections;        /* taken (master) or made (slave) since the engine started */
     uint64_t refused;            /* master: closed because there were too many; slave: tries that failed */
     uint64_t closed;             /* ended for the reason in `detail`, not by a stop of this engine */
@@ -48,7 +47,7 @@ struct ms_replication {
     uint32_t text_seq;
     uint32_t reserved;
     int64_t listening_port;      /* master: where slaves may connect, 0 not yet */
-    int8_t pad[56];
+    int8_t pad[64];
     int8_t address[MS_LINK_ADDRESS_BYTES]; /* address and detail: of the link that ended last */
     int8_t detail[MS_LINK_DETAIL_BYTES];
     struct ms_link links[MS_LINKS_MAX];

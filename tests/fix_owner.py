@@ -73,8 +73,8 @@ class Owner:
     def make_rest(self) -> None:
         """The objects that single workers do without: with them the memory is whole, for `status`."""
         self.use_settings()
-        create_cleaning(self.folder, self.memory.identity.epoch)
-        create_replication(self.folder, self.memory.identity.epoch)
+        create_cleaning(self.folder)
+        create_replication(self.folder)
 
     def use_settings(self, **settings) -> None:
         """Replace the run settings; workers that are started later take them."""

@@ -492,7 +492,7 @@ def master(make_owner):
         owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, role=1, replicates=1)
         for number in range(20):
             writer.put(b"message %d" % number)
-        create_replication(owner.folder, owner.memory.identity.epoch)
+        create_replication(owner.folder)
         config = EngineConfig(broker_role="SYNC_MASTER", **{"ha_allow_plain": "127.0.0.1", **settings})
         served.append(HAService(owner.context(config), Replication(owner.folder, writable=True), port=0))
         served[-1].start()

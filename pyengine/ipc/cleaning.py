@@ -32,10 +32,10 @@ CLEAN_BYTE, HOLDS_BYTE = 0, 1  # of the object: one `pyengine clean` at a time; 
 UNSEEN = 0  # for the pid of a holder in another container
 
 
-def create_cleaning(folder: SharedFolder, epoch: int) -> None:
+def create_cleaning(folder: SharedFolder) -> None:
     """Create the shared object; the supervisor calls it before it publishes the control block."""
     with folder.create(shared_objects.CLEANING, native.CLEANING_BYTES) as shared:
-        native.format_cleaning(native.view(shared.memory), epoch)
+        native.format_cleaning(native.view(shared.memory))
 
 
 class Cleaning:

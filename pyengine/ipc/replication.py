@@ -1,6 +1,6 @@
 """The replicator's links in shared memory: peer, time of connection, positions. For `status`.
 
-    supervisor   create_replication(folder, epoch)
+    supervisor   create_replication(folder)
     replicator   Replication(folder, writable=True) ... link = replication.open_link(address) ... link.close(detail)
     status       with Replication(folder) as replication: replication.links()
 
@@ -64,10 +64,10 @@ class ReplicationSnapshot:
     last_detail_ms: int
 
 
-def create_replication(folder: SharedFolder, epoch: int) -> None:
+def create_replication(folder: SharedFolder) -> None:
     """Create the shared object; the supervisor calls it before it publishes the control block."""
     with folder.create(shared_objects.REPLICATION, native.REPLICATION_BYTES) as shared:
-        native.format_replication(native.view(shared.memory), epoch)
+        native.format_replication(native.view(shared.memory))
 
 
 class Link:

@@ -17,9 +17,8 @@ private = _SHARED.private  # for work on a store that no process has open
 CLEANING_BYTES = _SHARED.size_bytes
 
 
-def format_cleaning(block: ms_cleaning, epoch: int) -> None:
+def format_cleaning(block: ms_cleaning) -> None:
     """Initialize a zeroed block, without requests. For the supervisor."""
-    block.epoch = epoch
     block.used_percent = block.queue_used_percent = -1
     _SHARED.publish(block)
 

@@ -32,12 +32,7 @@ LINK_HANDSHAKE: int = lib.MS_LINK_HANDSHAKE
 LINK_TRANSFER: int = lib.MS_LINK_TRANSFER
 LINK_SHUTDOWN: int = lib.MS_LINK_SHUTDOWN
 _ADDRESS_BYTES, _DETAIL_BYTES = lib.MS_LINK_ADDRESS_BYTES, lib.MS_LINK_DETAIL_BYTES  # one follows the other
-
-
-def format_replication(block: ms_replication, epoch: int) -> None:
-    """Initialize a zeroed block without links. For the supervisor."""
-    block.epoch = epoch
-    _SHARED.publish(block)
+format_replication = _SHARED.publish  # initialize a zeroed block without links; for the supervisor
 
 
 def write_texts(owner: ms_replication | ms_link, address: str, detail: str) -> None:

@@ -117,22 +117,18 @@ class CleanResourceService(Service):
 
     def _round(self) -> Generator[float, None, None]:
         asked, request = self._request()
-        line = self._cleaning
-        before = native.load(line, "removed_segments"), native.load(line, "removed_bytes")
         try:
             yield from self._log.steps(lambda: self._decide(request))
             yield from self._queues.steps(self._log.publish_min())
         except DiskError as error:
-            self._answer(asked, before, error.errno or errno.EIO)
+            self._answer(asked, error.errno or errno.EIO)
             raise
-        self._answer(asked, before, 0)
+        self._answer(asked, 0)
 
-    def _answer(self, asked: int, before: tuple[int, int], error_number: int) -> None:
+    def _answer(self, asked: int, error_number: int) -> None:
         line = self._cleaning
         native.increment(line, "rounds")
         if asked:
-            native.store(line, "answer_segments", native.load(line, "removed_segments") - before[0])
-            native.store(line, "answer_bytes", native.load(line, "removed_bytes") - before[1])
             native.store(line, "answer_errno", error_number)
             native.store(line, "answered", asked)
 
@@ -216,12 +212,10 @@ class DiskSpaceProbe:
         bits, why = refusal(self._config, uses)
         if bits:
             native_cleaning.set_reason(line, why)
-        native.store(line, "refusing", bits)
         native.refuse_puts(self._control, bits)
         native.refuse_puts(self._control, _OWN_REFUSALS & ~bits, on=False)
         if not bits:
             native_cleaning.set_reason(line, "")
-        native.increment(line, "probes")
         if bits != self._refusing:
             self._refusing = bits
             if bits:

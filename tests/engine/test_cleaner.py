@@ -179,7 +179,7 @@ def test_the_next_cleaner_answers_what_the_dead_one_was_asked(make_engine):
         engine.kill("cleaner")
         engine.wait_back("cleaner", incarnation)
         eventually(lambda: native.load(cleaning.block, "answered") == 1, "the next one has done it")
-        assert native.load(cleaning.block, "answer_segments") >= 3
+        assert native.load(cleaning.block, "removed_segments") >= 3
 
 
 def test_killed_at_random_moments_it_leaves_a_whole_store(make_engine, rng):

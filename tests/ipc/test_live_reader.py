@@ -300,7 +300,7 @@ def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live):
         return sum(str(owner.folder.path) in os.readlink(one) and not os.stat(one).st_nlink for one in places if os.path.exists(one))
 
     owner, _ = live()
-    create_cleaning(owner.folder, 1)
+    create_cleaning(owner.folder)
     with pyengine.open_store(owner.root) as reader:
         with reader.hold(0) as is_held:
             assert is_held
@@ -309,7 +309,7 @@ def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live):
         before = of_swept()
         fields = {name: getattr(owner.memory.identity, name) for name in ("epoch", "segment_bytes", "mode")}
         with EngineMemory.create(owner.folder, identity_of(owner.engine_id, **fields)) as successor:
-            create_cleaning(owner.folder, 1)
+            create_cleaning(owner.folder)
             native.store(successor.control.state, "state", native.STATE_RUNNING)
             successor.publish()
             with reader.hold(0) as is_held:

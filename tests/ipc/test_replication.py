@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def test_links_come_and_go(folder):
-    create_replication(folder, 3)
+    create_replication(folder)
     with Replication(folder, writable=True) as writer, Replication(folder) as reader:
         assert reader.links() == []
         first, second = writer.open_link("127.0.0.1:1111"), writer.open_link("[::1]:2222", native.LINK_CONNECTING)
@@ -42,7 +42,7 @@ def test_links_come_and_go(folder):
 
 
 def test_a_link_that_is_used_again_knows_nothing_of_the_one_before(folder):
-    create_replication(folder, 1)
+    create_replication(folder)
     with Replication(folder, writable=True) as writer:
         old = writer.open_link("a:1")
         old.start(5)
@@ -55,7 +55,7 @@ def test_a_link_that_is_used_again_knows_nothing_of_the_one_before(folder):
 
 
 def test_there_are_no_more_links_than_room(folder):
-    create_replication(folder, 1)
+    create_replication(folder)
     with Replication(folder, writable=True) as writer:
         links = [writer.open_link(str(number)) for number in range(native.LINKS_MAX)]
         assert writer.open_link("one more") is None
@@ -65,7 +65,7 @@ def test_there_are_no_more_links_than_room(folder):
 
 
 def test_the_next_replicator_clears_what_a_dead_one_left(folder):
-    create_replication(folder, 1)
+    create_replication(folder)
     with Replication(folder, writable=True) as dead:
         dead.open_link("a:1").state(native.LINK_TRANSFER, "follows")
         dead.block.links[0].text_seq |= 1  # killed while it wrote
@@ -79,7 +79,7 @@ def test_the_next_replicator_clears_what_a_dead_one_left(folder):
 
 
 def test_texts_are_cut_between_characters(folder):
-    create_replication(folder, 1)
+    create_replication(folder)
     with Replication(folder, writable=True) as writer:
         link = writer.open_link("x" * 200)
         link.state(native.LINK_SHUTDOWN, "ä" * 200 + "\0")

@@ -74,7 +74,7 @@ class Rig:
         sizes = {name: getattr(self.owner.config, name) for name in (
             "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num")}
         self.config = EngineConfig(**sizes, flush_interval_consume_queue_ms=1, **settings)
-        create_cleaning(self.owner.folder, 1)
+        create_cleaning(self.owner.folder)
         self.cleaning = Cleaning(self.owner.folder)
         self.clock = FakeClock()
         self.percent = 10
@@ -303,9 +303,9 @@ def test_a_request_by_hand_is_done_at_once_and_answered(make_rig):
     rig.ask()
     assert rig.service.work() or rig.is_in_round  # not due, but asked
     assert rig.round() + 1 >= 5 and rig.segments()[0] == 6 * SEGMENT
-    assert (rig.count("answered"), rig.count("answer_segments"), rig.count("answer_bytes")) == (1, 6, 6 * SEGMENT)
+    assert (rig.count("answered"), rig.count("removed_segments"), rig.count("removed_bytes")) == (1, 6, 6 * SEGMENT)
     rig.ask(reserved_ms=0)
-    assert rig.round() == 0 and rig.count("answered") == 2 and rig.count("answer_segments") == 0
+    assert rig.round() == 0 and rig.count("answered") == 2 and rig.count("removed_segments") == 6
 
 
 @pytest.mark.parametrize("reserved_ms, percent", [(-2, 0), (0, 101), (5, -1)])

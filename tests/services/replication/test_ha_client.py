@@ -37,7 +37,7 @@ class Rig:
         self.owner, self.writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, role=SLAVE, replicates=1)
         while self.writer.end < 5000:
             self.writer.put(b"x" * 900)
-        replication.create_replication(self.owner.folder, 1)
+        replication.create_replication(self.owner.folder)
         native.store(self.owner.control.replicator, "linked", 1)  # of a replicator that was killed
         self.master = ScriptedMaster(bytes(self.writer.log), SEGMENT, manner)
         self.now_ns = 10**12

@@ -43,7 +43,7 @@ class Rig:
         self.owner = owner
         owner.position(0, ready_end=0)
         owner.publish()
-        replication.create_replication(owner.folder, 1)
+        replication.create_replication(owner.folder)
         native.store(owner.control.writer, "wanted_end", segments * SEGMENT)
         allocator = AllocateMappedFileService(owner.context(EngineConfig()))
         while native.load(owner.control.allocator, "ready_end") < segments * SEGMENT:
@@ -680,7 +680,7 @@ def test_a_replicator_has_the_role_of_its_engine_whatever_the_settings_say(make_
     owner = make_owner(role=SYNC_MASTER, replicates=1)
     owner.position(0, ready_end=0)
     owner.publish()
-    replication.create_replication(owner.folder, 1)
+    replication.create_replication(owner.folder)
     native.store(owner.control.replicator, "slaves_connected", 3)
     owner.use_settings(broker_role="SLAVE", ha_master_address="127.0.0.1:1", ha_listen_port=0)
     child = owner.spawn("pyengine.workers.replicator")
@@ -694,7 +694,7 @@ def test_no_replicator_comes_up_beside_an_engine_without_replication(make_owner)
     owner = make_owner()
     owner.position(0, ready_end=0)
     owner.publish()
-    replication.create_replication(owner.folder, 1)
+    replication.create_replication(owner.folder)
     owner.use_settings(ha_listen_port=1)
     child = owner.spawn("pyengine.workers.replicator")
     assert child.wait(30) == WorkerExit.BOOT_FAILED
