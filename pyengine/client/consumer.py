@@ -437,27 +437,28 @@ class Consumer:
         return [self, *self._parts.values(), *(() if self._retried is None else (self._retried,))]
 
     def _first_topic(self) -> str:
-        topics = self._found()
-        if not topics and self._choice.pattern is not None:
-            raise passing(EngineError(f"no topic of {self._reader.name} matches {self._choice.pattern.pattern!r} yet: put a message"))
-        return topics[0]
+        found = self._found()
+        for topic, error in found.items():
+            if error is None:
+                return topic
+        pattern = "" if self._choice.pattern is None else self._choice.pattern.pattern
+        why = f" that a group can read: {next(iter(found.values()))}" if found else ": put a message"
+        raise passing(EngineError(f"no topic of {self._reader.name} matches {pattern!r} yet{why}"))
 
-    def _found(self) -> list[str]:
-        """Return the topics to read now; those of groups and of the system match no pattern, nor those that its group cannot read."""
+    def _found(self) -> dict[str, UsageError | None]:
+        """Return the topics to read now, with why its group cannot read one; those of groups and of the system match no pattern."""
         if self._choice.pattern is None:
-            return list(self._choice.weights)
-        topics = []
+            return dict.fromkeys(self._choice.weights)
+        found: dict[str, UsageError | None] = {}
         for topic in self._reader.topics():
             if self._choice.pattern.fullmatch(topic) and not topic.startswith(_NO_PROGRAMS_TOPICS):
+                found[topic] = None
                 try:
                     if self.group is not None:
                         group_key(topic, self.group)
-                    topics.append(topic)
                 except UsageError as error:
-                    if topic not in self._warned:
-                        self._warned.add(topic)
-                        self._note(f"not read: {error}")
-        return topics
+                    found[topic] = error
+        return found
 
     def _find_parts(self) -> None:
         """Read the further topics, and those that have come to match the pattern."""
@@ -466,8 +467,11 @@ class Consumer:
         self._are_parts_due = False  # before the look
         options = self._options if self._is_first_find else replace(self._options, start="first")  # all of one that comes later is new
         try:
-            for topic in self._found():
-                if topic not in self.topics:
+            for topic, error in self._found().items():
+                if error is not None and topic not in self._warned:
+                    self._warned.add(topic)
+                    self._note(f"not read: {error}")
+                elif error is None and topic not in self.topics:
                     choice = _Choice({topic: self._choice.weights.get(topic, 1)})
                     part = Consumer(self._reader.root, choice, self.group, options, {}, outer=self)
                     with self._state:

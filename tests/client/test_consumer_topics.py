@@ -177,6 +177,14 @@ def test_a_group_leaves_out_of_a_pattern_what_no_group_can_read_and_notes_it_onc
     assert [topics[0] + "@" in note for note in consumer.notes] == [True]
 
 
+def test_a_wait_for_a_topic_that_a_group_can_read_ends_with_why_it_cannot_read_the_others(engine, topics, consume, caplog):
+    with engine.connect() as producer:
+        producer.put_raw(pyengine.RawMessage(topics[0] + "@", b"1"))
+    with pytest.raises(EngineError, match=f"no topic .* yet that a group can read: the topic '{topics[0]}@' holds '@'"):
+        consume(re.compile(re.escape(topics[0]) + ".*"), timeout_s=0.1)
+    assert "not read" not in caplog.text, "not at each attempt"
+
+
 def test_a_pattern_waits_for_its_first_topic(engine, names, topics, consume):
     pattern = re.compile(re.escape(topics[0]))
     with pytest.raises(EngineError, match="no topic of .* matches"):
