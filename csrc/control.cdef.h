@@ -134,7 +134,7 @@ struct ms_worker {
     int64_t start_time_ms;       /* process start in ms since boot (ipc/heartbeat.py): pid reuse */
     int32_t pid;
     uint32_t state;              /* MS_WORKER_* */
-    int32_t cpu;                 /* the CPU on which it last ran, for the spin rule */
+    int32_t cpu;                 /* the writer's: where its last pass ran, for the spin rule */
     uint32_t incarnation;        /* +1 at each attach */
     uint64_t passes;             /* rounds with work */
     int64_t error_count;

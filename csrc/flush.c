@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -104,11 +103,6 @@ int ms_flush_renew(int fd, int64_t offset, int64_t length)
 int ms_memory_lock(const uint8_t *base, int64_t length)
 {
     return mlock(base, (size_t)length) == 0 ? 0 : -errno;
-}
-
-int ms_current_cpu(void)
-{
-    return sched_getcpu();
 }
 
 void ms_new_file_in_place(int fd)

@@ -30,7 +30,6 @@ int ms_flush_punch(int fd, int64_t offset, int64_t length);
 /* Make [offset, offset+length) blocks of zeros with new pages, mapped or not; no effect if the file system cannot. */
 int ms_flush_renew(int fd, int64_t offset, int64_t length);
 int ms_memory_lock(const uint8_t *base, int64_t length);
-int ms_current_cpu(void);
 
 /* Turn copy-on-write off for an empty file (FS_NOCOW_FL: btrfs), so that allocated blocks suffice for each later write.
  * Best effort: most file systems write in place anyway. */

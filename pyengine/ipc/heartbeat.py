@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyengine
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
-from pyengine.native.flush import current_cpu, monotonic_ns
+from pyengine.native.flush import monotonic_ns
 
 if TYPE_CHECKING:
     from pyengine._native import ms_worker
@@ -92,7 +92,6 @@ class Heartbeat:
         self._passes = worker.passes
         self._store_heartbeat_ns = native.storer(worker, "heartbeat_ns")
         self._store_passes = native.storer(worker, "passes")
-        self._store_cpu = native.storer(worker, "cpu")
 
     def begin(self, pid: int, start_ms: int) -> int:
         """Take over the line from the last process; return the number of this incarnation, 1 for the first."""
@@ -114,7 +113,6 @@ class Heartbeat:
         if worked:
             self._passes += 1
             self._store_passes(self._passes)
-            self._store_cpu(current_cpu())
 
     def state(self, state: int) -> None:
         """Set the state, one of the WORKER_ numbers."""

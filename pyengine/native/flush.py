@@ -27,7 +27,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 # up to multiples of this, the largest folio of a file.
 FOLIO_BYTES_MAX = mmap.PAGESIZE << 9
 _ZERO_PIECE_BYTES = 65536
-current_cpu = lib.ms_current_cpu  # return the CPU on which this process runs at this moment
 write_in_place = lib.ms_new_file_in_place  # turn copy-on-write off for an empty file, if its file system has it; best effort
 
 
