@@ -114,10 +114,12 @@ class SegmentHolds:
                 if self._cleaning is not None:
                     unlock(self._cleaning.shared.descriptor, HOLDS_BYTE + segment, 1)
 
-    @property
-    def has_any(self) -> bool:
-        """Whether a segment is held."""
-        return bool(self._counts)
+    def close_if_unused(self) -> bool:
+        """Close it unless a segment is held; whether none is."""
+        with self._lock:
+            if not self._counts:
+                self.close()
+            return not self._counts
 
     def close(self) -> None:
         """Release all holds."""

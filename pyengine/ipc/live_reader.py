@@ -465,8 +465,8 @@ class LiveStoreReader(StoreReader):
             return None
         with self._memory_lock:
             if memory not in self._holds:
-                for replaced in [each for each, holds in self._holds.items() if not holds.has_any]:
-                    self._holds.pop(replaced).close()
+                for replaced in [each for each, holds in self._holds.items() if holds.close_if_unused()]:
+                    del self._holds[replaced]
                 self._holds[memory] = SegmentHolds(memory.folder)
             return self._holds[memory]
 

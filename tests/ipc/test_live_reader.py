@@ -18,7 +18,7 @@ from in_child import InChild
 from pyengine.errors import EngineError, StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import live_reader
-from pyengine.ipc.cleaning import create_cleaning
+from pyengine.ipc.cleaning import SegmentHolds, create_cleaning
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.live_reader import LiveWatermark, flushed_end
@@ -294,13 +294,15 @@ def test_the_memory_that_is_being_read_stays_when_a_signal_handler_meets_another
     read(live)
 
 
-def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live):
+def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live, monkeypatch):
     def of_swept() -> int:
         places = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
         return sum(str(owner.folder.path) in os.readlink(one) and not os.stat(one).st_nlink for one in places if os.path.exists(one))
 
     owner, _ = live()
     create_cleaning(owner.folder)
+    could_hold, close = [], SegmentHolds.close
+    monkeypatch.setattr(SegmentHolds, "close", lambda holds: (could_hold.append(not holds._lock._is_owned()), close(holds)))
     with pyengine.open_store(owner.root) as reader:
         with reader.hold(0) as is_held:
             assert is_held
@@ -314,6 +316,7 @@ def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live):
             successor.publish()
             with reader.hold(0) as is_held:
                 assert is_held and of_swept() == before - 4, "the control block and the holds, each with its mapping's"
+            assert could_hold == [False], "no other thread has begun to hold since the look whether one does"
 
 
 def test_a_recovering_store_is_busy(store):
