@@ -100,11 +100,14 @@ class PyengineBroker(AsyncBroker):
         try:
             await super().shutdown()
         finally:
-            consumer, self._consumer = self._consumer, None
-            producer, self._producer = self._producer, None
-            for each in (consumer, producer):
-                if each is not None:
-                    await asyncio.to_thread(each.close)
+            await arguments.end_block(self._disconnect)
+
+    def _disconnect(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        producer, self._producer = self._producer, None
+        for each in (consumer, producer):
+            if each is not None:
+                each.close()
 
 
 def _due_ms(labels: Mapping[str, object]) -> int | None:

@@ -21,7 +21,7 @@ from taskiq.kicker import AsyncKicker
 import pyengine
 import pyengine.taskiq
 from fix_cli import environment
-from fix_client import consumers_of
+from fix_client import consumers_of, leave_cancelled
 from fix_tasks import (
     assert_a_joining_member_waits_for,
     assert_kill_9_loses_no_task,
@@ -249,6 +249,22 @@ def test_a_broker_can_be_started_again(task_store):  # noqa: F811
 
     asyncio.run(main())
     assert sum(pyengine.open_store(task_store).queue_end("taskiq-again", n) for n in range(8)) == 2
+
+
+def test_a_shutdown_that_is_cancelled_before_a_thread_is_free_disconnects(task_store, monkeypatch):  # noqa: F811
+    producers = []
+    monkeypatch.setattr(pyengine.taskiq, "connect", lambda store: producers.append(pyengine.connect(store)) or producers[0])
+    broker = PyengineBroker(task_store, topic="taskiq-cancelled")
+
+    @asynccontextmanager
+    async def until_its_end():
+        yield
+        await broker.shutdown()
+
+    asyncio.run(broker.startup())
+    leave_cancelled(until_its_end())
+    with pytest.raises(pyengine.UsageError, match="closed"):
+        producers[0].__enter__()
 
 
 def test_workers_that_share_tasks_take_the_next_of_one_queue(task_store):  # noqa: F811
