@@ -499,13 +499,15 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
 
 
 def test_a_stop_after_the_checkpointers_death_leaves_the_store_to_recovery(make_engine):
-    root, environment = make_engine().root, {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    engine, environment = make_engine(), {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    root = engine.root
     words = [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--no-children"]
     supervisor = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
     checkpointer = subprocess.Popen([*words[:3], "pyengine.workers.checkpointer", str(root)], env=environment)
     try:
         eventually(lambda: native.CHECKPOINTER in living_kinds(root), "it runs")
         with EngineMemory.of(root) as memory:
+            engine.semaphores.add(memory.identity.sysv_semaphore_id)
             eventually(lambda: native.load(memory.control.workers[native.CHECKPOINTER], "state") == native.WORKER_READY, "it is ready")
         checkpointer.kill()
         checkpointer.wait()
