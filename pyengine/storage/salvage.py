@@ -75,13 +75,13 @@ _WRONG_BLANK = "blank of another length"
 _ZEROS_LEFT_OUT_MAX = 8  # a record without properties ends in two zeros
 
 
-def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path]], set[int], list[str]]:
+def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path]], set[int], list[tuple[int, Path]]]:
     """Return (start offset, path) of every 20-digit file in these folders, ascending, whatever its length; other names are ignored.
 
-    The set has the start offsets of those that are no file: a folder, or a link to a disk that is not mounted. The sentences name
-    files that have the start offset of an earlier one: each segment is read once.
+    The set has the start offsets of those that are no file: a folder, or a link to a disk that is not mounted. Last those
+    whose start offset another file has too, one with as many bytes or more.
     """
-    found, no_files, notes = dict[int, Path](), set[int](), list[str]()
+    found, no_files = dict[int, list[Path]](), set[int]()
     for folder in folders:
         for name in sorted(os.listdir(folder)):
             start, path = parse_segment_name(name), folder / name
@@ -89,9 +89,13 @@ def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path
                 continue
             if not path.is_file():
                 no_files.add(start)
-            elif found.setdefault(start, path) is not path:
-                notes.append(f"{path} was left out: it is the segment of {found[start]}, which was read")
-    return sorted(found.items()), no_files - found.keys(), notes
+            else:
+                found.setdefault(start, []).append(path)
+    for paths in found.values():
+        if len(paths) > 1:
+            paths.sort(key=used_end, reverse=True)
+    first = {start: paths[0] for start, paths in sorted(found.items())}
+    return list(first.items()), no_files - found.keys(), [(start, path) for start in first for path in found[start][1:]]
 
 
 def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[LogRun | LogDamage, memoryview]]:
@@ -437,10 +441,10 @@ def _salvage(
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     has_log = log_exists(root)
     folders = StorePaths(root).commit_log_folders.all if has_log else ()
-    segments, no_files, notes = list_damaged_segments(folder for folder in folders if folder.is_dir())
-    missing, far = _missing(segments, size_bytes)
+    segments, no_files, copies = list_damaged_segments(folder for folder in folders if folder.is_dir())
+    missing, notes = _missing(segments, size_bytes)
     missing = tuple(sorted({*missing, *no_files}))
-    notes += far + [f"the log's folder {folder} does not exist: if its disk is not mounted, mount it and salvage again"
+    notes += [f"the log's folder {folder} does not exist: if its disk is not mounted, mount it and salvage again"
               for folder in folders if not folder.is_dir()]
     skipped: list[LogDamage] = []
     unsure: list[LogDamage] = []  # zeros that are the end of the log, unless records follow
@@ -467,7 +471,12 @@ def _salvage(
             notes += copy_config(root, destination, log.queues)
         moved = {key: queue.last_distance for key, queue in log.queues.items() if queue.last_distance}
         pieces = list_pieces(root) if not has_log else list_quarantine(root) if with_quarantine else []
-        quarantined, left_out = _append_pieces(pieces, log, dict(segments), size_bytes)
+        first, seen = dict(segments), set[tuple[int, bytes]]()
+        for base, path in copies:
+            added, _ = _append_pieces(carve(path, base, size_bytes), log, first, size_bytes, seen)
+            notes.append(f"{path} is the segment of {first[base]} too: {added:,} records that are only in it follow those of the log")
+        carved = itertools.chain.from_iterable(carve_quarantined(entry) for entry in pieces if entry.holds_messages)
+        quarantined, left_out = _append_pieces(carved, log, first, size_bytes, seen)
         if not has_log:
             skipped += left_out
             notes += [f"{entry.name}: {entry.problem}" for entry in pieces if entry.problem]
@@ -492,24 +501,22 @@ def _salvage(
 
 
 def _append_pieces(
-    entries: Sequence[QuarantineEntry], log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int,
+    pieces: Iterable[tuple[LogRun | LogDamage, memoryview]], log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int,
+    seen: set[tuple[int, bytes]],
 ) -> tuple[int, list[LogDamage]]:
-    """Append the complete records of these pieces of a log that are not in the log; return their number, and what they lack."""
-    seen: set[tuple[int, bytes]] = set()
+    """Append the complete records of these pieces that are neither in the log nor `seen`; return their number, and what they lack."""
+    before = len(seen)
     left_out: list[LogDamage] = []
-    for entry in entries:
-        if not entry.holds_messages:
+    for piece, data in pieces:
+        if isinstance(piece, LogDamage):
+            left_out += [piece] if piece.reason not in ("", str(CaseLabel.BLANK)) else []
             continue
-        for piece, data in carve_quarantined(entry):
-            if isinstance(piece, LogDamage):
-                left_out += [piece] if piece.reason not in ("", str(CaseLabel.BLANK)) else []
-                continue
-            for offset, record in records_of(piece, data):
-                known = offset, hashlib.sha256(record).digest()
-                if known not in seen and not _is_there(segments.get(offset - offset % size_bytes), offset % size_bytes, record):
-                    log.append_after_old_log(offset, record)
-                    seen.add(known)
-    return len(seen), left_out
+        for offset, record in records_of(piece, data):
+            known = offset, hashlib.sha256(record).digest()
+            if known not in seen and not _is_there(segments.get(offset - offset % size_bytes), offset % size_bytes, record):
+                log.append_after_old_log(offset, record)
+                seen.add(known)
+    return len(seen) - before, left_out
 
 
 def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:

@@ -135,15 +135,38 @@ def test_a_missing_log_folder_is_noted(stopped, tmp_path):
     assert f"the log's folder {elsewhere} does not exist: if its disk is not mounted, mount it and salvage again" in report.notes
 
 
-def test_a_segment_in_two_folders_comes_over_once(stopped, tmp_path):
+def with_twin(stopped, folder):
+    """Copy the store's first segment to a further log folder; (segment, its copy)."""
     first = min((stopped.root / "commitlog").iterdir())
-    (tmp_path / "archive").mkdir()
-    twin = shutil.copy2(first, tmp_path / "archive")
+    folder.mkdir()
     with open(stopped.root / "config" / "engine.toml", "a") as settings:
-        settings.write(f'read_only_commit_log_store_paths = "{tmp_path / "archive"}"\n')
+        settings.write(f'read_only_commit_log_store_paths = "{folder}"\n')
+    return first, shutil.copy2(first, folder)
+
+
+def test_a_segment_in_two_folders_comes_over_once(stopped, tmp_path):
+    first, twin = with_twin(stopped, tmp_path / "archive")
     report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
-    assert f"{twin} was left out: it is the segment of {first}, which was read" in report.notes
+    assert f"{twin} is the segment of {first} too: 0 records that are only in it follow those of the log" in report.notes
     assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+
+
+@pytest.mark.parametrize("kept_bytes, length", [(0, 0), (0, 4096), (1000, 1000)], ids=["empty", "spare", "short"])
+def test_of_a_segment_in_two_folders_the_longer_one_is_read_wherever_it_is(stopped, tmp_path, kept_bytes, length):
+    first, _ = with_twin(stopped, tmp_path / "archive")
+    first.write_bytes(first.read_bytes()[:kept_bytes] + bytes(length - kept_bytes))
+    salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+
+
+def test_records_that_only_the_other_copy_of_a_segment_has_come_over(stopped, tmp_path):
+    first, twin = with_twin(stopped, tmp_path / "archive")
+    lost, damaged = stopped.records[1], stopped.records[2]
+    stopped.flip(lost.start + 88)
+    flip(twin, damaged.start + 88)
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert f"{twin} is the segment of {first} too: 1 records that are only in it follow those of the log" in report.notes
+    assert bodies(tmp_path / "new", stopped.geometry) == put_bodies([record for record in stopped.records if record is not lost] + [lost])
 
 
 def test_a_quarantine_on_a_disk_that_is_not_mounted_is_not_empty(stopped, tmp_path):
