@@ -115,8 +115,9 @@ class ConsumerGroups:
                              "begins where from_ of its first consumer says")
         with self._open() as reader:
             chosen = reader.queue_ids(topic) if queues is None else sorted(set(queues))
-            if unknown := set(chosen) - set(reader.queue_ids(topic)):
-                raise UsageError(f"{self._root} has no queue {min(unknown)} of topic {topic}")
+            unknown = set(chosen) - set(reader.queue_ids(topic))
+            if unknown or not chosen:
+                raise UsageError(f"{self._root} has no {f'queue {min(unknown)}' if unknown else 'queues'} of topic {topic}")
             start = AtOffset(to.__index__()) if is_offset(to) else check_start(to, "to", PLACE)
             offsets = {queue_id: start_offset(reader, topic, queue_id, start) for queue_id in chosen}
 

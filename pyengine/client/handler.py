@@ -452,7 +452,8 @@ def undone(store: str | os.PathLike[str], topic: str) -> int:
 def skip_undone(store: str | os.PathLike[str], topic: str) -> None:
     """Let the topic's group, which may be new, begin after the messages that have arrived."""
     groups = ConsumerGroups(store)
-    if groups.groups(topic=topic, group=topic):
-        groups.reset(topic, topic, "last")
-    else:
+    known = groups.groups(topic=topic, group=topic)
+    if not known:
         consume(store, topic, group=topic, from_="last", auto_commit=False).close()
+    elif known[0].lag:
+        groups.reset(topic, topic, "last")

@@ -160,6 +160,12 @@ def test_a_reset_makes_no_group(builder):
     assert [state.group for state in groups.groups()] == ["billing"]
 
 
+def test_a_reset_in_a_topic_without_queues_is_refused(builder):
+    pyengine.consume(builder.root, "planned", group="billing").close()
+    with pytest.raises(UsageError, match="has no queues of topic planned"):
+        pyengine.ConsumerGroups(builder.root).reset("planned", "billing", "first")
+
+
 def test_a_reset_reaches_living_members(group):
     first, second = group.join(), group.join()
     group.produce(10)
