@@ -36,7 +36,7 @@ from pyengine.settings import join_address
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
 REQUEST_BYTES, FIELD_BYTES = 2048, 200  # approximate memory of a pending request without its frame, and of each header field
-FAR_READS_MAX = 16          # of one connection, in threads, with their messages until its client reads
+FAR_READS_MAX = 4           # of one connection, in threads, none of which begins while its client does not read
 FRAMES_AT_ONCE = 32         # of one connection, before other connections are served
 SLICE_S = 0.000_5           # of one connection, likewise
 TURN_S = 0.002              # of all connections, before the loop looks for new bytes

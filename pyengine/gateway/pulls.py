@@ -194,8 +194,8 @@ class Pulls:
     async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
         """Read in another thread, since messages far from the log's end may be on the disk, and a condition takes long."""
         async with pull.request.connection.far_reads:
-            result = await self._executor.run(self._get_now, pull)
             await pull.request.connection.may_write()
+            result = await self._executor.run(self._get_now, pull)
             return self._answer_or_hold(pull, flags, result)
 
     def _answer_or_hold(self, pull: Pull, flags: int, result: GetRecords) -> Answer | None:
@@ -351,9 +351,9 @@ class Pulls:
     async def _finish_later(self, pull: Pull) -> None:
         """Answer a held pull with a condition, which takes long, in another thread."""
         async with pull.request.connection.far_reads:
+            await pull.request.connection.may_write()
             coming = self._executor.run(self._get_now, pull)
             await asyncio.wait((coming,))
-            await pull.request.connection.may_write()
             pull.is_being_read = False
             if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):
                 key = pull.topic, pull.queue_id
