@@ -388,9 +388,14 @@ class Connection(asyncio.Protocol):
         return may_have_more and not self.is_closed and not self._may_not_ask
 
     @property
+    def is_full(self) -> bool:
+        """Whether may_write() would wait."""
+        return not self._may_write.is_set()
+
+    @property
     def _may_not_ask(self) -> bool:
-        is_full = not (self._may_write.is_set() or self._reads_answers)
-        return is_full or self._requests >= REQUESTS_MAX or self._request_bytes > self._limits.connection_bytes_max
+        waits = self.is_full and not self._reads_answers
+        return waits or self._requests >= REQUESTS_MAX or self._request_bytes > self._limits.connection_bytes_max
 
     def _handle(self, frame: Frame, size_bytes: int) -> None:
         if frame.is_answer:

@@ -341,17 +341,20 @@ class Pulls:
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
         """Answer a held pull; return False if it stays held, also while another thread reads for it."""
-        if pull.subscription.condition is None:
+        if pull.is_being_read:
+            return False
+        if pull.subscription.condition is None and not pull.request.connection.is_full:
             return self._try(pull, now_s, lambda: self._get_now(pull))
-        if not pull.is_being_read:
-            pull.is_being_read = True
-            self._tasks.begin(self._finish_later(pull))
+        pull.is_being_read = True
+        self._tasks.begin(self._finish_later(pull))
         return False
 
     async def _finish_later(self, pull: Pull) -> None:
-        """Answer a held pull with a condition, which takes long, in another thread."""
+        """Answer a held pull in another thread, once its client reads: one with a condition takes long."""
         async with pull.request.connection.far_reads:
             await pull.request.connection.may_write()
+            if not pull.request.is_open:
+                return
             coming = self._executor.run(self._get_now, pull)
             await asyncio.wait((coming,))
             pull.is_being_read = False

@@ -294,6 +294,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
                         await pulls.arrivals.check()
                 statuses.append(GetStatus.FOUND)
             else:
+                await asyncio.sleep(0)  # the read begins
                 request.connection.is_closed = True
                 await pulls.arrivals.check()
         while pulls._tasks:
@@ -358,6 +359,36 @@ def test_pulls_that_threads_read_for_wait_until_their_client_reads():
                 await executor.run(int)
         await asyncio.gather(*waiting, *pulls._tasks)
         assert await of_new_group == "new" and len(answers) == 40 and pulls.held == 0
+
+    with TurnExecutor(1, "test") as executor:
+        asyncio.run(whole(executor))
+
+
+def test_a_held_pull_is_read_once_its_client_reads():
+    """Otherwise messages that come at once in many queues end the connection of a client that reads."""
+    answers, read = [], []
+
+    class Reader(FailingReader):
+        def _get_records(self, *_):
+            read.append(threading.current_thread())
+            return super()._get_records(*_)
+
+    async def whole(executor):
+        pulls, asked, gone = Pulls(Reader(), OF_MASTER, None, None, executor), Asked(answers), Asked(answers)
+        for request in (asked, gone):
+            request.connection.pause_writing()
+            hold(pulls, Pull(request, "good", 1, 0, 32, subscription_of("good", "*", 0, None), 0))
+        pulls._reader.has_messages = True
+        for _ in range(3):
+            await pulls.arrivals.check()
+            await executor.run(int)
+        assert pulls.held == len(pulls._tasks) == 2 and not read and not answers
+        gone.connection.is_closed = True
+        for request in (asked, gone):
+            request.connection.resume_writing()
+        await asyncio.gather(*pulls._tasks)
+        await pulls.arrivals.check()
+        assert len(read) == len(answers) == 1 and pulls.held == 0
 
     with TurnExecutor(1, "test") as executor:
         asyncio.run(whole(executor))
